@@ -1,0 +1,32 @@
+"""Noisy tables for benchmarks: built-in profiles as a measurement would see them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envplan.profile import Profile
+
+
+def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Profile:
+    """The modelled A40 GPT-3 profile with seeded relative noise on every time and energy.
+
+    Stages beyond eight repeat the inner ones of the eight-stage profile; the last stays the last.
+    """
+    modelled = Profile.builtin(f"a40-gpt3-1.3b-{4 if num_stages <= 4 else 8}stage")
+    if num_stages > 4:
+        last = modelled.num_stages - 1
+        of = [min(s, 1 + (s - 1) % (last - 1)) for s in range(num_stages - 1)] + [last]
+    else:
+        of = [*range(num_stages - 1), 3]
+    rng = np.random.default_rng(seed)
+    rows = []
+    for stage, source in enumerate(of):
+        for instruction in ("forward", "backward"):
+            table = modelled.table(source, instruction)
+            for k in np.argsort(-table.frequency_mhz, kind="stable"):
+                time = table.time_ns[k] * 1e-9 * (1 + rng.normal(0, noise))
+                energy = table.energy_fj[k] * 1e-15 * (1 + rng.normal(0, noise))
+                rows.append(
+                    (stage, instruction, int(table.frequency_mhz[k]), round(time, 9), round(energy, 6))
+                )
+    return Profile.from_rows(rows, name=f"noisy-a40-{num_stages}stage")

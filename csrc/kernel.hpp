@@ -1,0 +1,189 @@
+// The exact parametric walk along a time-energy frontier.
+//
+// Problem. A directed acyclic network of events (nodes) and activities (arcs). Activity a may take
+// any duration d in [l_a, u_a] at a convex, decreasing, piecewise-linear cost c_a(d). For every T
+// find the least total cost such that the longest path from source to sink is at most T.
+//
+// Idea. The dual is a flow: activity a is a bundle of parallel arcs, and the flow value at T is
+// -dC/dT. Flow is sent along longest residual paths first; when no path of the current length T is
+// left, the minimum cut says which activities get faster and by how much until the next event.
+// (Fulkerson 1961, Kelley 1961, Phillips and Dessouky 1977.) Here that is a primal-dual walk that
+// never starts over: event times stay dual feasible, the flow of the last step stays feasible.
+//
+// Arithmetic is exact: times in ns, flow (marginal cost) in uW, cost in fJ = uW * ns. No epsilon.
+//
+// Curves. A curve is a run of levels j = 0..k with strictly decreasing durations D_0 = u, ...,
+// D_k = l and strictly increasing limits s_1, ..., s_k, kInfinite: the activity keeps duration D_j
+// while its flow lies strictly between limit[j-1] and limit[j], and may take any duration in
+// [D_j, D_(j-1)] when its flow equals limit[j-1]. A constant duration is a curve of one level.
+//
+// Contract: arrays are copied by the constructor and may be freed after it. Nothing is allocated
+// by step() but amortized growth of the record.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace envplan {
+
+using Time = std::int64_t;     // ns
+using Power = std::int64_t;    // uW
+using Energy = __int128;       // fJ
+using Index = std::int32_t;
+
+constexpr Power kInfinite = std::numeric_limits<Power>::max() / 2;
+constexpr Time kFar = std::numeric_limits<Time>::max() / 4;  // no sum of two of them overflows
+
+// Borrowed arrays that describe a network; sizes are given in parentheses.
+struct Network {
+  Index num_nodes;
+  Index num_arcs;
+  const Index* tail;           // (num_arcs)
+  const Index* head;           // (num_arcs)
+  const Index* curve;          // (num_arcs) index of the arc's curve
+  Index num_curves;
+  const Index* curve_begin;    // (num_curves + 1) first level of each curve
+  const Time* duration;        // (levels)
+  const Power* limit;          // (levels)
+  Index source;
+  Index sink;
+};
+
+class Walk {
+ public:
+  explicit Walk(const Network& net);
+
+  // Moves to the least total cost at flow value `total` without walking there: takes the flow in
+  // `guess` (num_arcs, the caller's numbering, non-negative) as far as complementary slackness
+  // allows and repairs what is left over. Exact whatever the guess; a good one makes it quick.
+  void start(const Power* guess, Power total);
+
+  // One event of the walk: find the nearest cut or path, lower T (never below `floor`), send flow.
+  // Returns false when T has reached max(floor, T_min).
+  bool step(Time floor);
+
+  Time time() const { return -nodes_[source_].y; }
+  Time min_time() const { return min_time_; }
+  Time max_time() const { return max_time_; }
+  Power flow() const { return flow_; }
+  Energy cost() const { return cost_; }
+  Index num_nodes() const { return static_cast<Index>(position_.size()); }
+  std::uint64_t touched() const { return touched_; }
+
+  // Event time of each node in the caller's numbering, source at 0. out: (num_nodes)
+  void event_times(Time* out) const;
+  // Event times that are just as optimal, with every event but source and sink as early (or as late)
+  // as the optimum allows. out: (num_nodes)
+  void extreme_event_times(bool latest, Time* out) const;
+  // Flow on each arc in the caller's numbering. out: (num_arcs)
+  void arc_flows(Power* out) const;
+
+  // A state that restore() returns to exactly.
+  struct Snapshot {
+    std::vector<Time> y;
+    std::vector<Power> flow;
+    Power total;
+    Energy cost;
+  };
+  Snapshot snapshot() const;
+  void restore(const Snapshot& s);
+
+ private:
+  struct Node {
+    Time y;             // event time relative to the sink (sink 0, source -T): far nodes never move
+    Time dist;          // slack distance from the source, valid where stamp is current
+    std::uint32_t stamp;
+    Index parent;       // arc that reached the node: a forward, ~a backward
+    Index out_begin;    // forward residual arcs: out_[out_begin, next node's out_begin)
+    Index in_begin;     // backward residual arcs: in_[in_begin, ...)
+  };
+  // What the search needs of an arc, apart from the rest so that a scan reads few cache lines.
+  struct Out {
+    Index head;
+    Time duration;      // of the level that takes the next unit of flow
+  };
+  struct In {
+    Index tail;
+    Index arc;
+    Time duration;      // of the level that holds the last unit of flow; kFar where there is none
+  };
+  struct Arc {
+    Index tail, head;
+    Index first_level, level;
+    Index in_slot;
+    Index original;
+    Power flow;
+  };
+
+  void number_nodes(const Network& net);
+  template <class IsTarget>
+  Index search(Index from, Time bound, IsTarget is_target);
+  void lower(Time by);
+  Power augment(Index from, Index to, Power most);
+  void set_flow(Index a, Power flow);
+  Power floor_of(const Arc& arc) const;
+  Time longest_path(bool fastest, std::vector<Time>* at) const;
+
+  void push(Time key, Index node);
+  Index pop(Time* key);
+
+  std::vector<Node> nodes_;        // num_nodes + 1: the last one only ends the adjacency
+  std::vector<Out> out_;           // arcs sorted by tail: out_[a] belongs to arcs_[a]
+  std::vector<In> in_;             // the same arcs sorted by head
+  std::vector<Arc> arcs_;
+  std::vector<Time> duration_;     // levels
+  std::vector<Power> limit_;
+  std::vector<Index> position_;    // caller's node -> ours
+  std::vector<Index> order_;       // ours -> caller's
+  std::vector<Index> near_;        // nodes settled by the last search, nearest first
+  std::vector<Index> stack_;
+  std::vector<std::pair<Time, Index>> heap_;
+  Index source_, sink_;
+  std::uint32_t stamp_ = 0;
+  Time min_time_ = 0, max_time_ = 0;
+  Power flow_ = 0;
+  Energy cost_ = 0;
+  std::uint64_t touched_ = 0;
+};
+
+// A walk with its record: every breakpoint of the frontier, and enough snapshots to return to any T.
+class Trace {
+ public:
+  // Records from the first breakpoint whose flow below it is more than `from_flow` (T_star where
+  // from_flow is the power that waiting draws; every breakpoint where it is -1).
+  Trace(const Walk& walk, Power from_flow) : walk_(walk), cursor_(walk), from_flow_(from_flow) {}
+
+  // Walks on until about `work` nodes have been touched. Returns false when T_min is reached.
+  bool run(std::uint64_t work);
+
+  const Walk& walk() const { return walk_; }
+  // Corners by descending time: at time[k] the cost above all-slowest is cost[k], and flow[k] is the
+  // slope -dC/dT just below it (at T_min, the last, there is nothing below).
+  const std::vector<Time>& times() const { return times_; }
+  const std::vector<Power>& flows() const { return flows_; }
+  const std::vector<Energy>& costs() const { return costs_; }
+
+  // The optimal state at any T between the last recorded corner and the first; no solving from zero.
+  // The reference is good until the next call.
+  const Walk& at(Time t);
+
+ private:
+  void record();
+
+  static constexpr std::size_t kMaxSnapshots = 256;
+  Walk walk_, cursor_;
+  Power from_flow_;
+  std::vector<Time> times_;
+  std::vector<Power> flows_;
+  std::vector<Energy> costs_;
+  std::vector<Walk::Snapshot> snapshots_;  // of corner 0, stride_, 2 stride_, ...
+  std::size_t stride_ = 1;
+};
+
+}  // namespace envplan

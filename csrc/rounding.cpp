@@ -1,0 +1,272 @@
+#include "rounding.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace envplan {
+
+namespace {
+
+using std::int32_t;
+using std::int64_t;
+using std::uint64_t;
+
+constexpr int32_t kWindow = 64;       // operations that one exchange looks at
+constexpr int32_t kExchangeDepth = 4;  // options by which an exchange speeds its operation up
+constexpr int kExchangePasses = 20;
+constexpr int32_t kReach = 8;          // options by which an annealing move shifts an operation
+constexpr int64_t kMovesPerTemperature = 256;
+constexpr double kCooling = 0.05;  // last temperature over first
+
+// Marsaglia's xorshift64*.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
+  uint64_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545F4914F6CDD1Dull;
+  }
+  int32_t below(int32_t n) { return static_cast<int32_t>((next() >> 32) * n >> 32); }
+  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
+
+ private:
+  uint64_t state_;
+};
+
+class Rounding {
+ public:
+  Rounding(const RoundingProblem& p, int32_t* choice)
+      : p_(p), choice_(choice), n_(p.num_operations), start_(n_), end_by_(n_), saved_(n_) {
+    const int32_t edges = p.pred_begin[n_];
+    succ_begin_.assign(n_ + 1, 0);
+    succ_.resize(edges);
+    succ_lag_.resize(edges);
+    for (int32_t e = 0; e < edges; ++e) ++succ_begin_[p.pred[e] + 1];
+    for (int32_t i = 0; i < n_; ++i) {
+      succ_begin_[i + 1] += succ_begin_[i];
+      most_preds_ = std::max(most_preds_, p.pred_begin[i + 1] - p.pred_begin[i]);
+    }
+    std::vector<int32_t> fill(succ_begin_.begin(), succ_begin_.end() - 1);
+    for (int32_t j = 0; j < n_; ++j) {
+      for (int32_t e = p.pred_begin[j]; e < p.pred_begin[j + 1]; ++e) {
+        const int32_t slot = fill[p.pred[e]]++;
+        succ_[slot] = j;
+        succ_lag_[slot] = p.pred_lag[e];
+      }
+    }
+  }
+
+  void diffuse() {
+    for (int32_t i = 0; i < n_; ++i) {
+      start_[i] = earliest_start(i);
+      choice_[i] = 0;
+      choice_[i] = cheapest_within(i, p_.finish[i] - start_[i]);
+    }
+  }
+
+  void exchange() {
+    fill_all();
+    for (int pass = 0; pass < kExchangePasses && exchange_pass(); ++pass) {
+    }
+  }
+
+  // `heat` is the first temperature in units of the mean cost between neighbouring options.
+  void anneal(int64_t moves, double heat, Random random) {
+    update_starts(0, n_);
+    double step = 0;
+    for (int32_t i = 0; i < n_; ++i) {
+      choice_[i] = cheapest_within(i, window_end(i, -1, 0) - start_[i]);
+      step += static_cast<double>(cost(i, std::max(choice_[i] - 1, 0)) - cost(i, choice_[i]));
+    }
+    std::vector<int32_t> pred_choice(most_preds_);
+    const double decay = std::pow(kCooling, static_cast<double>(kMovesPerTemperature) / moves);
+    double temperature = heat * step / n_;
+    for (int64_t m = 1; m <= moves; ++m) {
+      if (m % kMovesPerTemperature == 0) temperature *= decay;
+      move_start(random, temperature, pred_choice.data());
+    }
+  }
+
+  // Cost of the current choice relative to everything at its fastest; exact, and never near the
+  // integer range: it is a sum of differences that shrink the deadline's worth of energy.
+  __int128 total() const {
+    __int128 sum = 0;
+    for (int32_t i = 0; i < n_; ++i) sum += cost(i, choice_[i]) - cost(i, 0);
+    return sum;
+  }
+
+ private:
+  int32_t first_option(int32_t i) const { return p_.option_begin[p_.table[i]]; }
+  int32_t num_options(int32_t i) const { return p_.option_begin[p_.table[i] + 1] - first_option(i); }
+  int64_t time(int32_t i, int32_t c) const { return p_.time[first_option(i) + c]; }
+  int64_t cost(int32_t i, int32_t c) const { return p_.cost[first_option(i) + c]; }
+
+  int64_t earliest_start(int32_t i) const {
+    int64_t start = 0;
+    for (int32_t e = p_.pred_begin[i]; e < p_.pred_begin[i + 1]; ++e) {
+      const int32_t q = p_.pred[e];
+      start = std::max(start, start_[q] + time(q, choice_[q]) + p_.pred_lag[e]);
+    }
+    return start;
+  }
+
+  void update_starts(int32_t begin, int32_t end) {
+    for (int32_t i = begin; i < end; ++i) start_[i] = earliest_start(i);
+  }
+
+  void update_ends(int32_t begin, int32_t end) {
+    for (int32_t i = end - 1; i >= begin; --i) {
+      int64_t by = p_.deadline;
+      for (int32_t e = succ_begin_[i]; e < succ_begin_[i + 1]; ++e) {
+        const int32_t j = succ_[e];
+        by = std::min(by, end_by_[j] - time(j, choice_[j]) - succ_lag_[e]);
+      }
+      end_by_[i] = by;
+    }
+  }
+
+  // The slowest option, which is the cheapest, that takes at most `room`; the fastest if none does.
+  // Looks from the current choice, which is rarely far.
+  int32_t cheapest_within(int32_t i, int64_t room) const {
+    const int64_t* t = p_.time + first_option(i);
+    const int32_t size = num_options(i);
+    int32_t k = choice_[i];
+    while (k + 1 < size && t[k + 1] <= room) ++k;
+    while (k > 0 && t[k] > room) --k;
+    return k;
+  }
+
+  // Takes the best single slow-down within slack until none is left. Returns what it saved.
+  int64_t fill(int32_t begin, int32_t end) {
+    int64_t saved = 0;
+    for (;;) {
+      update_starts(begin, end);
+      update_ends(begin, end);
+      int64_t best = 0;
+      int32_t best_op = -1, best_choice = -1;
+      for (int32_t i = begin; i < end; ++i) {
+        const int32_t c = cheapest_within(i, end_by_[i] - start_[i]);
+        const int64_t gain = cost(i, choice_[i]) - cost(i, c);
+        if (gain > best) {
+          best = gain;
+          best_op = i;
+          best_choice = c;
+        }
+      }
+      if (best_op < 0) return saved;
+      choice_[best_op] = best_choice;
+      saved += best;
+    }
+  }
+
+  void fill_all() {
+    update_starts(0, n_);
+    update_ends(0, n_);
+    for (int32_t begin = 0;; begin += kWindow / 2) {
+      const int32_t end = std::min(n_, begin + kWindow);
+      fill(begin, end);
+      if (end == n_) return;
+    }
+  }
+
+  bool exchange_pass() {
+    update_starts(0, n_);
+    update_ends(0, n_);
+    bool any = false;
+    int32_t settled = 0;  // starts before this are up to date
+    for (int32_t i = 0; i < n_; ++i) {
+      const int32_t begin = std::max(0, i - kWindow / 2), end = std::min(n_, i + kWindow / 2);
+      update_starts(settled, begin);
+      settled = begin;
+      any |= exchange_around(i, begin, end);
+    }
+    return any;
+  }
+
+  bool exchange_around(int32_t i, int32_t begin, int32_t end) {
+    const int32_t before = choice_[i];
+    bool better = false;
+    std::copy(choice_ + begin, choice_ + end, saved_.begin() + begin);
+    for (int32_t d = 1; d <= kExchangeDepth && d <= before && !better; ++d) {
+      choice_[i] = before - d;
+      better = fill(begin, end) > cost(i, before - d) - cost(i, before);
+      if (!better) std::copy(saved_.begin() + begin, saved_.begin() + end, choice_ + begin);
+    }
+    update_starts(begin, end);
+    update_ends(begin, end);
+    return better;
+  }
+
+  // When i's window ends: the first of its successors' starts, with `moved` starting at `at`.
+  int64_t window_end(int32_t i, int32_t moved, int64_t at) const {
+    int64_t end = p_.deadline;
+    for (int32_t e = succ_begin_[i]; e < succ_begin_[i + 1]; ++e) {
+      const int32_t j = succ_[e];
+      end = std::min(end, (j == moved ? at : start_[j]) - succ_lag_[e]);
+    }
+    return end;
+  }
+
+  // Tries to move one start to where some option of its operation or of a predecessor fits exactly.
+  void move_start(Random& random, double temperature, int32_t* pred_choice) {
+    const int32_t j = random.below(n_);
+    const int32_t first = p_.pred_begin[j], last = p_.pred_begin[j + 1];
+    const int64_t end = window_end(j, -1, 0);
+    const int32_t edge = first + random.below(2 * (last - first) + 1);
+    const int32_t shift = random.below(2 * kReach + 1) - kReach;
+    const int32_t fitted = edge < last ? p_.pred[edge] : j;
+    const int32_t option = choice_[fitted] + shift;
+    if (option < 0 || option >= num_options(fitted)) return;
+    const int64_t to = edge < last ? start_[fitted] + time(fitted, option) + p_.pred_lag[edge]
+                                   : end - time(j, option);
+    if (to == start_[j] || to < 0 || end - to < time(j, 0)) return;
+    for (int32_t e = first; e < last; ++e) {
+      if (to - p_.pred_lag[e] - start_[p_.pred[e]] < time(p_.pred[e], 0)) return;
+    }
+    const int32_t own = cheapest_within(j, end - to);
+    int64_t change = cost(j, own) - cost(j, choice_[j]);
+    for (int32_t e = first; e < last; ++e) {
+      const int32_t i = p_.pred[e];
+      pred_choice[e - first] = cheapest_within(i, window_end(i, j, to) - start_[i]);
+      change += cost(i, pred_choice[e - first]) - cost(i, choice_[i]);
+    }
+    if (change > 0 && static_cast<double>(change) > -temperature * std::log(random.uniform())) return;
+    start_[j] = to;
+    choice_[j] = own;
+    for (int32_t e = first; e < last; ++e) choice_[p_.pred[e]] = pred_choice[e - first];
+  }
+
+  const RoundingProblem& p_;
+  int32_t* choice_;
+  int32_t n_;
+  int32_t most_preds_ = 0;
+  std::vector<int64_t> start_, end_by_;
+  std::vector<int32_t> saved_;
+  std::vector<int32_t> succ_begin_, succ_;
+  std::vector<int64_t> succ_lag_;
+};
+
+}  // namespace
+
+void round_to_options(const RoundingProblem& problem, int32_t* choice) {
+  Rounding rounding(problem, choice);
+  rounding.diffuse();
+  rounding.exchange();
+}
+
+bool improve_options(const RoundingProblem& problem, int64_t moves, double heat, uint64_t seed,
+                     int32_t* choice) {
+  Rounding rounding(problem, choice);
+  const __int128 before = rounding.total();
+  const std::vector<int32_t> best(choice, choice + problem.num_operations);
+  rounding.anneal(moves, heat, Random(seed));
+  rounding.exchange();
+  if (rounding.total() < before) return true;
+  std::copy(best.begin(), best.end(), choice);
+  return false;
+}
+
+}  // namespace envplan

@@ -1,0 +1,74 @@
+"""envplan takes the wasted joules out of pipeline-parallel training.
+
+    import envplan
+
+    profile = envplan.Profile.read_csv("profile.csv")
+    pipeline = envplan.Pipeline("1f1b", num_stages=4, num_microbatches=32)
+    frontier = envplan.trace_frontier(pipeline, profile)
+    plan = frontier.plan(slowdown=0.02)
+    plan.save("plan.json")
+
+Names are imported when first used, so that `import envplan` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from envplan.errors import EnvplanError, InputError, NoAnswerError
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier, trace_frontier
+    from envplan.pipeline import SCHEDULES, Operation, Pipeline
+    from envplan.plan import Plan, verify_plan
+    from envplan.profile import Profile, ProfileMetadata, builtin_profiles
+
+    __version__: str
+
+__all__ = [
+    "SCHEDULES",
+    "EnvplanError",
+    "Frontier",
+    "InputError",
+    "NoAnswerError",
+    "Operation",
+    "Pipeline",
+    "Plan",
+    "Profile",
+    "ProfileMetadata",
+    "__version__",
+    "builtin_profiles",
+    "trace_frontier",
+    "verify_plan",
+]
+
+_HOME = {
+    "Frontier": "envplan.frontier",
+    "trace_frontier": "envplan.frontier",
+    "SCHEDULES": "envplan.pipeline",
+    "Operation": "envplan.pipeline",
+    "Pipeline": "envplan.pipeline",
+    "Plan": "envplan.plan",
+    "verify_plan": "envplan.plan",
+    "Profile": "envplan.profile",
+    "ProfileMetadata": "envplan.profile",
+    "builtin_profiles": "envplan.profile",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version("envplan")
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'envplan' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

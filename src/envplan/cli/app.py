@@ -1,0 +1,111 @@
+"""The `envplan` command: its subcommands, and where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from envplan.cli.check import check
+from envplan.cli.frontier import FrontierCommand, frontier
+from envplan.cli.profiles import profiles
+from envplan.cli.solve import solve
+from envplan.errors import EnvplanError
+
+app = typer.Typer(
+    name="envplan",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(cls=FrontierCommand)(frontier)
+app.command()(solve)
+app.command()(profiles)
+app.command()(check)
+
+# Releases of typer differ in whether click is inside it or beside it; its errors derive from one
+# class either way.
+_UsageError: type[Any] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+_INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from envplan import __version__
+
+        typer.echo(f"envplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def envplan(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
+        ),
+    ] = False,
+) -> None:
+    """Take the wasted joules out of pipeline-parallel training.
+
+    A profile of the stages becomes the exact frontier of iteration time against energy, and a point
+    on it becomes a plan: one frequency for every operation.
+
+    \b
+    Example:
+      envplan profiles
+      envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot
+      envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1
+      envplan check plan.json
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 no answer, 2 bad input or usage, 130 interrupted.
+
+    Args:
+        arguments: what follows `envplan`; default: the process's own.
+    """
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = app(None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+    except EnvplanError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has left. Point it nowhere, or the exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except _UsageError as error:
+        return _fail(error.format_message(), 2)
+    if code == _INTERRUPTED:
+        return _fail("interrupted", _INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    """One line on stderr, whatever characters are in the message."""
+    line = re.sub(r"\s*[\r\n]\s*", " ", message.strip())
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    print(f"envplan: error: {safe}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""`envplan check`: what a file is, and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envplan.cli.inputs import JsonOption, QuietOption
+from envplan.errors import EnvplanError, InputError
+
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+
+_Progress = Callable[[int, int], None]
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile, plan, DAG or frontier.")],
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="The profile a plan or frontier was made from, if it has moved."
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Check a plan though its profile has changed since."),
+    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check any file of envplan and say what was proved. Exits with 2 if it does not hold.
+
+    A plan is replayed, priced again from its profile, and its lower bound is proved anew.
+
+    \b
+    Example:
+      envplan check plan.json
+      envplan check profile.csv
+    """
+    from envplan.cli.output import print_json, progress_bar, say
+
+    with progress_bar("Tracing the frontier again", quiet=quiet) as progress:
+        kind, proved = _check(file, profile, force, progress)
+    if json:
+        print_json({"file": str(file), "kind": kind, "proved": proved})
+    elif not quiet:
+        say(f"{file}: {kind}, holds")
+        for line in proved:
+            say(f"  {line}")
+
+
+def _check(
+    file: Path, profile: str | None, force: bool, progress: _Progress | None
+) -> tuple[str, list[str]]:
+    """What the file is and what was proved of it, by its content."""
+    head = _head(file)
+    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        if head.lstrip(b"\xef\xbb\xbf").startswith(b"iteration_time_s"):
+            return "frontier", _check_frontier_csv(file)
+        return "profile", _check_profile(file)
+
+    from envplan.pipeline.formats import DAG_SCHEMA, shown
+    from envplan.plan import PLAN_SCHEMA, read_json
+
+    document = read_json(file)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema == PLAN_SCHEMA:
+        return "plan", _check_plan(document, file, profile, force, progress)
+    if schema == DAG_SCHEMA:
+        return "DAG", _check_dag(file)
+    if schema == "envplan/frontier/v1":
+        return "frontier", _check_frontier(document, file, profile, force, progress)
+    raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
+
+
+def _head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(4096)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot be read ({reason})", path=file) from None
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors from within name the file that is being checked, unless they name another."""
+    try:
+        yield
+    except EnvplanError as error:
+        if isinstance(error, InputError) and error.path is not None:
+            raise
+        raise InputError(str(error), path=file) from error
+
+
+def _check_profile(file: Path) -> list[str]:
+    from envplan.cli.output import describe_profile, significant
+    from envplan.profile import Profile
+
+    profile = Profile.read_csv(file)
+    tables = [
+        profile.table(stage, name)
+        for stage in range(profile.num_stages)
+        for name in profile.instructions
+        if profile.has(stage, name)
+    ]
+    clocks = sorted({int(mhz) for table in tables for mhz in table.frequency_mhz})
+    powers = profile.blocking_power_w
+    waiting = (
+        "blocking power " + ", ".join(significant(power, 3) for power in powers) + " W by stage"
+        if powers
+        else "no blocking rows: --blocking-power or 70 W will be used"
+    )
+    return [
+        f"{describe_profile(profile)}: {profile.num_stages} stages with "
+        f"{', '.join(profile.instructions)}",
+        f"{sum(map(len, tables))} options between {clocks[0]} and {clocks[-1]} MHz, all times and "
+        "energies in range, no duplicates, no gaps",
+        waiting,
+    ]
+
+
+def _check_plan(
+    document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
+) -> list[str]:
+    from envplan.plan import Plan, find_profile, verify_plan
+
+    plan = Plan.from_document(document, path=file)
+    source = _named_profile(profile) or find_profile(plan.profile, file)
+    with _naming(file):
+        return verify_plan(plan, source, force=force, progress=progress)
+
+
+def _named_profile(name: str | None) -> Profile | None:
+    from envplan.profile import Profile
+
+    return None if name is None else Profile.open(name)
+
+
+def _check_dag(file: Path) -> list[str]:
+    from envplan.pipeline import Pipeline
+
+    pipeline = Pipeline.from_dag_file(file)
+    return [
+        f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, no gaps",
+        f"{len(pipeline.succ)} dependencies, stage order included, without a cycle",
+        "all operations are connected",
+    ]
+
+
+def _check_frontier_csv(file: Path) -> list[str]:
+    from envplan.cli.frontier_file import check_rows, read_rows
+
+    return check_rows(read_rows(file), file)
+
+
+def _check_frontier(
+    document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
+) -> list[str]:
+    from envplan.cli.frontier_file import FrontierFile, check_curve, check_rows
+    from envplan.plan import check_reference, find_profile, trace_job
+
+    frontier = FrontierFile.from_document(document, file)
+    source = _named_profile(profile) or find_profile(frontier.profile, file)
+    with _naming(file):
+        proved = [check_reference(frontier.profile, source, force)]
+        traced = trace_job(frontier.job, source, progress)
+    proved += check_rows(frontier.plans, file)
+    return proved + check_curve(frontier, traced, file)

@@ -1,0 +1,212 @@
+"""`envplan frontier`: the whole curve of iteration time against energy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from envplan.cli.inputs import (
+    DEFAULT_PROFILE,
+    BlockingPowerOption,
+    ChunksOption,
+    DagOption,
+    GpusOption,
+    JobOptions,
+    JsonOption,
+    LatencyOption,
+    MicrobatchesOption,
+    ProfileArgument,
+    QuietOption,
+    ReplicasOption,
+    ScheduleOption,
+    at_least,
+    refuse_overwriting,
+)
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+
+_DEFAULT_PLOT = "frontier.png"
+_PLOT_TYPES = (".png", ".svg", ".pdf")
+_OUTPUT_TYPES = (".csv", ".json")
+_TABLE_PLANS = 9
+
+
+class FrontierCommand(TyperCommand):
+    """The command, with a `--plot` that may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, name_bare_plot(args))
+
+
+def name_bare_plot(arguments: list[str]) -> list[str]:
+    """Give a `--plot` that no file name follows its default one."""
+    named = []
+    for argument, following in pairwise([*arguments, "--"]):
+        bare = argument == "--plot" and following.startswith("-")
+        named.append(f"--plot={_DEFAULT_PLOT}" if bare else argument)
+    return named
+
+
+def frontier(
+    profile: ProfileArgument = DEFAULT_PROFILE,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = None,
+    chunks: ChunksOption = None,
+    p2p_latency: LatencyOption = None,
+    dag: DagOption = None,
+    blocking_power: BlockingPowerOption = None,
+    gpus_per_stage: GpusOption = 1,
+    replicas: ReplicasOption = 1,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help=f"Draw the frontier, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the plans and the curve: .csv or .json."
+        ),
+    ] = None,
+    plans: Annotated[
+        int,
+        typer.Option(metavar="N", help="Plans along the frontier in the output."),
+    ] = 33,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Trace the exact frontier of iteration time against energy.
+
+    From T_min, the least time possible, to T_star, where the energy is least.
+
+    \b
+    Example:
+      envplan frontier --plot
+      envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
+    """
+    job = JobOptions(
+        profile,
+        microbatches,
+        schedule,
+        chunks,
+        p2p_latency,
+        dag,
+        blocking_power,
+        gpus_per_stage,
+        replicas,
+    )
+    at_least(plans, "--plans", 2)
+    _check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    _check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
+    traced = job.trace(quiet=quiet)
+    refuse_overwriting(traced.profile, plot, output)
+    along = distinct(traced.sample_plans(plans))
+    if output is not None:
+        _write(traced, along, output)
+    if plot is not None:
+        from envplan.plotting.frontier import plot_frontier
+
+        plot_frontier(traced, along, plot)
+    if json:
+        _print_json(traced, along)
+    elif not quiet:
+        _print(traced, along, [path for path in (output, plot) if path])
+
+
+def _check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
+    if path is not None and path.suffix.lower() not in types:
+        raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
+
+
+def distinct(plans: list[Plan]) -> list[Plan]:
+    """The plans without those that another one beats or equals in both time and energy."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda p: (p.iteration_time, p.energy)):
+        if not kept or plan.energy < kept[-1].energy:
+            kept.append(plan)
+    return kept
+
+
+def _write(traced: Frontier, plans: list[Plan], path: Path) -> None:
+    from envplan.cli.frontier_file import FrontierFile
+
+    document = FrontierFile.of(traced, plans)
+    if path.suffix.lower() == ".csv":
+        document.save_csv(path)
+    else:
+        document.save_json(path)
+
+
+def _print_json(traced: Frontier, plans: list[Plan]) -> None:
+    from envplan.cli.frontier_file import FrontierFile
+    from envplan.cli.output import say
+
+    say(FrontierFile.of(traced, plans).to_json().rstrip())
+
+
+def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
+    from envplan.cli.output import describe_job, exact_seconds, print_table, say
+
+    modelled = ", modelled" if traced.profile.metadata.source == "modelled" else ""
+    say(describe_job(traced))
+    print_table(
+        f"One iteration, all GPUs{modelled}",
+        ("", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)", "power (W)"),
+        _rows(traced, plans),
+    )
+    say(
+        f"T_min {exact_seconds(traced.min_time)} s, "
+        f"T_star {exact_seconds(traced.min_energy_time)} s"
+    )
+    say(_verdict(plans) + (" (modelled)" if modelled else ""))
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:
+    from envplan.cli.output import column, signed_percent
+
+    baseline = plans[0].predicted.baseline
+    shown = evenly(plans, _TABLE_PLANS)
+    names = ["max frequency", *[""] * len(shown)]
+    names[1] = "T_min plan"
+    if len(shown) > 1:
+        names[-1] = "T_star plan"
+    least = traced.energy_at(baseline.iteration_time_s)
+    baseline_gap = baseline.energy_j / least - 1 if least else 0.0
+    columns = [
+        names,
+        column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
+        [signed_percent(0), *(signed_percent(p.predicted.slowdown_percent) for p in shown)],
+        column([baseline.energy_j, *(p.energy for p in shown)], 5),
+        ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
+        [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
+        column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def evenly(plans: list[Plan], count: int) -> list[Plan]:
+    """At most `count` of the plans, evenly spread, the first and the last among them."""
+    if len(plans) <= count:
+        return plans
+    return [plans[k * (len(plans) - 1) // (count - 1)] for k in range(count)]
+
+
+def _verdict(plans: list[Plan]) -> str:
+    free = [p for p in plans if p.predicted.slowdown_percent <= 0]
+    at_no_slowdown = max((p.predicted.savings_percent for p in free), default=0.0)
+    most = max(plans, key=lambda p: p.predicted.savings_percent).predicted
+    verdict = f"maximum frequency is wasting up to {at_no_slowdown:.1f}% at no slowdown"
+    if most.slowdown_percent > 0:
+        verdict += f", {most.savings_percent:.1f}% at {most.slowdown_percent:.1f}% slowdown"
+    return verdict

@@ -1,0 +1,223 @@
+"""Options that several commands share, and what they make: a profile, a pipeline, a frontier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.pipeline import Pipeline
+    from envplan.profile import Profile
+
+DEFAULT_PROFILE = "profile.csv"
+
+ProfileArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[PROFILE]",
+        help="Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
+    ),
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatches",
+        "-m",
+        metavar="M",
+        help="Microbatches per iteration; default: what the profile's sidecar says.",
+    ),
+]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="1f1b, gpipe or interleaved; default: what the profile's sidecar says, else 1f1b.",
+    ),
+]
+ChunksOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="V",
+        help="Model chunks per pipeline stage, for interleaved; the profile has a stage for each.",
+    ),
+]
+LatencyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--p2p-latency", metavar="S", help="Seconds a transfer between stages takes; default 0."
+    ),
+]
+DagOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dag", metavar="FILE", help="Run the operations of this DAG file instead of a schedule."
+    ),
+]
+BlockingPowerOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="W",
+        help="Power of a GPU that waits; default: the profile's blocking rows, else 70.",
+    ),
+]
+GpusOption = Annotated[
+    int,
+    typer.Option("--gpus-per-stage", metavar="N", help="GPUs that run each stage together."),
+]
+ReplicasOption = Annotated[
+    int, typer.Option(metavar="N", help="Data-parallel replicas of the pipeline.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors; files are still written.")
+]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What the options of a command say about the job, as given."""
+
+    profile: str
+    microbatches: int | None
+    schedule: str | None
+    chunks: int | None
+    p2p_latency: float | None
+    dag: Path | None
+    blocking_power: float | None
+    gpus_per_stage: int
+    replicas: int
+
+    def load(self) -> tuple[Profile, Pipeline]:
+        """The profile and the pipeline.
+
+        Raises:
+            InputError: there is no such profile or pipeline, or options contradict each other.
+        """
+        if self.blocking_power is not None:
+            finite(self.blocking_power, "--blocking-power")
+        for option, count in (
+            ("--microbatches", self.microbatches),
+            ("--chunks", self.chunks),
+            ("--gpus-per-stage", self.gpus_per_stage),
+            ("--replicas", self.replicas),
+        ):
+            if count is not None:
+                at_least(count, option, 1)
+        profile = open_profile(self.profile)
+        return profile, (self._from_dag() if self.dag else self._from_schedule(profile))
+
+    def trace(self, *, quiet: bool) -> Frontier:
+        """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Raises:
+            InputError: as for load, or the profile does not fit the pipeline.
+        """
+        profile, pipeline = self.load()
+        from envplan.cli.output import progress_bar
+        from envplan.frontier import trace_frontier
+
+        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+            return trace_frontier(
+                pipeline,
+                profile,
+                blocking_power=self.blocking_power,
+                gpus_per_stage=self.gpus_per_stage,
+                replicas=self.replicas,
+                progress=progress,
+            )
+
+    def _from_dag(self) -> Pipeline:
+        from envplan.pipeline import Pipeline
+
+        scheduling = {
+            "--schedule": self.schedule,
+            "--microbatches": self.microbatches,
+            "--chunks": self.chunks,
+            "--p2p-latency": self.p2p_latency,
+        }
+        for option, value in scheduling.items():
+            if value is not None:
+                raise InputError(f"--dag and {option} exclude each other; the DAG file says it all")
+        assert self.dag is not None
+        return Pipeline.from_dag_file(self.dag)
+
+    def _from_schedule(self, profile: Profile) -> Pipeline:
+        from envplan.pipeline import Pipeline
+
+        chunks = self.chunks or 1
+        if profile.num_stages % chunks:
+            raise InputError(
+                f"--chunks {chunks} does not divide the {profile.num_stages} stages of profile "
+                f"{profile.name}"
+            )
+        microbatches = self.microbatches or profile.metadata.num_microbatches
+        if microbatches is None:
+            raise InputError(
+                "how many microbatches has an iteration? Give --microbatches M (profile "
+                f"{profile.name} does not say)"
+            )
+        usual = "interleaved" if chunks > 1 else "1f1b"
+        return Pipeline(
+            self.schedule or profile.metadata.schedule or usual,
+            num_stages=profile.num_stages // chunks,
+            num_microbatches=microbatches,
+            num_chunks=chunks,
+            p2p_latency=self.p2p_latency or 0.0,
+        )
+
+
+def open_profile(path_or_name: str) -> Profile:
+    """The profile at a path or of a built-in name.
+
+    Raises:
+        InputError: there is none; says how to come by one.
+    """
+    from envplan.profile import Profile
+
+    if path_or_name == DEFAULT_PROFILE and not Path(DEFAULT_PROFILE).exists():
+        raise InputError(
+            "no such file here; give the path of a profile, or the name of a built-in one "
+            "(`envplan profiles` lists them)",
+            path=DEFAULT_PROFILE,
+        )
+    return Profile.open(path_or_name)
+
+
+def at_least(count: int, option: str, least: int) -> int:
+    """`count`, which an option gave.
+
+    Raises:
+        InputError: it is below `least`.
+    """
+    if count < least:
+        raise InputError(f"{option} must be at least {least}, not {count}")
+    return count
+
+
+def finite(value: float, option: str, *, least: float = 0.0) -> float:
+    """`value`, which an option gave.
+
+    Raises:
+        InputError: it is not finite or below `least`.
+    """
+    if not math.isfinite(value) or value < least:
+        raise InputError(f"{option} must be a number from {least:g} up, not {value:g}")
+    return value
+
+
+def refuse_overwriting(profile: Profile, *outputs: Path | None) -> None:
+    """Keep a slip of the hand from replacing the profile by what is made from it.
+
+    Raises:
+        InputError: an output is the profile's own file.
+    """
+    for output in outputs:
+        if output and profile.path and output.exists() and output.samefile(profile.path):
+            raise InputError("is the profile itself; choose another output file", path=output)

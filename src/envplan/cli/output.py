@@ -1,0 +1,174 @@
+"""How commands show numbers, tables and progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.profile import Profile
+
+_PATIENCE_S = 1.0
+
+
+def exact_seconds(seconds: float) -> str:
+    """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
+    text = f"{seconds:.9f}".rstrip("0")
+    return text.removesuffix(".")
+
+
+def significant(value: float, digits: int) -> str:
+    """A number in fixed notation with about so many significant digits."""
+    return f"{value:.{_decimals(value, digits)}f}"
+
+
+def column(values: Sequence[float], digits: int) -> list[str]:
+    """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
+    decimals = _decimals(max(map(abs, values)), digits)
+    return [f"{value:.{decimals}f}" for value in values]
+
+
+def signed_percent(percent: float) -> str:
+    """A change in percent; one that rounds to nothing has no sign."""
+    text = f"{percent:+.2f}"
+    return text[1:] if float(text) == 0 else text
+
+
+def _decimals(value: float, digits: int) -> int:
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
+
+
+def print_json(document: object) -> None:
+    """A JSON document on stdout."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_table(
+    title: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: int = 1,
+    wrap: Sequence[str] = (),
+) -> None:
+    """A table on stdout.
+
+    Args:
+        words: this many columns, the first ones, are text and stand left; all others are numbers.
+        wrap: headers of the columns whose cells may take several lines.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for k, header in enumerate(headers):
+        table.add_column(
+            Text(header),
+            justify="left" if k < words else "right",
+            no_wrap=header not in wrap,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    # A table cut to the width of a terminal is useless in a file.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
+
+
+def say(line: str) -> None:
+    """A line on stdout."""
+    typer.echo(line)
+
+
+def describe_job(frontier: Frontier) -> str:
+    """One or two lines that say what numbers below them are about."""
+    pipeline, profile = frontier.pipeline, frontier.profile
+    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
+    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
+    powers = sorted({significant(power, 3) for power in frontier.blocking_power_w}, key=float)
+    source = {
+        "profile": "from the profile",
+        "argument": "as given",
+        "default": "default, the profile does not say; --blocking-power sets it",
+    }[frontier.blocking_power_source]
+    return (
+        f"{describe_profile(profile)}; {pipeline.schedule}, {pipeline.num_stages} stages{chunks}, "
+        f"{pipeline.num_microbatches} microbatches, {gpus} GPUs\n"
+        f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
+    )
+
+
+def describe_profile(profile: Profile) -> str:
+    """A profile's name, its GPU and whether it was measured or modelled."""
+    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
+    return profile.name + (f" ({', '.join(known)})" if known else "")
+
+
+@contextmanager
+def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for trace_frontier that draws a bar on a terminal once a second has passed.
+
+    Yields:
+        The callback (time now, T_min), or None where nobody would see the bar.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(task)
+    try:
+        yield bar.update
+    finally:
+        bar.stop()
+
+
+class _Bar:
+    """A rich progress bar that is imported and drawn only when it is late enough."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._begin = time.monotonic()
+        self._first: int | None = None
+        self._bar: Callable[[float], None] | None = None
+        self.stop: Callable[[], None] = lambda: None
+
+    def update(self, now_ns: int, min_ns: int) -> None:
+        if self._first is None:
+            self._first = now_ns
+        if self._bar is None:
+            if time.monotonic() - self._begin < _PATIENCE_S:
+                return
+            self._show()
+        assert self._bar is not None
+        self._bar((self._first - now_ns) / max(1, self._first - min_ns))
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        task = bar.add_task(self._task, total=1.0)
+        bar.start()
+        self._bar = lambda fraction: bar.update(task, completed=fraction)
+        self.stop = bar.stop

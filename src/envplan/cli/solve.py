@@ -1,0 +1,250 @@
+"""`envplan solve`: one plan for one target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from envplan.cli.inputs import (
+    DEFAULT_PROFILE,
+    BlockingPowerOption,
+    ChunksOption,
+    DagOption,
+    GpusOption,
+    JobOptions,
+    JsonOption,
+    LatencyOption,
+    MicrobatchesOption,
+    ProfileArgument,
+    QuietOption,
+    ReplicasOption,
+    ScheduleOption,
+    finite,
+    refuse_overwriting,
+)
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+
+_STRAGGLER = "--straggler-time"
+
+
+def solve(
+    profile: ProfileArgument = DEFAULT_PROFILE,
+    target_time: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Least energy with an iteration of at most S seconds."),
+    ] = None,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(metavar="PCT", help="Least energy at most PCT percent above T_min."),
+    ] = None,
+    min_energy: Annotated[
+        bool, typer.Option("--min-energy", help="Least energy of all, at T_star.")
+    ] = False,
+    energy_budget: Annotated[
+        float | None,
+        typer.Option(metavar="J", help="Shortest iteration of at most J joules over all GPUs."),
+    ] = None,
+    power_cap: Annotated[
+        float | None,
+        typer.Option(metavar="W", help="Shortest iteration of at most W watts over all GPUs."),
+    ] = None,
+    straggler_time: Annotated[
+        float | None,
+        typer.Option(
+            _STRAGGLER,
+            metavar="S",
+            help="Some replica takes S seconds anyway: use what time that leaves, up to T_star.",
+        ),
+    ] = None,
+    polish: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Time to spend on improving the plan with CP-SAT."),
+    ] = 0.0,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = None,
+    chunks: ChunksOption = None,
+    p2p_latency: LatencyOption = None,
+    dag: DagOption = None,
+    blocking_power: BlockingPowerOption = None,
+    gpus_per_stage: GpusOption = 1,
+    replicas: ReplicasOption = 1,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes.")
+    ] = Path("plan.json"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Choose a frequency for every operation and write the plan.
+
+    Without a target: no slowdown, the least energy at T_min.
+
+    \b
+    Example:
+      envplan solve --target-time 14.2
+      envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
+    """
+    job = JobOptions(
+        profile,
+        microbatches,
+        schedule,
+        chunks,
+        p2p_latency,
+        dag,
+        blocking_power,
+        gpus_per_stage,
+        replicas,
+    )
+    targets: dict[str, float | None] = {
+        "--target-time": target_time,
+        "--slowdown": slowdown,
+        "--min-energy": 0.0 if min_energy else None,
+        "--energy-budget": energy_budget,
+        "--power-cap": power_cap,
+    }
+    option, value = _only_target(targets, straggler_time)
+    finite(polish, "--polish")
+
+    frontier = job.trace(quiet=quiet)
+    refuse_overwriting(frontier.profile, output)
+    plan = _solve(frontier, option, value, straggler_time, polish)
+    plan.save(output)
+    if json:
+        _print_json(frontier, plan, output)
+    elif not quiet:
+        _print(frontier, plan, output)
+
+
+def _only_target(
+    targets: dict[str, float | None], straggler_time: float | None
+) -> tuple[str | None, float]:
+    """The one target given and its number; (None, 0) without any.
+
+    Raises:
+        InputError: two exclude each other, or a number is out of range.
+    """
+    given = [option for option, value in targets.items() if value is not None]
+    timeless = ("--min-energy", "--energy-budget", "--power-cap")
+    if straggler_time is not None:
+        finite(straggler_time, _STRAGGLER)
+        given += [_STRAGGLER] if set(given) & set(timeless) else []
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+    if not given:
+        return None, 0.0
+    return given[0], finite(targets[given[0]] or 0.0, given[0])
+
+
+def _solve(
+    frontier: Frontier,
+    option: str | None,
+    value: float,
+    straggler_time: float | None,
+    polish: float,
+) -> Plan:
+    match option:
+        case "--min-energy":
+            return frontier.min_energy_plan(polish=polish)
+        case "--energy-budget":
+            return frontier.plan_for_energy_budget(value, polish=polish)
+        case "--power-cap":
+            return frontier.plan_for_power_cap(value, polish=polish)
+    asked = {"--target-time": value, "--slowdown": frontier.min_time * (1 + value / 100)}
+    deadline = asked.get(option or "", frontier.min_time)
+    if straggler_time is not None and straggler_time > deadline >= frontier.min_time:
+        plan = frontier.plan(target_time=straggler_time, polish=polish)
+    elif option == "--target-time":
+        plan = frontier.plan(target_time=value, polish=polish)
+    elif option == "--slowdown":
+        plan = frontier.plan(slowdown=value / 100, polish=polish)
+    else:
+        plan = frontier.plan(polish=polish)
+    return plan if straggler_time is None else plan.with_straggler(straggler_time)
+
+
+def _notes(frontier: Frontier, plan: Plan) -> list[str]:
+    """What a user should know about how the target was met."""
+    from envplan.cli.output import exact_seconds, significant
+
+    notes = []
+    target, star = plan.target, frontier.min_energy_time
+    if target.time_s is not None and target.time_s > star:
+        notes.append(
+            f"{exact_seconds(target.time_s)} s is beyond T_star, {exact_seconds(star)} s: going "
+            "slower than that would cost energy as well as time, so this is the T_star plan"
+        )
+    straggler = target.straggler_time_s
+    if straggler is not None and straggler <= plan.iteration_time:
+        notes.append("the straggler is not slower than this plan, so it leaves no time to use")
+    elif straggler is not None:
+        notes.append(
+            f"waiting for the straggler until {exact_seconds(straggler)} s takes another "
+            f"{significant(plan.waiting_energy(straggler), 5)} J"
+        )
+    return notes
+
+
+def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
+    from envplan.cli.output import describe_job, exact_seconds, print_table, say
+
+    say(describe_job(frontier))
+    modelled = ", modelled" if plan.profile.source == "modelled" else ""
+    print_table(
+        f"One iteration, all GPUs{modelled}",
+        ("", "max frequency", "plan", "change (%)"),
+        _rows(plan),
+    )
+    for note in _notes(frontier, plan):
+        say(note)
+    say(
+        f"T_min {exact_seconds(frontier.min_time)} s, "
+        f"T_star {exact_seconds(frontier.min_energy_time)} s"
+    )
+    say(f"wrote {output}")
+
+
+def _rows(plan: Plan) -> list[list[str]]:
+    from envplan.cli.output import column, signed_percent
+
+    before, after = plan.predicted.baseline, plan.predicted
+    rows = []
+    for name, digits, old, new in (
+        ("iteration time (s)", 6, before.iteration_time_s, after.iteration_time_s),
+        ("energy (J)", 5, before.energy_j, after.energy_j),
+        *_straggler_row(plan),
+        ("average power (W)", 4, before.average_power_w, after.average_power_w),
+    ):
+        change = signed_percent(100 * (new / old - 1)) if old else "-"
+        rows.append([name, *column([old, new], digits), change])
+    return [*rows, ["certified gap (%)", "", f"{100 * after.gap:.3f}", ""]]
+
+
+def _straggler_row(plan: Plan) -> list[tuple[str, int, float, float]]:
+    """Energy until the straggler ends, before and after, where there is one to wait for."""
+    straggler = plan.target.straggler_time_s
+    if straggler is None or straggler <= plan.iteration_time:
+        return []
+    before = plan.predicted.baseline
+    waiting = plan.waiting_energy(straggler)
+    old = before.energy_j + plan.waiting_energy(straggler, since=before.iteration_time_s)
+    return [("energy with waiting (J)", 5, old, plan.energy + waiting)]
+
+
+def _print_json(frontier: Frontier, plan: Plan, output: Path) -> None:
+    from envplan.cli.output import print_json
+
+    head = plan.model_dump(by_alias=True, exclude_none=True, exclude={"stages", "schema_id"})
+    head["job"].pop("dag", None)
+    summary: dict[str, Any] = {
+        "plan": str(output),
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "notes": _notes(frontier, plan),
+        **head,
+    }
+    print_json(summary)

@@ -1,0 +1,1 @@
+"""GPUs: how fast they compute and what they draw at each clock."""

@@ -1,0 +1,52 @@
+"""Everything envplan raises on purpose.
+
+EnvplanError                 exit code 2
+ ├─ InputError               a file, table or argument is wrong; says where
+ └─ NoAnswerError            the question is well put but has no answer; exit code 1
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class EnvplanError(Exception):
+    """Base class: one line for the user, and the exit code the CLI returns for it."""
+
+    exit_code = 2
+
+
+class InputError(EnvplanError):
+    """Input that cannot be used.
+
+    Args:
+        message: what is wrong and what to do about it, in one line.
+        path: the file it is about.
+        line: 1-based line in that file.
+        column: the name of a column or field, or a 1-based column number.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        line: int | None = None,
+        column: str | int | None = None,
+    ) -> None:
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.line = line
+        self.column = column
+        where = self.path or ""
+        if line is not None:
+            where += f":{line}" if where else f"line {line}"
+        if column is not None:
+            where += f", column {column}" if where else f"column {column}"
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class NoAnswerError(EnvplanError):
+    """No plan can do what was asked; the message states the nearest that can be done."""
+
+    exit_code = 1

@@ -1,0 +1,119 @@
+"""The activity network of a pipeline: what the kernel walks on.
+
+Events are nodes, operations are arcs between their begin (2 i) and end (2 i + 1), precedences are
+arcs of constant duration from an end to a begin, and a source and a sink hold it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan import _kernel
+from envplan.pipeline import Pipeline
+from envplan.profile import CostCurve, Profile, cost_curve
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Arrays of the activity network of N operations and E precedences.
+
+    Attributes:
+        num_nodes: 2 N + 2; the source is 2 N, the sink 2 N + 1.
+        tail, head: int32 (arcs,); the first N arcs are the operations, the next E the precedences.
+        curve: int32 (arcs,), the curve of each arc, an index into curve_begin.
+        curve_begin: int32 (curves + 1,), first level of each curve.
+        duration: int64 (levels,), ns, descending within a curve.
+        limit: int64 (levels,), uW, ascending within a curve.
+        cost_curves: the curves of the operations; curve c of the arrays is cost_curves[c].
+        base_cost_fj: sum of all operations' costs at their slowest, fJ.
+    """
+
+    num_nodes: int
+    tail: NDArray[np.int32]
+    head: NDArray[np.int32]
+    curve: NDArray[np.int32]
+    curve_begin: NDArray[np.int32]
+    duration: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    cost_curves: tuple[CostCurve, ...]
+    base_cost_fj: int
+
+    def trace(self) -> _kernel.Trace:
+        """A kernel trace over this network, not yet started.
+
+        Raises:
+            ValueError: numbers outgrow the kernel's integer range.
+        """
+        return _kernel.Trace(
+            self.num_nodes,
+            self.tail,
+            self.head,
+            self.curve,
+            self.curve_begin,
+            self.duration,
+            self.limit,
+            self.num_nodes - 2,
+            self.num_nodes - 1,
+        )
+
+
+def build_network(
+    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
+) -> Network:
+    """The activity network of a pipeline timed by a profile.
+
+    Args:
+        blocking_power_uw: power of a waiting GPU on each pipeline stage, (num_stages,), uW.
+
+    Raises:
+        InputError: the profile lacks an operation of the pipeline, or numbers outgrow 64 bits.
+    """
+    count = len(pipeline.operations)
+    source, sink = 2 * count, 2 * count + 1
+    curve_of: dict[tuple[int, str, int], int] = {}
+    curve = np.empty(count, np.int32)
+    for i, op in enumerate(pipeline.operations):
+        key = (op.profile_stage, op.instruction, blocking_power_uw[op.stage])
+        curve[i] = curve_of.setdefault(key, len(curve_of))
+    cost_curves = tuple(
+        cost_curve(profile.table(stage, instruction), power)
+        for stage, instruction, power in curve_of
+    )
+    levels: list[tuple[Sequence[int], Sequence[int]]] = [
+        (c.hull_time_ns.tolist(), c.hull_slope_uw.tolist()) for c in cost_curves
+    ]
+
+    lags, lag_index = np.unique(
+        np.concatenate([pipeline.succ_lag_ns, np.zeros(1, np.int64)]), return_inverse=True
+    )
+    levels += [([lag], []) for lag in lags.tolist()]
+    lag_curve = (len(cost_curves) + lag_index).astype(np.int32)
+    no_lag = lag_curve[-1]
+
+    operations = np.arange(count, dtype=np.int32)
+    before = np.repeat(operations, np.diff(pipeline.succ_begin))
+    first = np.setdiff1d(operations, pipeline.succ)
+    last = operations[np.diff(pipeline.succ_begin) == 0]
+    begin_of, end_of = 2 * operations, 2 * operations + 1
+    return Network(
+        num_nodes=2 * count + 2,
+        tail=_int32(begin_of, end_of[before], np.full(len(first), source), end_of[last]),
+        head=_int32(end_of, begin_of[pipeline.succ], begin_of[first], np.full(len(last), sink)),
+        curve=_int32(curve, lag_curve[:-1], np.full(len(first) + len(last), no_lag)),
+        curve_begin=np.cumsum([0] + [len(d) for d, _ in levels], dtype=np.int32),
+        duration=np.array([t for d, _ in levels for t in d], np.int64),
+        limit=np.array([w for _, s in levels for w in (*s, _kernel.INFINITE)], np.int64),
+        cost_curves=cost_curves,
+        base_cost_fj=sum(
+            int(n) * c.base_cost_fj
+            for n, c in zip(np.bincount(curve, minlength=len(cost_curves)), cost_curves, strict=True)
+        ),
+    )
+
+
+def _int32(*parts: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int32]:
+    return np.concatenate(parts).astype(np.int32)

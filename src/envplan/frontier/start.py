@@ -1,0 +1,115 @@
+"""Where the walk starts: a flow close to the optimum at T_star, for the kernel to repair.
+
+At T_star the flow value is the power of all waiting GPUs. Any guess gives the exact same start;
+only the repair takes longer. Two guesses are good ones:
+
+- each stage's blocking power along its own chain of operations, which would be optimal if no stage
+  ever waited for another;
+- in a long pipeline, the optimum of the same pipeline with few microbatches: away from its ends the
+  optimal flow repeats from round to round, so its middle round can stand for all further ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.frontier.network import Network, build_network
+from envplan.pipeline import Operation, Pipeline
+from envplan.profile import Profile
+
+# The chain guess needs a repair that grows with the square of the operations; from about here on
+# walking down from T_max is as quick.
+_MAX_CHAIN_OPERATIONS = 6000
+_ROUNDS = 4  # rounds (of one microbatch per stage) in the pipeline that stands for a long one
+
+
+def start_flow(
+    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int], network: Network
+) -> NDArray[np.int64] | None:
+    """A guess of the flow at T_star, int64 (arcs,), uW; None where walking from T_max is better."""
+    stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+    short = _ROUNDS * stages + microbatches % stages
+    if pipeline.schedule != "dag" and microbatches >= short + 2 * stages:
+        return _repeated_flow(pipeline, short, profile, blocking_power_uw)
+    if len(pipeline.operations) <= _MAX_CHAIN_OPERATIONS:
+        return _chain_flow(pipeline, blocking_power_uw, network)
+    return None
+
+
+def _chain_flow(
+    pipeline: Pipeline, blocking_power_uw: Sequence[int], network: Network
+) -> NDArray[np.int64]:
+    stage = np.array([op.stage for op in pipeline.operations], np.int32)
+    power = np.array(blocking_power_uw, np.int64)[stage]
+    count = len(stage)
+    flow = np.zeros(len(network.tail), np.int64)
+    flow[:count] = power
+    edges = slice(count, count + len(pipeline.succ))
+    before, after = network.tail[edges] // 2, network.head[edges] // 2
+    flow[edges] = np.where((stage[before] == stage[after]) & (after == before + 1), power[before], 0)
+    return flow
+
+
+def _repeated_flow(
+    pipeline: Pipeline, short_microbatches: int, profile: Profile, blocking_power_uw: Sequence[int]
+) -> NDArray[np.int64]:
+    short = Pipeline(
+        pipeline.schedule,
+        pipeline.num_stages,
+        short_microbatches,
+        num_chunks=pipeline.num_chunks,
+        p2p_latency=pipeline.p2p_latency_ns / 1e9,
+    )
+    network = build_network(short, profile, blocking_power_uw)
+    trace = network.trace()
+    trace.start(_chain_flow(short, blocking_power_uw, network), sum(blocking_power_uw))
+    short_flow = trace.flows().tolist()
+
+    first_edge = len(short.operations)
+    flow_of = dict(zip(short.operations, short_flow[:first_edge], strict=True))
+    edge_flow_of = {
+        (short.operations[i], _kind(short.operations[j])): flow
+        for (i, j), flow in zip(
+            _edges(short), short_flow[first_edge : first_edge + len(short.succ)], strict=True
+        )
+    }
+    standing_for = _Repetition(pipeline.num_stages, pipeline.num_microbatches, short_microbatches)
+    images = [standing_for(op) for op in pipeline.operations]
+    flow = [flow_of[image] for image in images]
+    flow += [
+        edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0)
+        for i, j in _edges(pipeline)
+    ]
+    ends = len(network.tail) - first_edge - len(short.succ)
+    flow += short_flow[len(short_flow) - ends :]
+    return np.array(flow, np.int64)
+
+
+class _Repetition:
+    """Maps operations of a long pipeline to those of the short one that stand for them."""
+
+    def __init__(self, round_length: int, long: int, short: int) -> None:
+        self._round = round_length
+        self._head = (short // round_length // 2) * round_length
+        self._tail = long - (short - self._head - round_length)
+        self._cut = long - short
+
+    def __call__(self, op: Operation) -> Operation:
+        m = op.microbatch
+        if m >= self._tail:
+            m -= self._cut
+        elif m >= self._head:
+            m = self._head + (m - self._head) % self._round
+        return Operation(op.stage, op.instruction, m, op.chunk, op.profile_stage)
+
+
+def _edges(pipeline: Pipeline) -> zip[tuple[int, int]]:
+    before = np.repeat(np.arange(len(pipeline.operations)), np.diff(pipeline.succ_begin))
+    return zip(before.tolist(), pipeline.succ.tolist(), strict=True)
+
+
+def _kind(op: Operation) -> tuple[int, str, int]:
+    return op.stage, op.instruction, op.chunk

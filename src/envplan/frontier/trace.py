@@ -1,0 +1,340 @@
+"""The exact relaxed time-energy frontier of a pipeline, and plans on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier.network import Network, build_network
+from envplan.frontier.rounding import Rounding
+from envplan.frontier.start import start_flow
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+from envplan.units import (
+    MAX_INTEGER,
+    j_from_fj,
+    ns_from_s_floor,
+    s_from_ns,
+    uw_from_w,
+    w_from_uw,
+)
+
+if TYPE_CHECKING:
+    from envplan._kernel import Trace
+    from envplan.plan import Plan
+
+#: W that a GPU draws while it waits for a neighbour, where neither the profile nor the user says.
+DEFAULT_BLOCKING_POWER_W = 70.0
+
+Progress = Callable[[int, int], None]
+
+
+def trace_frontier(
+    pipeline: Pipeline,
+    profile: Profile,
+    *,
+    blocking_power: float | None = None,
+    gpus_per_stage: int = 1,
+    replicas: int = 1,
+    full: bool = False,
+    progress: Progress | None = None,
+) -> Frontier:
+    """Trace the whole relaxed frontier between T_min and T_star, exactly.
+
+    The linear time-cost tradeoff problem (Kelley 1961; Fulkerson 1961; Phillips and Dessouky 1977)
+    on effective costs (Perseus, SOSP 2024, section 4.1), walked cut by cut without a time quantum.
+
+    Args:
+        blocking_power: W drawn by a waiting GPU, on every stage; default: the profile's blocking
+            rows, else 70 W.
+        gpus_per_stage: GPUs that run each stage together (tensor x context parallel).
+        replicas: data-parallel replicas.
+        full: also record the frontier from T_star to T_max, where waiting costs more than running.
+        progress: called now and then with (time now, T_min), ns, the former falling to the latter.
+
+    Raises:
+        InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
+            outgrow exact 64-bit arithmetic.
+    """
+    powers, source = _blocking_powers(pipeline, profile, blocking_power)
+    for name, value in (("gpus_per_stage", gpus_per_stage), ("replicas", replicas)):
+        if not 1 <= value <= 10**6:
+            raise InputError(f"{name} must be between 1 and 1000000, not {value}")
+    if profile.num_stages != pipeline.num_profile_stages:
+        raise InputError(
+            f"the profile has {profile.num_stages} stages and the pipeline needs "
+            f"{pipeline.num_profile_stages} ({pipeline.num_stages} stages x "
+            f"{pipeline.num_chunks} chunks)",
+            path=profile.path,
+        )
+    network = build_network(pipeline, profile, powers)
+    total_power = sum(powers)
+    try:
+        trace = network.trace()
+        guess = None if full else start_flow(pipeline, profile, powers, network)
+        if guess is not None:
+            trace.start(guess, total_power)
+        trace.run(-1 if full else total_power, progress)
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"{error}; check that times are in seconds, energies in joules and powers in watts",
+            path=profile.path,
+        ) from error
+    return Frontier(pipeline, profile, powers, source, gpus_per_stage, replicas, network, trace)
+
+
+class Frontier:
+    """The exact relaxed frontier: a lower bound on energy at every iteration time, and its plans.
+
+    Made by trace_frontier. All energies are joules per iteration over all GPUs.
+
+    Attributes:
+        pipeline, profile, gpus_per_stage, replicas: what was traced.
+        blocking_power_w: W of a waiting GPU on each stage, (num_stages,).
+        blocking_power_source: "argument", "profile" or "default".
+        min_time_ns, min_energy_time_ns: T_min and T_star in whole ns.
+        times: breakpoints, s, ascending from T_min to T_star, (n,).
+        energies: least relaxed energy at each of them, J, (n,).
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        profile: Profile,
+        blocking_power_uw: Sequence[int],
+        blocking_power_source: str,
+        gpus_per_stage: int,
+        replicas: int,
+        network: Network,
+        trace: Trace,
+    ) -> None:
+        self.pipeline = pipeline
+        self.profile = profile
+        self.blocking_power_uw = tuple(blocking_power_uw)
+        self.blocking_power_source = blocking_power_source
+        self.gpus_per_stage = gpus_per_stage
+        self.replicas = replicas
+        self._network = network
+        self._trace = trace
+        times, slopes, costs = trace.breakpoints()
+        power = sum(blocking_power_uw)
+        self._times_ns: NDArray[np.int64] = times[::-1].copy()
+        # Slope of the interval that ends at each breakpoint, as energy: time saved is waiting saved.
+        self._slopes_uw = [slope - power for slope in slopes[::-1].tolist()]
+        self._energies_fj = [
+            network.base_cost_fj + cost + power * time
+            for cost, time in zip(costs[::-1], self._times_ns.tolist(), strict=True)
+        ]
+        self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
+
+    @property
+    def blocking_power_w(self) -> tuple[float, ...]:
+        return tuple(w_from_uw(p) for p in self.blocking_power_uw)
+
+    @property
+    def min_time_ns(self) -> int:
+        return int(self._times_ns[0])
+
+    @property
+    def min_energy_time_ns(self) -> int:
+        return int(self._times_ns[self._star])
+
+    @property
+    def min_time(self) -> float:
+        """T_min, s: no choice of options finishes earlier."""
+        return s_from_ns(self.min_time_ns)
+
+    @property
+    def min_energy_time(self) -> float:
+        """T_star, s: where the relaxed energy is least; slower costs time and energy."""
+        return s_from_ns(self.min_energy_time_ns)
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        return np.array([s_from_ns(t) for t in self._times_ns.tolist()])
+
+    @cached_property
+    def energies(self) -> NDArray[np.float64]:
+        gpus = self.gpus_per_stage * self.replicas
+        return np.array([j_from_fj(e * gpus) for e in self._energies_fj])
+
+    def energy_at(self, time: float) -> float:
+        """Least relaxed energy of an iteration that ends by `time` s, in J: no plan can use less.
+
+        Constant beyond T_star, where ending early and waiting for nobody is best.
+
+        Raises:
+            NoAnswerError: time is below T_min.
+        """
+        bound = self.lower_bound_fj(self._within(ns_from_s_floor(_finite(time, "time"))))
+        return j_from_fj(bound * self.gpus_per_stage * self.replicas)
+
+    def lower_bound_fj(self, time_ns: int) -> int:
+        """Least relaxed energy at T_min <= time_ns <= T_star for one GPU a stage, fJ, rounded down."""
+        k = int(np.searchsorted(self._times_ns, time_ns))  # first breakpoint not before time_ns
+        behind = int(self._times_ns[k]) - time_ns
+        return self._energies_fj[k] + self._slopes_uw[k] * behind
+
+    def plan(
+        self,
+        target_time: float | None = None,
+        *,
+        slowdown: float | None = None,
+        polish: float = 0.0,
+    ) -> Plan:
+        """Choose frequencies so that an iteration ends by a time, at the least energy we can find.
+
+        Args:
+            target_time: s. Above T_star the T_star plan is returned.
+            slowdown: instead of target_time, a fraction of T_min to be slower by.
+                Neither: no slowdown, T_min.
+            polish: seconds to spend on improving the plan with CP-SAT.
+
+        Raises:
+            NoAnswerError: the target is below T_min.
+            InputError: a number is out of range, or both targets are given.
+        """
+        if target_time is not None and slowdown is not None:
+            raise InputError("give target_time or slowdown, not both")
+        target: dict[str, float | str]
+        if slowdown is not None:
+            if _finite(slowdown, "slowdown") < 0:
+                raise InputError(f"slowdown must not be negative, not {slowdown}")
+            asked = self.min_time_ns + int(self.min_time_ns * slowdown)
+            target = {"kind": "slowdown", "slowdown": slowdown, "time_s": s_from_ns(asked)}
+        elif target_time is not None:
+            asked = ns_from_s_floor(_finite(target_time, "target time"))
+            target = {"kind": "time", "time_s": target_time}
+        else:
+            asked = self.min_time_ns
+            target = {"kind": "no-slowdown", "time_s": self.min_time}
+        return self._plan_at(self._within(asked), target, polish)
+
+    def min_energy_plan(self, *, polish: float = 0.0) -> Plan:
+        """The plan of least energy: T_star."""
+        target: dict[str, float | str] = {"kind": "min-energy", "time_s": self.min_energy_time}
+        return self._plan_at(self.min_energy_time_ns, target, polish)
+
+    def sample_plans(self, count: int) -> list[Plan]:
+        """Plans at `count` times evenly spread over [T_min, T_star], ascending."""
+        span = self.min_energy_time_ns - self.min_time_ns
+        if span == 0 or count < 2:
+            return [self.plan()]
+        times = [self.min_time_ns + span * k // (count - 1) for k in range(count)]
+        return [
+            self._plan_at(t, {"kind": "time", "time_s": s_from_ns(t)}, 0.0)
+            for t in sorted(set(times))
+        ]
+
+    def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
+        """The fastest plan found that uses at most `joules` per iteration over all GPUs.
+
+        Raises:
+            NoAnswerError: no plan is known that does; says the least energy of any.
+        """
+        _finite(joules, "energy budget")
+        return self._fastest(
+            lambda plan: plan.energy <= joules,
+            {"kind": "energy-budget", "energy_j": joules},
+            polish,
+            lambda plan: f"no plan uses {joules:.10g} J or less; the least is {plan.energy:.10g} J "
+            f"at {plan.iteration_time:.9f} s",
+        )
+
+    def plan_for_power_cap(self, watts: float, *, polish: float = 0.0) -> Plan:
+        """The fastest plan found whose average power over all GPUs is at most `watts`.
+
+        Raises:
+            NoAnswerError: no plan up to T_star does; says the least average power of any.
+        """
+        _finite(watts, "power cap")
+        return self._fastest(
+            lambda plan: plan.average_power <= watts,
+            {"kind": "power-cap", "power_w": watts},
+            polish,
+            lambda plan: f"no plan draws {watts:.10g} W or less on average; the least is "
+            f"{plan.average_power:.10g} W at {plan.iteration_time:.9f} s",
+        )
+
+    def _fastest(
+        self,
+        meets: Callable[[Plan], bool],
+        target: dict[str, float | str],
+        polish: float,
+        refusal: Callable[[Plan], str],
+    ) -> Plan:
+        """Bisects the times: energy and power fall along the frontier, but for rounding."""
+        low, high = self.min_time_ns, self.min_energy_time_ns
+        best = self._plan_at(high, target, polish)
+        if not meets(best):
+            raise NoAnswerError(refusal(best))
+        resolution = max(1, (high - low) // 1000)
+        while high - low > resolution:
+            middle = (low + high) // 2
+            plan = self._plan_at(middle, target, 0.0)
+            if meets(plan):
+                best, high = plan, middle
+            else:
+                low = middle
+        fastest = self._plan_at(self.min_time_ns, target, polish) if low == self.min_time_ns else best
+        return fastest if meets(fastest) else best
+
+    def _plan_at(self, time_ns: int, target: dict[str, float | str], polish: float) -> Plan:
+        from envplan.plan import build_plan
+
+        event_times, _, flows = self._trace.state_at(time_ns)
+        rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
+        rounding.anneal()
+        bound_fj, bound = self.lower_bound_fj(time_ns), "relaxation"
+        if polish > 0:
+            from envplan.frontier.polish import polish_plan
+
+            waiting = sum(self.blocking_power_uw) * time_ns
+            proved = polish_plan(rounding, self._network, flows, bound_fj - waiting, polish)
+            if proved is not None and proved + waiting > bound_fj:
+                bound_fj, bound = proved + waiting, "cp-sat"
+        return build_plan(
+            self.pipeline,
+            self.profile,
+            rounding.options,
+            blocking_power_uw=self.blocking_power_uw,
+            gpus_per_stage=self.gpus_per_stage,
+            replicas=self.replicas,
+            target=target,
+            lower_bound_fj=bound_fj,
+            bound=bound,
+            deadline_ns=time_ns,
+        )
+
+    def _within(self, time_ns: int) -> int:
+        if time_ns < self.min_time_ns:
+            raise NoAnswerError(
+                f"no plan finishes in {s_from_ns(time_ns):.9f} s; T_min is {self.min_time:.9f} s"
+            )
+        return min(time_ns, self.min_energy_time_ns)
+
+
+def _blocking_powers(
+    pipeline: Pipeline, profile: Profile, argument: float | None
+) -> tuple[list[int], str]:
+    """uW per pipeline stage and where it comes from."""
+    if argument is not None:
+        if not 0 <= _finite(argument, "blocking power") <= 1e5:
+            raise InputError(f"blocking power must be between 0 and 100000 W, not {argument}")
+        return [uw_from_w(argument)] * pipeline.num_stages, "argument"
+    if profile.blocking_power_w is None:
+        return [uw_from_w(DEFAULT_BLOCKING_POWER_W)] * pipeline.num_stages, "default"
+    first = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
+    powers = profile.blocking_power_w
+    return [uw_from_w(powers[first[stage]]) for stage in range(pipeline.num_stages)], "profile"
+
+
+def _finite(value: float, what: str) -> float:
+    if not np.isfinite(value) or abs(value) > MAX_INTEGER:
+        raise InputError(f"{what} must be a finite number, not {value}")
+    return value

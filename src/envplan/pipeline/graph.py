@@ -1,0 +1,354 @@
+"""The operations of one iteration as a directed acyclic graph, and its exact replay.
+
+Times are whole nanoseconds throughout, so a replayed makespan is exact.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError
+from envplan.pipeline import formats
+from envplan.pipeline.formats import Dag, latency_ns, shown, whole_number
+from envplan.pipeline.schedules import SCHEDULES, Operation
+from envplan.units import MAX_INTEGER, s_from_ns
+
+Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
+
+# Which neighbour in the model an instruction takes its input from: a forward from the layers
+# before it, a backward from the layers after it. Other instructions stay on their stage.
+_INPUT_FROM = {"forward": -1, "backward": +1}
+
+_MOST_NAMED = 8
+
+
+class Pipeline:
+    """One training iteration: which operations run on which stage, in which order, after what.
+
+    Args:
+        schedule: a name in SCHEDULES: `1f1b`, `gpipe` or `interleaved`.
+        num_stages: pipeline stages (ranks), at least 1.
+        num_microbatches: microbatches per iteration, at least 1.
+        num_chunks: model chunks per stage; more than 1 for `interleaved` only.
+        p2p_latency: seconds between an operation's end and the start of one on another stage
+            that needs its output.
+
+    Raises:
+        InputError: an argument is out of range, or the schedule has no such shape.
+
+    Attributes:
+        num_profile_stages: how many stages a profile must have: num_stages * num_chunks, or what
+            a custom DAG uses.
+        p2p_latency_ns: the latency in whole ns; 0 for a custom DAG, whose edges have their own.
+        operations: all operations, (N), grouped by stage, in execution order within a stage.
+        stage_begin: int32, (num_stages + 1); stage s runs
+            operations[stage_begin[s]:stage_begin[s + 1]].
+        succ_begin: int32, (N + 1); the edges of operation i are succ_begin[i]:succ_begin[i + 1].
+        succ: int32, (E); the operation at the end of each edge.
+        succ_lag_ns: int64, (E); operation succ[k] starts no earlier than this after its
+            predecessor's finish.
+        order: int32, (N); a topological order of the operations.
+    """
+
+    schedule: str
+    num_stages: int
+    num_microbatches: int
+    num_chunks: int
+    num_profile_stages: int
+    p2p_latency_ns: int
+    operations: tuple[Operation, ...]
+    stage_begin: NDArray[np.int32]
+    succ_begin: NDArray[np.int32]
+    succ: NDArray[np.int32]
+    succ_lag_ns: NDArray[np.int64]
+    order: NDArray[np.int32]
+
+    def __init__(
+        self,
+        schedule: str = "1f1b",
+        num_stages: int | None = None,
+        num_microbatches: int | None = None,
+        *,
+        num_chunks: int = 1,
+        p2p_latency: float = 0.0,
+    ) -> None:
+        _refuse_unknown_schedule(schedule)
+        self.schedule = schedule
+        self.num_stages = whole_number(num_stages, "num_stages", least=1)
+        self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
+        self.num_chunks = whole_number(num_chunks, "num_chunks", least=1)
+        self.num_profile_stages = self.num_stages * self.num_chunks
+        self.p2p_latency_ns = latency_ns(p2p_latency, "p2p_latency")
+        _refuse_too_large(2 * self.num_profile_stages * self.num_microbatches)
+        stages = SCHEDULES[schedule](self.num_stages, self.num_microbatches, self.num_chunks)
+        operations = tuple(operation for stage in stages for operation in stage)
+        self._build(operations, _transfers(operations, self.p2p_latency_ns))
+
+    @classmethod
+    def from_dag(cls, document: object) -> Pipeline:
+        """A pipeline from a DAG document, as parsed from JSON (see formats.py).
+
+        Raises:
+            InputError: a field is wrong (says of which operation), or there is a cycle or an
+                operation that nothing connects to the rest.
+        """
+        return cls._from_dag(formats.parse_dag(document))
+
+    @classmethod
+    def from_dag_file(cls, path: str | os.PathLike[str]) -> Pipeline:
+        """A pipeline from a DAG file (see formats.py).
+
+        Raises:
+            InputError: the file cannot be read or is not JSON (says line and column), or as for
+                from_dag.
+        """
+        try:
+            return cls.from_dag(formats.read_dag(path))
+        except InputError as error:
+            raise InputError(
+                error.message, path=path, line=error.line, column=error.column
+            ) from None
+
+    @classmethod
+    def from_job(cls, job: object) -> Pipeline:
+        """The pipeline that to_job() described; the job may have further fields.
+
+        Raises:
+            InputError: a field is missing or wrong.
+        """
+        read = formats.parse_job(job)
+        if read.dag is not None:
+            return cls._from_dag(read.dag)
+        return cls(
+            read.schedule,
+            read.num_stages,
+            read.num_microbatches,
+            num_chunks=read.num_chunks,
+            p2p_latency=read.p2p_latency,
+        )
+
+    def to_job(self) -> dict[str, Any]:
+        """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
+        job: dict[str, Any] = {
+            "schedule": self.schedule,
+            "stages": self.num_stages,
+            "microbatches": self.num_microbatches,
+            "chunks": self.num_chunks,
+            "p2p_latency_s": s_from_ns(self.p2p_latency_ns),
+        }
+        if self._dag is not None:
+            job["dag"] = formats.dag_document(self._dag)
+        return job
+
+    def earliest_starts(self, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Replay: every operation starts as soon as its predecessors let it.
+
+        Args:
+            time_ns: how long each operation takes, (N).
+
+        Returns:
+            The start of each operation, (N), from 0; and the makespan. Both in ns.
+
+        Raises:
+            InputError: the iteration would outlast 2**62 ns, 146 years.
+        """
+        time = time_ns.tolist()
+        start = [0] * len(time)
+        makespan = 0
+        for i, after in self._walk:
+            finish = start[i] + time[i]
+            if finish > makespan:
+                makespan = finish
+            for j, lag in after:
+                if finish + lag > start[j]:
+                    start[j] = finish + lag
+        _refuse_too_long(makespan)
+        return np.array(start, np.int64), makespan
+
+    def latest_finishes(self, time_ns: NDArray[np.int64], deadline_ns: int) -> NDArray[np.int64]:
+        """How late each operation may finish so that all are finished by the deadline.
+
+        Args:
+            time_ns: how long each operation takes, (N).
+            deadline_ns: when the last operation must be finished.
+
+        Returns:
+            The latest finishes in ns, (N); some operations would have to start before 0 if the
+            deadline is shorter than the makespan.
+
+        Raises:
+            InputError: the iteration would outlast 2**62 ns, 146 years.
+        """
+        time = time_ns.tolist()
+        latest_finish = [int(deadline_ns)] * len(time)
+        latest_start = [0] * len(time)
+        earliest = 0
+        for i, after in reversed(self._walk):
+            latest = latest_finish[i]
+            for j, lag in after:
+                if latest_start[j] - lag < latest:
+                    latest = latest_start[j] - lag
+            latest_finish[i] = latest
+            latest_start[i] = latest - time[i]
+            earliest = min(earliest, latest)
+        _refuse_too_long(deadline_ns - earliest)
+        return np.array(latest_finish, np.int64)
+
+    def __repr__(self) -> str:
+        shape = f"num_stages={self.num_stages}, num_microbatches={self.num_microbatches}"
+        if self.num_chunks > 1:
+            shape += f", num_chunks={self.num_chunks}"
+        if self.p2p_latency_ns:
+            shape += f", p2p_latency={s_from_ns(self.p2p_latency_ns)!r}"
+        return f"Pipeline({self.schedule!r}, {shape})"
+
+    @classmethod
+    def _from_dag(cls, dag: Dag) -> Pipeline:
+        self = cls.__new__(cls)
+        self.schedule = formats.DAG_SCHEDULE
+        self.num_stages = dag.num_stages
+        self.num_microbatches = dag.num_microbatches
+        self.num_chunks = dag.num_chunks
+        self.num_profile_stages = dag.num_profile_stages
+        self.p2p_latency_ns = 0
+        self._build(dag.operations, dict(dag.after), dag)
+        return self
+
+    def _build(
+        self, operations: tuple[Operation, ...], edges: Edges, dag: Dag | None = None
+    ) -> None:
+        """Add the edges along each stage to `edges` and freeze everything into arrays."""
+        for i in range(len(operations) - 1):
+            if operations[i].stage == operations[i + 1].stage:
+                edges.setdefault((i, i + 1), 0)
+        after: list[list[tuple[int, int]]] = [[] for _ in operations]
+        for (i, j), lag in sorted(edges.items()):
+            after[i].append((j, lag))
+        order = _topological_order(after)
+        if dag is not None:
+            _refuse_cycle(after, order, dag.ids)
+            _refuse_parts(after, dag.ids)
+
+        stages = [operation.stage for operation in operations]
+        self._dag = dag
+        self._walk = [(i, tuple(after[i])) for i in order]
+        self.operations = operations
+        self.stage_begin = _frozen(np.searchsorted(stages, range(self.num_stages + 1)), np.int32)
+        self.succ_begin = _frozen(np.cumsum([0, *map(len, after)]), np.int32)
+        self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
+        self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
+        self.order = _frozen(order, np.int32)
+
+
+def _transfers(operations: Sequence[Operation], latency: int) -> Edges:
+    """The data dependencies between stages of a generated schedule.
+
+    Numbered as in the profile, model stages form one line through all chunks, so the way from the
+    last rank's chunk c to the first rank's chunk c + 1 is a step like any other. Dependencies
+    within a stage are left to the order it runs in.
+    """
+    index = {
+        (op.instruction, op.microbatch, op.profile_stage): i for i, op in enumerate(operations)
+    }
+    edges: Edges = {}
+    for i, op in enumerate(operations):
+        step = _INPUT_FROM.get(op.instruction, 0)
+        source = index.get((op.instruction, op.microbatch, op.profile_stage + step))
+        if source is not None and operations[source].stage != op.stage:
+            edges[source, i] = latency
+    return edges
+
+
+def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:
+    """First come, first served; without the operations that a cycle holds up."""
+    waiting = [0] * len(after)
+    for edges in after:
+        for j, _ in edges:
+            waiting[j] += 1
+    order = [i for i, count in enumerate(waiting) if count == 0]
+    for i in order:
+        for j, _ in after[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                order.append(j)
+    return order
+
+
+def _frozen(values: Any, dtype: type[Any]) -> NDArray[Any]:
+    array = np.array(values, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def _refuse_unknown_schedule(schedule: object) -> None:
+    if schedule == formats.DAG_SCHEDULE:
+        raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        raise InputError(f"unknown schedule {shown(schedule)}; known: {', '.join(SCHEDULES)}")
+
+
+def _refuse_too_large(count: int) -> None:
+    if count > formats.MAX_OPERATIONS:
+        raise InputError(
+            f"stages x chunks x microbatches make {shown(count)} operations; "
+            f"at most {formats.MAX_OPERATIONS} are possible"
+        )
+
+
+def _refuse_too_long(makespan: int) -> None:
+    if makespan > MAX_INTEGER:
+        raise InputError("operation times and latencies add up to more than 146 years")
+
+
+def _refuse_cycle(
+    after: list[list[tuple[int, int]]], order: list[int], ids: tuple[str, ...]
+) -> None:
+    held = set(range(len(after))) - set(order)
+    if not held:
+        return
+    # Each operation held up waits for another one, so going from one to the next closes a cycle.
+    before = {j: i for i in sorted(held) for j, _ in after[i] if j in held}
+    path: list[int] = []
+    seen: dict[int, int] = {}
+    i = min(held)
+    while i not in seen:
+        seen[i] = len(path)
+        path.append(i)
+        i = before[i]
+    cycle = path[seen[i] :][::-1]
+    names = [shown(ids[i]) for i in [*cycle[:_MOST_NAMED], cycle[0]]]
+    if len(cycle) > _MOST_NAMED:
+        names.insert(-1, f"({len(cycle) - _MOST_NAMED} more)")
+    raise InputError(
+        f"operations wait for each other in a cycle: {' -> '.join(names)} "
+        "(those of one stage run in the order listed)"
+    )
+
+
+def _refuse_parts(after: list[list[tuple[int, int]]], ids: tuple[str, ...]) -> None:
+    root = list(range(len(after)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for i, edges in enumerate(after):
+        for j, _ in edges:
+            root[find(j)] = find(i)
+    firsts = list({find(i): i for i in reversed(range(len(after)))}.values())[::-1]
+    if len(firsts) == 1:
+        return
+    names = [shown(ids[i]) for i in firsts[:_MOST_NAMED]]
+    if len(firsts) > _MOST_NAMED:
+        names.append("...")
+    raise InputError(
+        f"the DAG falls into {len(firsts)} parts that nothing connects; one operation of each: "
+        f"{', '.join(names)}"
+    )

@@ -1,0 +1,158 @@
+"""Pipeline schedules: in which order each stage runs its forwards and backwards.
+
+A generator takes (num_stages, num_microbatches, num_chunks), all at least 1, and returns for every
+stage its operations in execution order. It refuses, with an InputError, the shapes it cannot
+schedule. Data dependencies are not its business: they follow from the instructions (see graph.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from envplan.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One instruction of one microbatch, running on one stage's GPUs.
+
+    Attributes:
+        stage: the pipeline rank that runs it, from 0.
+        instruction: what is computed, such as `forward` or `backward`.
+        microbatch: which microbatch, from 0.
+        chunk: which of the stage's model chunks, from 0; 0 unless the schedule interleaves.
+        profile_stage: the stage of the profile that times it: chunk * num_stages + stage in a
+            generated schedule, so equal to `stage` without chunks.
+    """
+
+    stage: int
+    instruction: str
+    microbatch: int
+    chunk: int
+    profile_stage: int
+
+
+Generator = Callable[[int, int, int], list[list[Operation]]]
+
+#: Every schedule by the name a user gives it. Add one with `@schedule("name")`.
+SCHEDULES: dict[str, Generator] = {}
+
+
+def schedule(name: str) -> Callable[[Generator], Generator]:
+    """Decorator that makes a generator known under `name`."""
+
+    def register(generator: Generator) -> Generator:
+        SCHEDULES[name] = generator
+        return generator
+
+    return register
+
+
+@schedule("1f1b")
+def one_forward_one_backward(
+    num_stages: int, num_microbatches: int, num_chunks: int
+) -> list[list[Operation]]:
+    """1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
+    ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, then drains.
+
+    Raises:
+        InputError: more than one chunk.
+    """
+    _refuse_chunks("1f1b", num_chunks)
+    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
+    return [
+        _alternate(
+            _operations("forward", stage, num_stages, blocks),
+            _operations("backward", stage, num_stages, blocks),
+            warmup=num_stages - stage - 1,
+        )
+        for stage in range(num_stages)
+    ]
+
+
+@schedule("gpipe")
+def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all backwards.
+
+    Backwards run from the first microbatch on, as in PyTorch's ScheduleGPipe; figure 2c of the
+    paper draws them from the last.
+
+    Raises:
+        InputError: more than one chunk.
+    """
+    _refuse_chunks("gpipe", num_chunks)
+    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
+    return [
+        _operations("forward", stage, num_stages, blocks)
+        + _operations("backward", stage, num_stages, blocks)
+        for stage in range(num_stages)
+    ]
+
+
+@schedule("interleaved")
+def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """Interleaved 1F1B in Megatron-LM's order (Narayanan et al., "Efficient Large-Scale Language
+    Model Training on GPU Clusters", SC 2021, section 2.2.2).
+
+    Microbatches go in groups of S through chunk 0, then through chunk 1 and so on; backwards take
+    the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) S forwards
+    ahead. With one chunk this is 1F1B.
+
+    Raises:
+        InputError: the microbatches do not fill groups of S.
+    """
+    if num_chunks == 1:
+        return one_forward_one_backward(num_stages, num_microbatches, num_chunks)
+    _refuse_partial_groups(num_stages, num_microbatches)
+    groups = [range(first, first + num_stages) for first in range(0, num_microbatches, num_stages)]
+    chunks = range(num_chunks)
+    down = [(m, chunk) for group in groups for chunk in chunks for m in group]
+    up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]
+    return [
+        _alternate(
+            _operations("forward", stage, num_stages, down),
+            _operations("backward", stage, num_stages, up),
+            warmup=2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages,
+        )
+        for stage in range(num_stages)
+    ]
+
+
+def _operations(
+    instruction: str, stage: int, num_stages: int, blocks: Iterable[tuple[int, int]]
+) -> list[Operation]:
+    return [
+        Operation(stage, instruction, microbatch, chunk, chunk * num_stages + stage)
+        for microbatch, chunk in blocks
+    ]
+
+
+def _alternate(
+    forwards: list[Operation], backwards: list[Operation], warmup: int
+) -> list[Operation]:
+    steady = forwards[warmup:]
+    order = forwards[:warmup]
+    for forward, backward in zip(steady, backwards, strict=False):
+        order += (forward, backward)
+    return order + backwards[len(steady) :]
+
+
+def _refuse_chunks(name: str, num_chunks: int) -> None:
+    if num_chunks > 1:
+        raise InputError(
+            f"schedule {name} runs one model chunk per stage, not {num_chunks}; "
+            "schedule interleaved runs several"
+        )
+
+
+def _refuse_partial_groups(num_stages: int, num_microbatches: int) -> None:
+    rest = num_microbatches % num_stages
+    if not rest:
+        return
+    above = num_microbatches - rest + num_stages
+    nearest = f"{above - num_stages} and {above}" if num_microbatches > num_stages else f"{above}"
+    raise InputError(
+        f"schedule interleaved needs microbatches divisible by stages: {num_microbatches} is not "
+        f"a multiple of {num_stages}; nearest valid: {nearest}"
+    )

@@ -1,0 +1,930 @@
+"""Plans: one frequency for every operation, what they cost, and the proof that this is so.
+
+A plan is a file, plan.json ("envplan/plan/v1"), whose models are below. Times in it are seconds,
+energies joules, powers watts; each is the exact integer that envplan counts in (ns, fJ, uW),
+correctly rounded to a float and written so that it reads back the same. verify_plan proves a plan
+from the file and its profile alone.
+
+`python -m envplan.plan` writes the JSON Schema of the format anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envplan._files import atomic_write
+from envplan.errors import InputError, NoAnswerError
+from envplan.pipeline import Pipeline
+from envplan.pipeline.formats import shown
+from envplan.profile import OptionTable, Profile, _builtin_paths
+from envplan.units import (
+    UW_PER_W,
+    j_from_fj,
+    ns_from_s,
+    ns_from_s_floor,
+    s_from_ns,
+    uw_from_w,
+    w_from_uw,
+)
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+
+__all__ = [
+    "PLAN_SCHEMA",
+    "Baseline",
+    "Job",
+    "Plan",
+    "PlannedOperation",
+    "Predicted",
+    "Priced",
+    "ProfileReference",
+    "Target",
+    "build_plan",
+    "check_reference",
+    "find_profile",
+    "first_problem",
+    "max_frequency_baseline",
+    "max_frequency_options",
+    "price",
+    "read_json",
+    "readable_json",
+    "trace_job",
+    "verify_plan",
+]
+
+PLAN_SCHEMA: Final = "envplan/plan/v1"
+MAX_PLAN_BYTES: Final = 256 * 2**20
+SCHEMA_FILE: Final = Path(__file__).parent / "schemas" / "plan.v1.schema.json"
+
+#: How far above its re-traced value a stated lower bound may lie: it was rounded to a float.
+_BOUND_TOLERANCE: Final = 1e-9
+#: How far derived numbers (percentages, gap, average power) may lie from their recomputation.
+_DERIVED_TOLERANCE: Final = 1e-9
+
+BlockingPowerSource = Literal["profile", "argument", "default"]
+TargetKind = Literal[
+    "no-slowdown",
+    "time",
+    "slowdown",
+    "min-energy",
+    "energy-budget",
+    "power-cap",
+    "max-frequency",
+]
+Bound = Literal["relaxation", "cp-sat"]
+Seconds = Annotated[float, Field(ge=0)]
+Joules = Annotated[float, Field(ge=0)]
+Watts = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+GpuCount = Annotated[int, Field(ge=1, le=10**6)]
+BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Job(_Model):
+    """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
+
+    schedule: str
+    stages: Count
+    microbatches: Count
+    chunks: Count
+    p2p_latency_s: Seconds
+    dag: dict[str, Any] | None = None
+    gpus_per_stage: GpuCount
+    replicas: GpuCount
+    blocking_power_w: list[BlockingWatts] = Field(description="W of one waiting GPU, per stage")
+    blocking_power_source: BlockingPowerSource
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that each operation of a plan stands for."""
+        return self.gpus_per_stage * self.replicas
+
+    def pipeline(self) -> Pipeline:
+        """The pipeline described.
+
+        Raises:
+            InputError: there is no such pipeline.
+        """
+        return Pipeline.from_job(self.model_dump(exclude_none=True))
+
+
+class ProfileReference(_Model):
+    """Which profile a plan was made from."""
+
+    name: str
+    path: str | None = Field(None, description="as it was given; none for a built-in profile")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    source: Literal["measured", "modelled"] | None = None
+
+
+class Target(_Model):
+    """What was asked for, and the deadline that planning came to meet for it."""
+
+    kind: TargetKind
+    time_s: Seconds | None = None
+    slowdown: Annotated[float, Field(ge=0)] | None = Field(None, description="fraction of T_min")
+    energy_j: Joules | None = None
+    power_w: Watts | None = None
+    straggler_time_s: Seconds | None = None
+    deadline_s: Seconds = Field(description="the time the plan and its lower bound are for")
+
+
+class Baseline(_Model):
+    """The same pipeline with every operation at its highest frequency."""
+
+    iteration_time_s: Seconds
+    energy_j: Joules
+    average_power_w: Watts
+
+
+class Predicted(_Model):
+    """What one iteration will take, over all GPUs."""
+
+    iteration_time_s: Seconds
+    energy_j: Joules
+    average_power_w: Watts
+    energy_lower_bound_j: Joules = Field(description="no plan that meets the deadline uses less")
+    bound: Bound = Field(description="what the lower bound follows from")
+    gap: float = Field(description="energy_j / energy_lower_bound_j - 1")
+    baseline: Baseline
+    savings_percent: float = Field(description="energy saved, of the baseline's")
+    slowdown_percent: float = Field(description="time lost, of the baseline's")
+
+
+class PlannedOperation(_Model):
+    """One operation; time and energy are those of one GPU."""
+
+    instruction: str
+    microbatch: Index
+    chunk: Index
+    frequency_mhz: Index
+    config: str
+    start_s: Seconds
+    time_s: Seconds
+    energy_j: Joules
+
+
+class Plan(_Model):
+    """A frequency for every operation of a pipeline, checked and priced.
+
+    Attributes:
+        stages: for each stage its operations in execution order.
+    """
+
+    schema_id: Literal["envplan/plan/v1"] = Field(alias="schema")
+    planner: str
+    job: Job
+    profile: ProfileReference
+    target: Target
+    predicted: Predicted
+    stages: list[list[PlannedOperation]]
+
+    @property
+    def iteration_time(self) -> float:
+        """Replayed makespan, s."""
+        return self.predicted.iteration_time_s
+
+    @property
+    def energy(self) -> float:
+        """J per iteration over all GPUs, waiting included."""
+        return self.predicted.energy_j
+
+    @property
+    def average_power(self) -> float:
+        """W over all GPUs."""
+        return self.predicted.average_power_w
+
+    @property
+    def energy_lower_bound(self) -> float:
+        """J that no plan for the same deadline can undercut."""
+        return self.predicted.energy_lower_bound_j
+
+    @property
+    def gap(self) -> float:
+        """energy / energy_lower_bound - 1: at most this fraction of the bound is lost."""
+        return self.predicted.gap
+
+    @property
+    def frequencies(self) -> list[list[int]]:
+        """MHz of each stage's operations in execution order."""
+        return [[operation.frequency_mhz for operation in stage] for stage in self.stages]
+
+    def waiting_energy(self, sync_time: float, *, since: float | None = None) -> float:
+        """J that all GPUs together draw while they wait for a straggler.
+
+        Args:
+            sync_time: s; when the straggler ends.
+            since: s; when the wait begins, default: when this plan's iteration ends.
+        """
+        begin = self.iteration_time if since is None else since
+        ns = max(0, ns_from_s(sync_time) - ns_from_s(begin))
+        powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
+        return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
+
+    def with_straggler(self, time: float) -> Self:
+        """This plan, with a note that it was made to wait for a straggler of `time` s."""
+        target = self.target.model_copy(update={"straggler_time_s": time})
+        return self.model_copy(update={"target": target})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write plan.json, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        atomic_write(path, self.to_json())
+
+    def to_json(self) -> str:
+        """The text of plan.json: readable, with one operation a line."""
+        document = self.model_dump(by_alias=True, exclude_none=True)
+        return readable_json(document)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a plan and check its form; verify_plan checks what it says.
+
+        Raises:
+            InputError: the file cannot be read, is larger than 256 MiB, is not JSON (says line and
+                column) or not a plan (names the field).
+        """
+        return cls.from_document(read_json(path), path=path)
+
+    @classmethod
+    def from_document(cls, document: object, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """A plan from a JSON value as parsed.
+
+        Args:
+            path: the file that errors shall name.
+
+        Raises:
+            InputError: it is not a plan; names the field.
+        """
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found != PLAN_SCHEMA:
+            raise InputError(
+                f'is not a plan: its schema must be "{PLAN_SCHEMA}", not {shown(found)}', path=path
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise InputError(first_problem(error, "plan"), path=path) from None
+
+
+def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> object:
+    """The JSON value in a file of at most `max_bytes`.
+
+    Raises:
+        InputError: the file cannot be read, is too large or is not JSON; says line and column.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot be read ({reason})", path=path) from None
+    if len(data) > max_bytes:
+        raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
+    try:
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"is not valid JSON, or cut short: {error.msg}",
+            path=path,
+            line=error.lineno,
+            column=error.colno,
+        ) from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError("is not valid JSON: not UTF-8 text", path=path, line=line) from None
+    except RecursionError:
+        raise InputError("is not valid JSON: nested too deeply", path=path) from None
+    except InputError as error:
+        raise InputError(error.message, path=path) from None
+    except ValueError:
+        raise InputError("has a number with too many digits", path=path) from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise InputError(f"is not valid JSON: {name} is not a number")
+
+
+def first_problem(error: ValidationError, kind: str) -> str:
+    """Field and complaint of the first of the errors of a file of some kind, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    field = where.removeprefix(".")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    match first["type"]:
+        case "missing":
+            return f"{field} is missing{more}"
+        case "extra_forbidden":
+            return f"{field} is not a field of a {kind}{more}"
+        case _:
+            complaint = first["msg"].replace("Input should", "should", 1)
+            return f"{field} {complaint}, not {shown(first['input'])}{more}"
+
+
+def readable_json(document: object) -> str:
+    """JSON text with a field a line and, in lists, an object a line; floats read back the same."""
+    return _readable(document, 0) + "\n"
+
+
+def _readable(value: object, depth: int) -> str:
+    inner, outer = "  " * (depth + 1), "  " * depth
+    if isinstance(value, dict) and value:
+        fields = [f"{inner}{json.dumps(k)}: {_readable(v, depth + 1)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        dump = _readable if isinstance(value[0], list) else _one_line
+        return "[\n" + ",\n".join(inner + dump(v, depth + 1) for v in value) + f"\n{outer}]"
+    return _one_line(value, depth)
+
+
+def _one_line(value: object, _depth: int) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+class Priced(NamedTuple):
+    """An exact replay for one GPU per stage and one replica.
+
+    Attributes:
+        starts_ns: when each operation starts, (N), ns.
+        makespan_ns: when the last one ends, ns.
+        energy_fj: of all operations and all waiting until then, fJ.
+    """
+
+    starts_ns: NDArray[np.int64]
+    makespan_ns: int
+    energy_fj: int
+
+
+def price(
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    blocking_power_uw: Sequence[int],
+) -> Priced:
+    """Replay a choice of options and add up its energy, both exactly.
+
+    E = sum of e_op + sum over stages of P_s (T - busy_s): the energy of Perseus (SOSP 2024,
+    section 4.1), with T the makespan.
+
+    Args:
+        options: for each operation the row of its option table, (N).
+        blocking_power_uw: power of a waiting GPU on each stage, (num_stages,), uW.
+
+    Raises:
+        InputError: the profile lacks an operation, or the iteration is too long for 64 bits.
+    """
+    time_ns, energy_fj = _costs(pipeline, profile, options)
+    starts, makespan = pipeline.earliest_starts(time_ns)
+    total = sum(energy_fj.tolist())
+    for power, (first, last) in zip(
+        blocking_power_uw, pairwise(pipeline.stage_begin.tolist()), strict=True
+    ):
+        total += int(power) * (makespan - int(time_ns[first:last].sum()))
+    return Priced(starts, makespan, total)
+
+
+def _costs(
+    pipeline: Pipeline, profile: Profile, options: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Time (ns) and energy (fJ) of each operation, (N)."""
+    tables = _tables(pipeline, profile)
+    rows = [(table, row) for table, row in zip(tables, options.tolist(), strict=True)]
+    time = np.array([table.time_ns[row] for table, row in rows], np.int64)
+    energy = np.array([table.energy_fj[row] for table, row in rows], np.int64)
+    return time, energy
+
+
+def _tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
+    """The option table of each operation, (N)."""
+    return [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
+
+
+def max_frequency_options(pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
+    """The row of each operation's highest frequency, (N)."""
+    best: dict[int, int] = {}
+    rows = []
+    for table in _tables(pipeline, profile):
+        if id(table) not in best:
+            best[id(table)] = table.max_frequency_option
+        rows.append(best[id(table)])
+    return np.array(rows, np.int32)
+
+
+def max_frequency_baseline(
+    pipeline: Pipeline,
+    profile: Profile,
+    *,
+    blocking_power_uw: Sequence[int],
+    gpus_per_stage: int,
+    replicas: int,
+) -> Baseline:
+    """What the pipeline takes with every operation at its highest frequency.
+
+    Raises:
+        InputError: as for price.
+    """
+    options = max_frequency_options(pipeline, profile)
+    priced = price(pipeline, profile, options, blocking_power_uw)
+    energy_fj = priced.energy_fj * gpus_per_stage * replicas
+    return Baseline(
+        iteration_time_s=s_from_ns(priced.makespan_ns),
+        energy_j=j_from_fj(energy_fj),
+        average_power_w=_average_power(energy_fj, priced.makespan_ns),
+    )
+
+
+def _average_power(energy_fj: int, time_ns: int) -> float:
+    return energy_fj / (time_ns * UW_PER_W)
+
+
+def build_plan(
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    *,
+    blocking_power_uw: Sequence[int],
+    gpus_per_stage: int,
+    replicas: int,
+    target: dict[str, float | str],
+    lower_bound_fj: int,
+    bound: str,
+    planner: str = "frontier",
+    deadline_ns: int,
+    baseline: Baseline | None = None,
+) -> Plan:
+    """Replay and price a choice of options, and put it into words.
+
+    Args:
+        options: for each operation the row of its option table, (N).
+        blocking_power_uw: power of a waiting GPU on each stage, (num_stages,), uW.
+        gpus_per_stage: GPUs that run each stage together.
+        replicas: data-parallel replicas.
+        target: what was asked: `kind` and the number that goes with it (see Target).
+        lower_bound_fj: least energy possible by the deadline, fJ, of one GPU per stage and one
+            replica.
+        bound: what that follows from, "relaxation" or "cp-sat".
+        planner: what chose the options.
+        deadline_ns: the time that was planned for, ns.
+        baseline: max_frequency_baseline of the same, where it is known already.
+
+    Raises:
+        InputError: the profile lacks an operation, or the iteration is too long for 64 bits.
+    """
+    scale = gpus_per_stage * replicas
+    priced = price(pipeline, profile, options, blocking_power_uw)
+    predicted = _predicted(
+        priced.makespan_ns,
+        priced.energy_fj * scale,
+        max(0, int(lower_bound_fj)) * scale,
+        bound,
+        baseline
+        or max_frequency_baseline(
+            pipeline,
+            profile,
+            blocking_power_uw=blocking_power_uw,
+            gpus_per_stage=gpus_per_stage,
+            replicas=replicas,
+        ),
+    )
+    job = Job(
+        **pipeline.to_job(),
+        gpus_per_stage=gpus_per_stage,
+        replicas=replicas,
+        blocking_power_w=[w_from_uw(power) for power in blocking_power_uw],
+        blocking_power_source=_blocking_power_source(pipeline, profile, blocking_power_uw),
+    )
+    return Plan(
+        schema=PLAN_SCHEMA,
+        planner=planner,
+        job=job,
+        profile=_reference(profile),
+        target=Target.model_validate({**target, "deadline_s": s_from_ns(deadline_ns)}),
+        predicted=predicted,
+        stages=_planned(pipeline, profile, options, priced.starts_ns),
+    )
+
+
+def _predicted(
+    time_ns: int, energy_fj: int, bound_fj: int, bound: str, baseline: Baseline
+) -> Predicted:
+    energy, least = j_from_fj(energy_fj), j_from_fj(bound_fj)
+    return Predicted.model_validate(
+        {
+            "iteration_time_s": s_from_ns(time_ns),
+            "energy_j": energy,
+            "average_power_w": _average_power(energy_fj, time_ns),
+            "energy_lower_bound_j": least,
+            "bound": bound,
+            "gap": _gap(energy, least),
+            "baseline": baseline,
+            "savings_percent": _percent(baseline.energy_j - energy, baseline.energy_j),
+            "slowdown_percent": _percent(
+                s_from_ns(time_ns) - baseline.iteration_time_s, baseline.iteration_time_s
+            ),
+        }
+    )
+
+
+def _gap(energy_j: float, bound_j: float) -> float:
+    # A profile may say that everything is free; then nothing is lost either.
+    return energy_j / max(bound_j, j_from_fj(1)) - 1 if energy_j > bound_j else 0.0
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _planned(
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    starts_ns: NDArray[np.int64],
+) -> list[list[PlannedOperation]]:
+    stages: list[list[PlannedOperation]] = [[] for _ in range(pipeline.num_stages)]
+    for op, row, start in zip(
+        pipeline.operations, options.tolist(), starts_ns.tolist(), strict=True
+    ):
+        table = profile.table(op.profile_stage, op.instruction)
+        stages[op.stage].append(
+            PlannedOperation(
+                instruction=op.instruction,
+                microbatch=op.microbatch,
+                chunk=op.chunk,
+                frequency_mhz=int(table.frequency_mhz[row]),
+                config=table.config[row],
+                start_s=s_from_ns(start),
+                time_s=s_from_ns(table.time_ns[row]),
+                energy_j=j_from_fj(table.energy_fj[row]),
+            )
+        )
+    return stages
+
+
+def _blocking_power_source(
+    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
+) -> BlockingPowerSource:
+    """Where the powers in use must have come from: what no argument gives, or else an argument."""
+    from envplan.frontier.trace import DEFAULT_BLOCKING_POWER_W
+
+    known = profile.blocking_power_w
+    if known is None:
+        default = uw_from_w(DEFAULT_BLOCKING_POWER_W)
+        return "default" if set(blocking_power_uw) == {default} else "argument"
+    first = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
+    own = [uw_from_w(known[first[stage]]) for stage in range(pipeline.num_stages)]
+    return "profile" if own == list(blocking_power_uw) else "argument"
+
+
+def _reference(profile: Profile) -> ProfileReference:
+    is_builtin = profile.path is not None and _builtin_paths().get(profile.name) == profile.path
+    path = None if profile.path is None or is_builtin else profile.path.as_posix()
+    return ProfileReference.model_validate(
+        {
+            "name": _utf8(profile.name),
+            "path": None if path is None else _utf8(path),
+            "sha256": profile.sha256,
+            "source": profile.metadata.source,
+        }
+    )
+
+
+def _utf8(name: str) -> str:
+    # File names on Linux are bytes, and need not be text.
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def find_profile(
+    reference: ProfileReference, file: str | os.PathLike[str] | None = None
+) -> Profile:
+    """The profile that a file refers to, changed since or not.
+
+    Looked for at the reference's path from the file's folder, then from the working directory, then
+    among the built-in profiles by name.
+
+    Args:
+        reference: such as a plan's `profile`.
+        file: where the reference stands.
+
+    Raises:
+        InputError: it is in none of these places, or not a valid profile.
+    """
+    if reference.path is not None:
+        for folder in (Path(file).parent if file else Path(), Path()):
+            if (folder / reference.path).is_file():
+                return Profile.read_csv(folder / reference.path)
+    if reference.name in _builtin_paths():
+        return Profile.builtin(reference.name)
+    raise InputError(
+        f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
+        "from here nor built in; say where it is with --profile",
+        path=file,
+    )
+
+
+def verify_plan(
+    plan: Plan,
+    profile: Profile,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Prove a plan from nothing but itself and its profile.
+
+    Args:
+        force: go on though the profile has changed since the plan was made.
+        progress: as for trace_frontier, which is run again to prove the lower bound.
+
+    Returns:
+        A sentence for everything that was proved, in order.
+
+    Raises:
+        InputError: the first thing that is not so.
+    """
+    proved = [check_reference(plan.profile, profile, force)]
+    pipeline = plan.job.pipeline()
+    proved.append(_check_operations(plan, pipeline))
+    options = _chosen_options(plan, pipeline, profile)
+    count = len(options)
+    proved.append(f"all {count} frequencies, times and energies are rows of the profile")
+    powers = _stated_powers(plan, pipeline)
+    priced = price(pipeline, profile, options, powers)
+    proved += _check_replay(plan, priced)
+    proved += _check_derived(plan, pipeline, profile, priced, powers)
+    proved += _check_target(plan, priced.makespan_ns)
+    return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
+
+
+def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
+    """That a profile is the one referred to; with `force`, only whether it is.
+
+    Raises:
+        InputError: it has changed.
+    """
+    if profile.sha256 == reference.sha256:
+        return f"the profile, {profile.name}, is unchanged (sha256 {profile.sha256[:12]}...)"
+    if force:
+        return f"the profile, {profile.name}, HAS CHANGED since; checked as it is now"
+    raise InputError(
+        f"profile {profile.path or profile.name} has changed since (sha256 "
+        f"{profile.sha256[:12]}... instead of {reference.sha256[:12]}...); plan again, or check "
+        "against what it says now with --force"
+    )
+
+
+def _check_operations(plan: Plan, pipeline: Pipeline) -> str:
+    if len(plan.stages) != pipeline.num_stages:
+        raise InputError(
+            f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
+        )
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        planned = plan.stages[stage]
+        for k, op in enumerate(pipeline.operations[first:last]):
+            due = f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}"
+            if k >= len(planned):
+                raise InputError(f"stages[{stage}] ends after {k} operations; next comes {due}")
+            found = planned[k]
+            if (found.instruction, found.microbatch, found.chunk) != (
+                op.instruction,
+                op.microbatch,
+                op.chunk,
+            ):
+                raise InputError(
+                    f"stages[{stage}][{k}] is {found.instruction} of microbatch "
+                    f"{found.microbatch}, chunk {found.chunk}, but the schedule has {due} there"
+                )
+        if len(planned) > last - first:
+            raise InputError(
+                f"stages[{stage}] has {len(planned)} operations, the schedule {last - first}"
+            )
+    return (
+        f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
+        f"schedule {pipeline.schedule}"
+    )
+
+
+def _chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
+    """The row of each operation's option table, (N), once all are seen to be rows of the profile.
+
+    Raises:
+        InputError: an operation's frequency, time or energy is no row's.
+    """
+    rows: dict[int, dict[tuple[int, str], int]] = {}
+    chosen = []
+    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
+    for (s, k), table in zip(places, _tables(pipeline, profile), strict=True):
+        op = plan.stages[s][k]
+        if id(table) not in rows:
+            rows[id(table)] = _by_knobs(table)
+        row = rows[id(table)].get((op.frequency_mhz, op.config))
+        at = f"{op.frequency_mhz} MHz" + (f" config {op.config}" if op.config else "")
+        what = f"stages[{s}][{k}], {op.instruction} at {at},"
+        if row is None:
+            raise InputError(f"{what} is not a row of profile {profile.name}")
+        for field, stated, true in (
+            ("time_s", op.time_s, s_from_ns(table.time_ns[row])),
+            ("energy_j", op.energy_j, j_from_fj(table.energy_fj[row])),
+        ):
+            if stated != true:
+                raise InputError(f"{what} has {field} {stated!r}; the profile says {true!r}")
+        chosen.append(row)
+    return np.array(chosen, np.int32)
+
+
+def _by_knobs(table: OptionTable) -> dict[tuple[int, str], int]:
+    knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
+    return {knob: row for row, knob in enumerate(knobs)}
+
+
+def _stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
+    powers = plan.job.blocking_power_w
+    if len(powers) != pipeline.num_stages:
+        raise InputError(
+            f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
+        )
+    return [uw_from_w(power) for power in powers]
+
+
+def _check_replay(plan: Plan, priced: Priced) -> list[str]:
+    """Start times, iteration time and energy against the exact replay."""
+    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
+    for (s, k), start_ns in zip(places, priced.starts_ns.tolist(), strict=True):
+        stated, true = plan.stages[s][k].start_s, s_from_ns(start_ns)
+        if stated != true:
+            raise InputError(f"stages[{s}][{k}].start_s is {stated!r}; replayed it is {true!r}")
+    time, energy = s_from_ns(priced.makespan_ns), j_from_fj(priced.energy_fj * plan.job.num_gpus)
+    for field, stated, true in (
+        ("iteration_time_s", plan.iteration_time, time),
+        ("energy_j", plan.energy, energy),
+    ):
+        if stated != true:
+            raise InputError(f"predicted.{field} is {stated!r}; recomputed it is {true!r}")
+    return [
+        f"replayed, the iteration takes {time!r} s and every operation starts when stated",
+        f"energy recomputed from the profile is {energy!r} J, as stated",
+    ]
+
+
+def _check_derived(
+    plan: Plan, pipeline: Pipeline, profile: Profile, priced: Priced, powers: Sequence[int]
+) -> list[str]:
+    """Baseline, savings, gap and averages against their recomputation."""
+    stated = plan.predicted
+    if stated.energy_lower_bound_j > stated.energy_j:
+        raise InputError(
+            f"predicted.energy_lower_bound_j {stated.energy_lower_bound_j!r} lies above energy_j "
+            f"{stated.energy_j!r}"
+        )
+    true = _predicted(
+        priced.makespan_ns,
+        priced.energy_fj * plan.job.num_gpus,
+        0,
+        stated.bound,
+        max_frequency_baseline(
+            pipeline,
+            profile,
+            blocking_power_uw=powers,
+            gpus_per_stage=plan.job.gpus_per_stage,
+            replicas=plan.job.replicas,
+        ),
+    )
+    gap = _gap(stated.energy_j, stated.energy_lower_bound_j)
+    for field, found, right in (
+        ("average_power_w", stated.average_power_w, true.average_power_w),
+        ("gap", stated.gap, gap),
+        ("savings_percent", stated.savings_percent, true.savings_percent),
+        ("slowdown_percent", stated.slowdown_percent, true.slowdown_percent),
+        *(
+            (f"baseline.{name}", getattr(stated.baseline, name), getattr(true.baseline, name))
+            for name in Baseline.model_fields
+        ),
+    ):
+        if not math.isclose(found, right, rel_tol=_DERIVED_TOLERANCE, abs_tol=_DERIVED_TOLERANCE):
+            raise InputError(f"predicted.{field} is {found!r}; recomputed it is {right!r}")
+    return [
+        f"lower bound {stated.energy_lower_bound_j!r} J <= energy; gap {100 * gap:.4f}%",
+        f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
+        "maximum frequency everywhere",
+    ]
+
+
+def _check_target(plan: Plan, makespan_ns: int) -> list[str]:
+    """The deadline and whatever else was asked for, exactly."""
+    target = plan.target
+    limits = [target.deadline_s]
+    if target.time_s is not None:
+        limits.append(target.time_s)
+    for limit in limits:
+        if makespan_ns > ns_from_s_floor(limit):
+            raise InputError(
+                f"replayed, the iteration takes {s_from_ns(makespan_ns)!r} s, more than the "
+                f"target of {limit!r} s"
+            )
+    proved = [f"{s_from_ns(makespan_ns)!r} s <= target {min(limits)!r} s, to the nanosecond"]
+    for what, value, most in (
+        ("energy_j", plan.energy, target.energy_j),
+        ("average_power_w", plan.average_power, target.power_w),
+    ):
+        if most is not None:
+            if value > most:
+                raise InputError(f"predicted.{what} {value!r} is above the target of {most!r}")
+            proved.append(f"{what} {value!r} <= target {most!r}")
+    return proved
+
+
+def trace_job(
+    job: Job, profile: Profile, progress: Callable[[int, int], None] | None = None
+) -> Frontier:
+    """The frontier of a job, traced anew.
+
+    Raises:
+        InputError: the job or its blocking power does not fit the profile.
+    """
+    from envplan.frontier import trace_frontier
+
+    given = job.blocking_power_source == "argument" and job.blocking_power_w
+    frontier = trace_frontier(
+        job.pipeline(),
+        profile,
+        blocking_power=job.blocking_power_w[0] if given else None,
+        gpus_per_stage=job.gpus_per_stage,
+        replicas=job.replicas,
+        progress=progress,
+    )
+    if list(frontier.blocking_power_w) != job.blocking_power_w:
+        raise InputError(
+            f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
+        )
+    return frontier
+
+
+def _check_bound(plan: Plan, frontier: Frontier) -> str:
+    """The lower bound against that of the frontier, traced again."""
+    _check_kind(plan, frontier)
+    stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
+    if plan.predicted.bound == "cp-sat":
+        return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
+    try:
+        least = frontier.energy_at(deadline)
+    except NoAnswerError as error:
+        raise InputError(f"target.deadline_s: {error}") from None
+    if stated > least * (1 + _BOUND_TOLERANCE):
+        raise InputError(
+            f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
+        )
+    return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
+
+
+def _check_kind(plan: Plan, frontier: Frontier) -> None:
+    """That the deadline is the one which the kind of target means."""
+    target, least = plan.target, frontier.min_time_ns
+    match target.kind:
+        case "no-slowdown":
+            meant = least
+        case "slowdown":
+            meant = min(least + int(least * (target.slowdown or 0.0)), frontier.min_energy_time_ns)
+        case "min-energy":
+            meant = frontier.min_energy_time_ns
+        case _:
+            return
+    if target.deadline_s != s_from_ns(meant):
+        raise InputError(
+            f"target.deadline_s is {target.deadline_s!r}; {target.kind} means {s_from_ns(meant)!r}"
+        )
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of plan.json, generated from the models, to SCHEMA_FILE."""
+    atomic_write(SCHEMA_FILE, schema_text())
+
+
+def schema_text() -> str:
+    """The JSON Schema of plan.json."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": PLAN_SCHEMA,
+        **Plan.model_json_schema(),
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    write_schema()

@@ -1,0 +1,1 @@
+"""Figures. matplotlib is imported here and nowhere else, and only when something is drawn."""

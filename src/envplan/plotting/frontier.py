@@ -1,0 +1,218 @@
+"""The frontier as a figure: energy of an iteration against its time."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from envplan._files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+
+__all__ = ["frontier_figure", "plot_frontier", "save_figure"]
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
+_CURVE = "#0072B2"
+_PLANS = "#E69F00"
+_ENDS = "#000000"
+_BASELINE = "#D55E00"
+_SAVINGS = "#007A5A"
+_STYLE: Any = {
+    "font.size": 12,
+    "axes.titlesize": 13,
+    "axes.labelsize": 13,
+    "legend.fontsize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "envplan",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def plot_frontier(frontier: Frontier, plans: Sequence[Plan], path: str | os.PathLike[str]) -> None:
+    """Draw the frontier to a .png, .svg or .pdf file, whole or not at all.
+
+    Args:
+        plans: discrete plans along the frontier, at least one, by ascending time.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    save_figure(frontier_figure(frontier, plans), path)
+
+
+def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
+    """The figure: exact relaxed curve, discrete plans, T_min, T_star and all-maximum frequency."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    scale, unit = _unit(plans[0].predicted.baseline.energy_j)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+        axes = figure.add_subplot()
+        _set_limits(axes, frontier, plans, scale)
+        _draw_points(axes, frontier, plans, scale)
+        _draw_ends(axes, frontier, scale)
+        _draw_savings(axes, plans, scale)
+        axes.set_xlabel("Iteration time (s), axis does not start at 0")
+        axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
+        axes.ticklabel_format(useOffset=False, style="plain")
+        axes.locator_params(nbins=7)
+        axes.set_title(_title(frontier), loc="left")
+        axes.grid(color="0.92", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure in the format its file name ends in, whole or not at all.
+
+    The same figure always gives the same bytes.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    import matplotlib as mpl
+
+    kind = Path(path).suffix.lower().removeprefix(".")
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    buffer = io.BytesIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(buffer, format=kind, dpi=200, metadata=dated.get(kind))
+    atomic_write(path, buffer.getvalue())
+
+
+def _unit(joules: float) -> tuple[float, str]:
+    """What to divide joules by, and what they are then called."""
+    factors = {1e9: "GJ", 1e6: "MJ", 1e3: "kJ"}
+    return next(((f, unit) for f, unit in factors.items() if joules >= 10 * f), (1.0, "J"))
+
+
+def _set_limits(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
+    """Room for the labels: of T_min and T_star below the curve, of the savings beside it."""
+    baseline = plans[0].predicted.baseline
+    times = [*frontier.times, baseline.iteration_time_s]
+    energies = [e / scale for e in (*frontier.energies, baseline.energy_j)]
+    width = max(times) - min(times) or 0.1 * min(times)
+    height = max(energies) - min(energies) or 0.1 * max(energies) or 1.0
+    axes.set_xlim(min(times) - 0.08 * width, max(times) + 0.08 * width)
+    axes.set_ylim(min(energies) - 0.22 * height, max(energies) + 0.12 * height)
+
+
+def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
+    baseline = plans[0].predicted.baseline
+    axes.plot(
+        frontier.times,
+        frontier.energies / scale,
+        color=_CURVE,
+        linewidth=2.2,
+        label="Exact relaxed frontier (lower bound)",
+    )
+    axes.plot(
+        [plan.iteration_time for plan in plans],
+        [plan.energy / scale for plan in plans],
+        "o",
+        color=_PLANS,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        markersize=5.5,
+        label="Plans, one frequency per operation",
+    )
+    axes.plot(
+        baseline.iteration_time_s,
+        baseline.energy_j / scale,
+        "X",
+        color=_BASELINE,
+        markeredgecolor="white",
+        markersize=12,
+        linestyle="none",
+        zorder=5,
+        label="Maximum frequency everywhere",
+    )
+
+
+def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
+    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve."""
+    low, high = frontier.min_time, frontier.min_energy_time
+    ends = [(low, 0, "$T_{min}$", "left"), (high, -1, "$T^*$", "right")]
+    if low == high:
+        ends = [(low, 0, "$T_{min} = T^*$", "left")]
+    bottom = axes.get_ylim()[0]
+    decimals = max(0, 3 - math.floor(math.log10(high)))
+    for time, index, name, side in ends:
+        energy = frontier.energies[index] / scale
+        axes.vlines(time, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
+        axes.plot(time, energy, "D", color=_ENDS, markersize=7, zorder=6)
+        axes.annotate(
+            f"{name} = {time:.{decimals}f} s",
+            (time, bottom),
+            xytext=(6 if side == "left" else -6, 6),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+        )
+
+
+def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
+    """An arrow from maximum frequency down to the cheapest plan that is no slower, and a note on
+    the cheapest plan of all."""
+    baseline = plans[0].predicted.baseline
+    free = [plan for plan in plans if plan.iteration_time <= baseline.iteration_time_s]
+    best = min(free or plans, key=lambda plan: plan.energy)
+    if best.predicted.savings_percent < 0.05:
+        return
+    begin = (baseline.iteration_time_s, baseline.energy_j / scale)
+    end = (best.iteration_time, best.energy / scale)
+    arrow = {"arrowstyle": "-|>", "color": _SAVINGS, "lw": 2, "shrinkA": 8, "shrinkB": 6}
+    axes.annotate("", end, begin, arrowprops=arrow)
+    middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
+    _note(axes, best, middle, offset=(10, 0), ha="left", va="center")
+    cheapest = min(plans, key=lambda plan: plan.energy)
+    if cheapest is not best:
+        place = (cheapest.iteration_time, cheapest.energy / scale)
+        _note(axes, cheapest, place, offset=(4, 12), ha="right", va="bottom")
+
+
+def _note(
+    axes: Axes,
+    plan: Plan,
+    place: tuple[float, float],
+    *,
+    offset: tuple[int, int],
+    ha: Literal["left", "right"],
+    va: Literal["center", "bottom"],
+) -> None:
+    slower = plan.predicted.slowdown_percent
+    axes.annotate(
+        f"{plan.predicted.savings_percent:.1f}% saved,\n"
+        + (f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"),
+        place,
+        xytext=offset,
+        textcoords="offset points",
+        color=_SAVINGS,
+        weight="bold",
+        ha=ha,
+        va=va,
+    )
+
+
+def _title(frontier: Frontier) -> str:
+    pipeline, profile = frontier.pipeline, frontier.profile
+    name = profile.name if len(profile.name) <= 44 else profile.name[:43] + "…"
+    modelled = " (modelled)" if profile.metadata.source == "modelled" else ""
+    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
+    return (
+        f"{name}{modelled}\n{pipeline.schedule}, {pipeline.num_stages} stages, "
+        f"{pipeline.num_microbatches} microbatches, {gpus} GPUs"
+    )

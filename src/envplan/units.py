@@ -1,0 +1,63 @@
+"""Exact integer units, and the only place where seconds, joules and watts become integers.
+
+Inside envplan time is in nanoseconds, power in microwatts and energy in femtojoules, all Python or
+64-bit integers: 1 uW x 1 ns = 1 fJ, so nothing is lost between them. A profile's times and energies
+are rounded to these units once, when it is read; every makespan, target, energy and bound after
+that is exact.
+"""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+NS_PER_S = 10**9
+UW_PER_W = 10**6
+FJ_PER_J = 10**15
+
+#: Largest magnitude any single time, power or energy may have, so that sums stay in 64 bits.
+MAX_INTEGER = 2**62
+
+
+def _scaled(value: float, scale: int, rounding: str) -> int:
+    # Through the shortest decimal of the float: 14.2 s is 14_200_000_000 ns, not one less.
+    return int((Decimal(repr(float(value))) * scale).to_integral_value(rounding=rounding))
+
+
+def ns_from_s(seconds: float) -> int:
+    """Nearest whole nanosecond."""
+    return _scaled(seconds, NS_PER_S, ROUND_HALF_EVEN)
+
+
+def ns_from_s_floor(seconds: float) -> int:
+    """Whole nanoseconds not after `seconds`: for deadlines, which must not be overrun."""
+    return _scaled(seconds, NS_PER_S, ROUND_FLOOR)
+
+
+def ns_from_s_ceil(seconds: float) -> int:
+    """Whole nanoseconds not before `seconds`."""
+    return _scaled(seconds, NS_PER_S, ROUND_CEILING)
+
+
+def uw_from_w(watts: float) -> int:
+    """Nearest whole microwatt."""
+    return _scaled(watts, UW_PER_W, ROUND_HALF_EVEN)
+
+
+def fj_from_j(joules: float) -> int:
+    """Nearest whole femtojoule."""
+    return _scaled(joules, FJ_PER_J, ROUND_HALF_EVEN)
+
+
+def s_from_ns(ns: int) -> float:
+    """Seconds, correctly rounded, so that ns_from_s(s_from_ns(n)) == n below 2**53 ns (104 days)."""
+    return int(ns) / NS_PER_S
+
+
+def j_from_fj(fj: int) -> float:
+    """Joules, correctly rounded."""
+    return int(fj) / FJ_PER_J
+
+
+def w_from_uw(uw: int) -> float:
+    """Watts, correctly rounded."""
+    return int(uw) / UW_PER_W

@@ -1,0 +1,66 @@
+"""A small modelled profile, and the installed command run as a user would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from envplan.profile import Profile, ProfileMetadata
+
+COMMAND = Path(sys.executable).with_name("envplan")
+
+
+def small_profile(
+    stages: int = 2,
+    clocks: tuple[int, ...] = (1740, 1500, 1260, 1020, 780),
+    *,
+    blocking: float | None = None,
+    source: str | None = "modelled",
+    microbatches: int | None = 4,
+    schedule: str | None = None,
+) -> Profile:
+    """Stages of growing work on a GPU whose time goes with 1/f and power with f^2.6."""
+    rows: list[tuple[object, ...]] = []
+    for stage in range(stages):
+        for instruction, work in (("forward", 1.0), ("backward", 2.1)):
+            for mhz in clocks:
+                time = round(work * (1 + 0.15 * stage) * (0.01 + 0.07 * 1740 / mhz), 6)
+                power = 90 + 190 * (mhz / 1740) ** 2.6
+                rows.append((stage, instruction, mhz, time, round(power * time, 6)))
+        if blocking is not None:
+            rows.append((stage, "blocking", 1740, 2.0, 2.0 * blocking))
+    metadata = ProfileMetadata(source=source, schedule=schedule, num_microbatches=microbatches)
+    return Profile.from_rows(rows, name="small", metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+def envplan(*arguments: object, cwd: Path, timeout: float = 60) -> Ran:
+    """Run the installed command."""
+    done = subprocess.run(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def assert_refused(ran: Ran, code: int, *words: str) -> None:
+    """One line on stderr with these words in it, the exit code, and nothing on stdout."""
+    assert ran.err.startswith("envplan: error: ")
+    assert ran.err.count("\n") == 1, ran.err
+    assert "Traceback" not in ran.err
+    for word in words:
+        assert word in ran.err, ran.err
+    assert ran.out == ""
+    assert ran.code == code

@@ -1,0 +1,128 @@
+"""The profiles that ship: made by the script, labelled as modelled, with the shape they claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envplan.profile import Profile, builtin_profiles, cost_curve
+from envplan.profiling.builtin import BUILTINS, main
+
+COMMITTED = Path(__file__).resolve().parents[1] / "profiles"
+NAMES = [builtin.name for builtin in BUILTINS]
+
+every_profile = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profiles")
+    assert main([str(folder)]) == 0
+    return folder
+
+
+def test_committed_files_are_what_the_script_makes(regenerated: Path) -> None:
+    made = {path.name: path.read_bytes() for path in regenerated.iterdir()}
+    committed = {path.name: path.read_bytes() for path in COMMITTED.iterdir()}
+    assert committed == made
+
+
+def test_all_of_them_are_found_by_name() -> None:
+    assert [profile.name for profile in builtin_profiles()] == sorted(NAMES)
+
+
+@every_profile
+def test_profile_says_that_it_is_modelled_and_how_it_was_made(name: str) -> None:
+    metadata = Profile.builtin(name).metadata
+    assert metadata.source == "modelled"
+    assert metadata.gpu is not None
+    assert metadata.workload is not None
+    assert (metadata.microbatch_size, metadata.tensor_parallel) == (4, 1)
+    assert metadata.schedule == "1f1b"
+    assert metadata.num_microbatches is not None
+    assert metadata.date is not None
+    assert metadata.envplan_version is not None
+    assert "not measured" in " ".join(metadata.extra["assumptions"])
+
+
+@every_profile
+def test_every_clock_from_the_top_to_below_the_valley_is_there(name: str) -> None:
+    profile = Profile.builtin(name)
+    fewest = 60 if name.startswith("a40") else 50
+    for stage in range(profile.num_stages):
+        for instruction in profile.instructions:
+            table = profile.table(stage, instruction)
+            clocks = np.sort(table.frequency_mhz)
+            assert len(table) >= fewest
+            assert set(np.diff(clocks)) == {15}
+            valley = table.frequency_mhz[np.argmin(table.energy_fj)]
+            assert clocks[0] < valley < clocks[-1]
+
+
+@every_profile
+def test_stages_are_imbalanced_by_a_layer_and_by_the_head(name: str) -> None:
+    # Seven layers against six, four against three: no whole number of layers offsets the head.
+    profile = Profile.builtin(name)
+    times = [int(profile.table(s, "forward").time_ns[0]) for s in range(profile.num_stages)]
+    expected = {4: 7 / 6, 8: 4 / 3}[profile.num_stages]
+    assert max(times) / min(times) == pytest.approx(expected, abs=0.02)
+    assert len(set(times)) >= 3
+
+
+@every_profile
+def test_waiting_draws_sixty_to_ninety_watts(name: str) -> None:
+    powers = Profile.builtin(name).blocking_power_w
+    assert powers is not None
+    assert all(60 <= power <= 90 for power in powers)
+
+
+@every_profile
+def test_every_operation_has_a_curve_to_trade_along(name: str) -> None:
+    profile = Profile.builtin(name)
+    assert profile.blocking_power_w is not None
+    for stage in range(profile.num_stages):
+        blocking_power_uw = round(profile.blocking_power_w[stage] * 1e6)
+        for instruction in profile.instructions:
+            curve = cost_curve(profile.table(stage, instruction), blocking_power_uw)
+            assert len(curve.hull_slope_uw) >= 15
+
+
+def test_a40_first_stage_is_near_the_points_of_the_zeus_documentation() -> None:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    for instruction, seconds, joules in [("forward", 0.0937, 28.49), ("backward", 0.2453, 69.57)]:
+        table = profile.table(0, instruction)
+        top = table.max_frequency_option
+        assert table.time_ns[top] / 1e9 == pytest.approx(seconds, rel=0.02)
+        assert table.energy_fj[top] / 1e15 == pytest.approx(joules, rel=0.03)
+
+
+def test_a40_last_backward_at_690_mhz_is_near_the_zeus_documentation() -> None:
+    table = Profile.builtin("a40-gpt3-1.3b-4stage").table(3, "backward")
+    [row] = np.flatnonzero(table.frequency_mhz == 690)
+    assert table.time_ns[row] / 1e9 == pytest.approx(0.4182, rel=0.1)
+    assert table.energy_fj[row] / 1e15 == pytest.approx(68.11, rel=0.15)
+
+
+def test_a100_saves_less_at_its_valleys_than_a40() -> None:
+    def savings(name: str) -> float:
+        profile = Profile.builtin(name)
+        top = valley = 0
+        for stage in range(profile.num_stages):
+            for instruction in profile.instructions:
+                table = profile.table(stage, instruction)
+                top += int(table.energy_fj[table.max_frequency_option])
+                valley += int(table.energy_fj.min())
+        return 1 - valley / top
+
+    assert 0.10 < savings("a100-gpt3-1.3b-4stage") < 0.17
+    assert 0.18 < savings("a40-gpt3-1.3b-4stage") < 0.28
+
+
+@pytest.mark.parametrize("arguments", [[], ["one", "two"], ["/nowhere/at/all"]])
+def test_script_refuses_wrong_arguments_with_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli import app
+
+HEAVY = ("numpy", "pandas", "ortools", "matplotlib", "rich")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import envplan",
+        "from envplan.cli.app import _run; _run(['--help'])",
+        "from envplan.cli.app import _run; _run(['solve', '--help'])",
+        "from envplan.cli.app import _run; _run(['--version'])",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+    code = f"import sys\n{statement}\nprint('MODULES', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = done.stdout.split("MODULES", 1)[1].split()
+    assert "envplan" in imported
+    assert not [module for module in HEAVY if module in imported]
+
+
+def test_public_names_are_all_there() -> None:
+    import envplan
+
+    for name in envplan.__all__:
+        assert getattr(envplan, name) is not None
+    assert set(envplan.__all__) <= set(dir(envplan))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = envplan.nothing  # type: ignore[attr-defined]
+
+
+def test_help_lists_the_commands_and_an_example(tmp_path: Path) -> None:
+    for arguments in ([], ["--help"]):
+        ran = envplan(*arguments, cwd=tmp_path)
+        assert ran.code == 0
+        for word in ("frontier", "solve", "profiles", "check", "Example:"):
+            assert word in ran.out
+
+
+@pytest.mark.parametrize("command", ["frontier", "solve", "profiles", "check"])
+def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._run([command, "--help"]) == 0
+    assert f"Example:\n    envplan {command}" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_package(tmp_path: Path) -> None:
+    import envplan as package
+
+    ran = envplan("--version", cwd=tmp_path)
+    assert (ran.code, ran.out) == (0, f"envplan {package.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fly"], ["fly"]),
+        (["solve", "--nothing"], ["--nothing"]),
+        (["frontier", "a.csv", "b.csv"], ["b.csv"]),
+        (["frontier", "-m", "many"], ["--microbatches", "integer"]),
+        (["frontier", "-m"], ["-m"]),
+        (["check"], ["FILE"]),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app._run(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("envplan: error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_wrong_usage_through_the_installed_command(tmp_path: Path) -> None:
+    assert_refused(envplan("solve", "--nothing", cwd=tmp_path), 2, "--nothing")
+
+
+def test_interruption_is_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("envplan.profile.builtin_profiles", interrupted)
+    assert app._run(["profiles"]) == 130
+    assert capsys.readouterr().err == "envplan: error: interrupted\n"
+
+
+def test_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._fail("one\n  two\x1b[2J", 2) == 2
+    assert capsys.readouterr().err == "envplan: error: one two\\x1b[2J\n"
+
+
+def test_reader_who_leaves_early_causes_no_traceback(tmp_path: Path) -> None:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    code = "import os,sys; r,w=os.pipe(); os.close(r); os.dup2(w,1)\n"
+    code += "from envplan.cli.app import main; main(['check','profile.csv'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
+    table = envplan("profiles", cwd=tmp_path)
+    listed = json.loads(envplan("profiles", "--json", cwd=tmp_path).out)
+    assert table.code == 0
+    assert listed
+    for profile in listed:
+        assert profile["name"] in table.out
+        assert profile["source"] in ("measured", "modelled")

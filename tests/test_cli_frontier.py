@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli import app
+from envplan.cli.frontier import distinct, evenly, name_bare_plot
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+
+PNG = b"\x89PNG\r\n\x1a\n"
+COLUMNS = (
+    "iteration_time_s,energy_j,lower_bound_j,gap,average_power_w,slowdown_percent,savings_percent"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    return tmp_path
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"profile.csv", "profile.meta.json"}
+
+
+def test_bare_plot_reads_profile_csv_and_writes_frontier_png(folder: Path) -> None:
+    ran = envplan("frontier", "--plot", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert files(folder) == {"frontier.png"}
+    assert (folder / "frontier.png").read_bytes().startswith(PNG)
+    assert ran.err == ""
+    for word in ("modelled", "max frequency", "T_min", "T_star", "at no slowdown", "70", "default"):
+        assert word in ran.out
+
+
+def test_plot_and_output_stand_in_any_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for arguments, written in (
+        (["--plot", "out.svg"], {"out.svg"}),
+        (["profile.csv", "--plot"], {"frontier.png"}),
+        (["--plot", "-o", "x.csv"], {"frontier.png", "x.csv"}),
+        (["-o", "x.json", "--plot"], {"frontier.png", "x.json"}),
+        (["--plot=a.pdf"], {"a.pdf"}),
+        (["--plot", "--", "profile.csv"], {"frontier.png"}),
+    ):
+        assert app._run(["frontier", "--quiet", *arguments]) == 0
+        assert files(folder) == written
+        for name in written:
+            (folder / name).unlink()
+
+
+def test_bare_plot_is_named_and_named_ones_are_left_alone() -> None:
+    assert name_bare_plot(["--plot"]) == ["--plot=frontier.png"]
+    assert name_bare_plot(["--plot", "x.svg"]) == ["--plot", "x.svg"]
+    assert name_bare_plot(["--plot", "-m", "3"]) == ["--plot=frontier.png", "-m", "3"]
+    assert name_bare_plot(["-m", "3"]) == ["-m", "3"]
+
+
+def test_plot_with_a_profile_for_a_name_says_where_the_profile_goes(folder: Path) -> None:
+    ran = envplan("frontier", "--plot", "profile.csv", cwd=folder)
+    assert_refused(ran, 2, "--plot profile.csv", ".png or .svg", "profile goes before")
+    assert files(folder) == set()
+
+
+def test_csv_has_a_row_for_every_plan_and_gaps_that_hold(folder: Path) -> None:
+    assert envplan("frontier", "-o", "f.csv", "--quiet", cwd=folder).out == ""
+    text = (folder / "f.csv").read_text()
+    assert text.splitlines()[0] == COLUMNS
+    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
+    assert len(rows) > 5
+    assert [r["iteration_time_s"] for r in rows] == sorted(r["iteration_time_s"] for r in rows)
+    for row in rows:
+        assert row["lower_bound_j"] <= row["energy_j"]
+        assert row["gap"] == pytest.approx(row["energy_j"] / row["lower_bound_j"] - 1)
+    assert rows[0]["slowdown_percent"] <= 0 < rows[0]["savings_percent"]
+
+
+def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> None:
+    ran = envplan("frontier", "-o", "f.json", "--json", cwd=folder)
+    document = json.loads((folder / "f.json").read_text())
+    assert json.loads(ran.out) == document
+    assert document["schema"] == "envplan/frontier/v1"
+    times = document["breakpoints"]["iteration_time_s"]
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == (document["t_min_s"], document["t_star_s"])
+    assert ",".join(document["plans"][0]) == COLUMNS
+
+
+def test_gpus_and_replicas_scale_the_energy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    energies = []
+    for scale in ([], ["--gpus-per-stage", "2", "--replicas", "3"]):
+        assert app._run(["frontier", "--json", *scale]) == 0
+        energies.append(json.loads(capsys.readouterr().out)["baseline"]["energy_j"])
+    assert energies[1] == pytest.approx(6 * energies[0])
+
+
+def test_one_frequency_only_is_a_frontier_of_one_point(tmp_path: Path) -> None:
+    small_profile(clocks=(1740,)).save_csv(tmp_path / "profile.csv")
+    ran = envplan("frontier", "--plot", "-o", "f.csv", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert len((tmp_path / "f.csv").read_text().splitlines()) == 2
+    assert "up to 0.0% at no slowdown" in ran.out
+
+
+def test_fewer_microbatches_than_stages_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_profile(4).save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    for microbatches in ("1", "2"):
+        assert app._run(["frontier", "--quiet", "-m", microbatches]) == 0
+
+
+def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_profile(4, microbatches=8, schedule="gpipe").save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    for arguments, expected in (
+        ([], ("gpipe", 4, 8, 1)),
+        (["-m", "4", "--schedule", "1f1b"], ("1f1b", 4, 4, 1)),
+        (["--chunks", "2", "--schedule", "interleaved"], ("interleaved", 2, 8, 2)),
+    ):
+        assert app._run(["frontier", "--json", *arguments]) == 0
+        job = json.loads(capsys.readouterr().out)["job"]
+        assert (job["schedule"], job["stages"], job["microbatches"], job["chunks"]) == expected
+
+
+def test_profile_with_blocking_rows_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_profile(blocking=61.5, source="measured").save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    assert app._run(["frontier"]) == 0
+    out = capsys.readouterr().out
+    assert "61.5 W (from the profile)" in out
+    assert "modelled" not in out
+
+
+def test_distinct_leaves_out_plans_that_another_beats() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile())
+    plans = frontier.sample_plans(9)
+    worse = plans[0].model_copy(
+        update={
+            "predicted": plans[0].predicted.model_copy(
+                update={"iteration_time_s": plans[-1].iteration_time}
+            )
+        }
+    )
+    kept: list[Plan] = distinct([*plans, worse, plans[0]])
+    assert worse not in kept
+    assert len({(p.iteration_time, p.energy) for p in kept}) == len(kept)
+
+
+def test_evenly_keeps_both_ends() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile())
+    plans = frontier.sample_plans(20)
+    shown = evenly(plans, 5)
+    assert len(shown) == 5
+    assert (shown[0], shown[-1]) == (plans[0], plans[-1])
+    assert evenly(plans[:3], 5) == plans[:3]
+
+
+# Bad input: each through the installed command
+
+HEADER = "stage,instruction,frequency,time,energy"
+GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["is empty"]),
+        ("\x00\x01\x02", ["not UTF-8 text"]),
+        ('{"a": 1}', ["JSON, not CSV"]),
+        ("just some words\nin a file", ["column stage", "missing"]),
+        ("stage,instruction,frequency,time\n0,forward,1740,0.1", ["column energy", "missing"]),
+        (HEADER, ["no rows"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,inf", ["profile.csv:4", "column energy"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "not above 0"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,-0.1,10", [":4", "column time"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,-1", [":4", "column energy", "negative"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
+        (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
+        (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "overflows"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "overflows"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "overflows"]),
+    ],
+)
+def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words: list[str]) -> None:
+    (tmp_path / "profile.csv").write_text(content)
+    ran = envplan("frontier", "-m", "2", "--plot", "-o", "f.csv", cwd=tmp_path)
+    assert_refused(ran, 2, *words)
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.csv"], ["nothing.csv", "no such file"]),
+        (["-m", "0"], ["--microbatches", "0"]),
+        (["-m", "-3"], ["--microbatches", "-3"]),
+        (["-m", "99999999"], ["operations", "at most"]),
+        (["--chunks", "3"], ["--chunks 3", "does not divide"]),
+        (["--chunks", "2", "--schedule", "1f1b"], ["one model chunk", "interleaved"]),
+        (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved"]),
+        (["--blocking-power", "nan"], ["--blocking-power"]),
+        (["--blocking-power", "-1"], ["--blocking-power"]),
+        (["--blocking-power", "1e9"], ["blocking power"]),
+        (["--p2p-latency", "-1"], ["p2p_latency"]),
+        (["--gpus-per-stage", "0"], ["--gpus-per-stage"]),
+        (["--replicas", "9999999999"], ["replicas"]),
+        (["--dag", "dag.json", "-m", "3"], ["--dag", "--microbatches", "exclude"]),
+        (["--dag", "dag.json"], ["dag.json", "cannot be read"]),
+        (["-o", "f.txt"], ["--output f.txt", ".csv or .json"]),
+        (["-o", "missing/f.csv"], ["missing/f.csv", "cannot be written"]),
+        (["-o", "profile.csv"], ["profile.csv", "itself"]),
+        (["--plot", "missing/f.png"], ["missing/f.png", "cannot be written"]),
+    ],
+)
+def test_bad_argument_is_refused_in_one_line(
+    folder: Path, arguments: list[str], words: list[str]
+) -> None:
+    before = (folder / "profile.csv").read_bytes()
+    assert_refused(envplan("frontier", *arguments, cwd=folder), 2, *words)
+    assert files(folder) == set()
+    assert (folder / "profile.csv").read_bytes() == before
+
+
+def test_no_profile_at_all_says_how_to_get_one(tmp_path: Path) -> None:
+    assert_refused(envplan("frontier", cwd=tmp_path), 2, "profile.csv", "envplan profiles")
+
+
+def test_microbatches_that_nothing_says_must_be_given(tmp_path: Path) -> None:
+    small_profile(microbatches=None).save_csv(tmp_path / "profile.csv")
+    assert_refused(envplan("frontier", cwd=tmp_path), 2, "--microbatches M")
+
+
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        (
+            [
+                {"id": "a", "stage": 0, "instruction": "forward", "after": ["b"]},
+                {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
+            ],
+            ["cycle", '"a"'],
+        ),
+        (
+            [
+                {"id": "a", "stage": 0, "instruction": "forward"},
+                {"id": "b", "stage": 1, "instruction": "forward"},
+            ],
+            ["2 parts"],
+        ),
+        (
+            [
+                {"id": "a", "stage": 0, "instruction": "forward"},
+                {"id": "b", "stage": 1, "instruction": "optimizer", "after": ["a"]},
+            ],
+            ["optimizer", "stage 1"],
+        ),
+    ],
+)
+def test_bad_dag_is_refused_in_one_line(
+    folder: Path, operations: list[dict[str, object]], words: list[str]
+) -> None:
+    document = {"schema": "envplan/dag/v1", "operations": operations}
+    (folder / "dag.json").write_text(json.dumps(document))
+    assert_refused(envplan("frontier", "--dag", "dag.json", cwd=folder), 2, *words)
+
+
+def test_time_that_grows_with_frequency_is_no_error(tmp_path: Path) -> None:
+    rows = "0,forward,1740,0.12,12\n0,forward,1500,0.1,10\n0,backward,1740,0.2,20"
+    (tmp_path / "profile.csv").write_text(f"{HEADER}\n{rows}\n")
+    ran = envplan("frontier", "-m", "2", cwd=tmp_path)
+    assert ran.code == 0, ran.err

@@ -1,0 +1,154 @@
+"""The modelled GPUs: clocks, power, time, and the measured points they were fitted to."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envplan.devices.modelled import GPUS, ModelledGpu, gpu
+from envplan.errors import InputError
+
+every_gpu = pytest.mark.parametrize("device", GPUS.values(), ids=GPUS)
+
+
+def share(device: ModelledGpu, memory_share: float) -> tuple[float, float]:
+    """FLOPs and bytes of an operation of one second at the capped clock."""
+    rate = device.compute_efficiency * device.peak_flops_per_mhz * device.capped_clock_mhz
+    traffic = memory_share * device.memory_efficiency * device.bandwidth
+    return (1 - memory_share) * rate, traffic
+
+
+@pytest.mark.parametrize(
+    ("key", "lowest", "highest", "number", "memory", "limit"),
+    [
+        ("v100", 135, 1530, 187, 877, 300),
+        ("rtx3090", 210, 2100, 127, 9501, 350),
+        ("a40", 210, 1740, 103, 7251, 300),
+        ("a100-pcie-40gb", 210, 1410, 81, 1215, 250),
+        ("a100-pcie-80gb", 210, 1410, 81, 1512, 300),
+        ("a100-sxm4-40gb", 210, 1410, 81, 1215, 400),
+        ("a100-sxm4-80gb", 210, 1410, 81, 1593, 400),
+        ("h100-sxm", 345, 1980, 110, 2619, 700),
+    ],
+)
+def test_clocks_and_limits_are_those_of_the_data_sheet(
+    key: str, lowest: int, highest: int, number: int, memory: int, limit: int
+) -> None:
+    device = gpu(key)
+    assert (device.clocks_mhz[-1], device.clocks_mhz[0]) == (lowest, highest)
+    assert len(device.clocks_mhz) == number
+    assert (device.memory_clock_mhz, device.power_limit_w) == (memory, limit)
+
+
+def test_v100_steps_by_seven_and_eight() -> None:
+    steps = {one - other for one, other in itertools.pairwise(gpu("v100").clocks_mhz)}
+    assert steps == {7, 8}
+
+
+def test_names_are_found_in_any_case_and_unknown_ones_listed() -> None:
+    assert gpu("A40") is GPUS["a40"]
+    with pytest.raises(InputError, match="a100-pcie-40gb"):
+        gpu("a41")
+
+
+@every_gpu
+def test_power_never_falls_with_the_clock_and_never_passes_the_limit(device: ModelledGpu) -> None:
+    powers = [device.power_w(clock) for clock in device.clocks_mhz]
+    assert all(fast >= slow for fast, slow in itertools.pairwise(powers))
+    assert max(powers) <= device.power_limit_w
+    assert min(powers) > device.static_power_w
+
+
+@every_gpu
+def test_time_stops_improving_at_the_power_limit(device: ModelledGpu) -> None:
+    times = [device.time_s(1e12, 1e9, clock) for clock in device.clocks_mhz]
+    for (fast, slow), (high, low) in zip(
+        itertools.pairwise(times), itertools.pairwise(device.clocks_mhz), strict=True
+    ):
+        if low >= device.capped_clock_mhz:
+            assert fast == slow
+        elif high <= device.capped_clock_mhz:
+            assert fast < slow
+
+
+@every_gpu
+def test_capped_clock_draws_the_limit(device: ModelledGpu) -> None:
+    assert device.uncapped_power_w(device.capped_clock_mhz) == pytest.approx(device.power_limit_w)
+
+
+def test_gpu_below_its_limit_is_not_capped() -> None:
+    roomy = ModelledGpu(**{**vars_of(gpu("a40")), "power_limit_w": 1000.0})
+    assert roomy.capped_clock_mhz == 1740
+
+
+def vars_of(device: ModelledGpu) -> dict[str, object]:
+    names = ModelledGpu.__dataclass_fields__
+    return {name: getattr(device, name) for name in names}
+
+
+@every_gpu
+@given(memory_share=st.floats(0.1, 0.7))
+def test_energy_has_a_valley_inside_the_range(device: ModelledGpu, memory_share: float) -> None:
+    flops, traffic = share(device, memory_share)
+    energies = [
+        device.time_s(flops, traffic, clock) * device.power_w(clock) for clock in device.clocks_mhz
+    ]
+    valley = energies.index(min(energies))
+    assert 0 < valley < len(energies) - 1
+    assert energies[valley] < energies[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "clock", "watts"),
+    [  # Perseus artifact, forward of a GPT-3 175B stage: energy over time
+        ("a40", 855, 176.7),
+        ("a40", 1020, 194.6),
+        ("a40", 1200, 223.7),
+        ("a40", 1350, 266.3),
+        ("a40", 1650, 297.5),
+        ("a40", 675, 162.0),  # Zeus documentation, last stage's backward
+        ("a100-sxm4-80gb", 855, 234.6),
+        ("a100-sxm4-80gb", 1065, 279.2),
+        ("a100-sxm4-80gb", 1200, 343.6),
+    ],
+)
+def test_power_meets_measured_points_within_four_percent(
+    key: str, clock: int, watts: float
+) -> None:
+    assert gpu(key).power_w(clock) == pytest.approx(watts, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds"),
+    [(1740, 0.1125), (1500, 0.1142), (1350, 0.1177), (1200, 0.1274), (1020, 0.1423), (855, 0.1644)],
+)
+def test_a_plus_b_over_f_with_a_cap_meets_measured_a40_times(clock: int, seconds: float) -> None:
+    a40 = gpu("a40")
+    modelled = 0.0402 + 105.15 / a40.settled_clock_mhz(clock)
+    assert modelled == pytest.approx(seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("key", ["a40", "a100-pcie-40gb", "a100-pcie-80gb", "rtx3090", "v100"])
+def test_waiting_draws_what_was_seen_on_waits(key: str) -> None:
+    device = gpu(key)
+    assert all(46 <= device.blocking_power_w(clock) <= 90 for clock in device.clocks_mhz)
+
+
+@every_gpu
+def test_waiting_draws_less_than_computing(device: ModelledGpu) -> None:
+    assert all(device.blocking_power_w(f) < device.power_w(f) for f in device.clocks_mhz)
+
+
+def test_a100_pcie_saves_less_than_a40() -> None:
+    def savings(device: ModelledGpu) -> float:
+        flops, traffic = share(device, 0.4)
+        energies = [
+            device.time_s(flops, traffic, clock) * device.power_w(clock)
+            for clock in device.clocks_mhz
+        ]
+        return 1 - min(energies) / energies[0]
+
+    assert savings(gpu("a100-pcie-40gb")) < savings(gpu("a100-pcie-80gb")) < savings(gpu("a40"))

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError
+from envplan.pipeline import Operation, Pipeline, formats
+
+DIAMOND: dict[str, Any] = {
+    "schema": "envplan/dag/v1",
+    "operations": [
+        {"id": "f0", "stage": 0, "instruction": "forward"},
+        {
+            "id": "f1",
+            "stage": 1,
+            "instruction": "forward",
+            "after": [{"id": "f0", "latency": 0.001}],
+        },
+        {"id": "b1", "stage": 1, "instruction": "backward"},
+        {"id": "b0", "stage": 0, "instruction": "backward", "after": ["b1", {"id": "f1"}]},
+    ],
+}
+
+
+def diamond(**changes: Any) -> dict[str, Any]:
+    """DIAMOND with fields of its operation f1 (listed as number 1) replaced."""
+    document = copy.deepcopy(DIAMOND)
+    document["operations"][1].update(changes)
+    return document
+
+
+def refused(document: object) -> str:
+    """The one-line message that refuses the document."""
+    with pytest.raises(InputError) as error:
+        Pipeline.from_dag(document)
+    assert "\n" not in error.value.message
+    return error.value.message
+
+
+def refused_file(path: Path, content: bytes) -> InputError:
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        Pipeline.from_dag_file(path)
+    assert error.value.path == str(path)
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def same(one: Pipeline, other: Pipeline) -> bool:
+    arrays = ("stage_begin", "succ_begin", "succ", "succ_lag_ns", "order")
+    return (
+        one.operations == other.operations
+        and one.to_job() == other.to_job()
+        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+    )
+
+
+def test_dag_groups_operations_by_stage_and_fills_in_defaults() -> None:
+    pipeline = Pipeline.from_dag(DIAMOND)
+    assert pipeline.schedule == "dag"
+    assert pipeline.operations == (
+        Operation(0, "forward", 0, 0, 0),
+        Operation(0, "backward", 0, 0, 0),
+        Operation(1, "forward", 0, 0, 1),
+        Operation(1, "backward", 0, 0, 1),
+    )
+    assert (pipeline.num_stages, pipeline.num_microbatches, pipeline.num_chunks) == (2, 1, 1)
+    assert (pipeline.num_profile_stages, pipeline.p2p_latency_ns) == (2, 0)
+
+
+def test_dag_runs_a_stage_in_the_order_listed_and_waits_for_after() -> None:
+    pipeline = Pipeline.from_dag(DIAMOND)
+    start, makespan = pipeline.earliest_starts(np.array([10, 20, 30, 40]))
+    assert start.tolist() == [0, 1_000_080, 1_000_010, 1_000_040]
+    assert makespan == 1_000_100
+
+
+def test_listing_a_stage_later_than_another_changes_nothing() -> None:
+    document = copy.deepcopy(DIAMOND)
+    f0, f1, b1, b0 = document["operations"]
+    document["operations"] = [f1, b1, f0, b0]
+    assert same(Pipeline.from_dag(document), Pipeline.from_dag(DIAMOND))
+
+
+def test_waiting_twice_for_the_same_operation_keeps_the_longer_latency() -> None:
+    after = [{"id": "f0", "latency": 2e-9}, "f0", {"id": "f0", "latency": 1e-9}]
+    pipeline = Pipeline.from_dag(diamond(after=after))
+    assert sorted(pipeline.succ_lag_ns.tolist()) == [0, 0, 0, 0, 2]
+
+
+def test_latency_within_a_stage_is_kept() -> None:
+    document = diamond()
+    document["operations"][2]["after"] = [{"id": "f1", "latency": 5e-9}]
+    pipeline = Pipeline.from_dag(document)
+    assert pipeline.earliest_starts(np.array([1, 1, 1, 1]))[0].tolist()[3] == 1_000_007
+
+
+def test_profile_stage_may_differ_from_stage() -> None:
+    pipeline = Pipeline.from_dag(diamond(profile_stage=5, chunk=2, microbatch=3))
+    assert (pipeline.num_profile_stages, pipeline.num_chunks, pipeline.num_microbatches) == (
+        6,
+        3,
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        Pipeline("1f1b", 4, 8),
+        Pipeline("gpipe", 2, 1, p2p_latency=1.5e-3),
+        Pipeline("interleaved", 2, 4, num_chunks=3, p2p_latency=1e-9),
+        Pipeline.from_dag(DIAMOND),
+        Pipeline.from_dag(diamond(after=[{"id": "f0", "latency": 123456.123456789}])),
+    ],
+    ids=str,
+)
+def test_job_survives_a_round_trip_through_json(pipeline: Pipeline) -> None:
+    job = json.loads(json.dumps(pipeline.to_job(), allow_nan=False))
+    assert job == pipeline.to_job()
+    assert same(Pipeline.from_job(job), pipeline)
+
+
+def test_job_of_a_schedule_has_no_dag() -> None:
+    assert Pipeline("1f1b", 2, 3, p2p_latency=1e-3).to_job() == {
+        "schedule": "1f1b",
+        "stages": 2,
+        "microbatches": 3,
+        "chunks": 1,
+        "p2p_latency_s": 0.001,
+    }
+
+
+def test_job_may_have_further_fields_and_leave_out_the_optional_ones() -> None:
+    job = {"schedule": "1f1b", "stages": 2, "microbatches": 3, "gpus_per_stage": 8, "dag": None}
+    assert same(Pipeline.from_job(job), Pipeline("1f1b", 2, 3))
+
+
+def test_dag_file_is_read_with_or_without_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "dag.json"
+    for mark in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + json.dumps(DIAMOND).encode())
+        assert same(Pipeline.from_dag_file(path), Pipeline.from_dag(DIAMOND))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json: cannot be read: No such file"):
+        Pipeline.from_dag_file(tmp_path / "none.json")
+
+
+def test_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        Pipeline.from_dag_file(str(tmp_path))
+
+
+def test_syntax_error_names_line_and_column(tmp_path: Path) -> None:
+    error = refused_file(tmp_path / "dag.json", b'{"schema": "envplan/dag/v1",\n "operations" []}')
+    assert (error.line, error.column) == (2, 15)
+    assert "not valid JSON" in error.message
+
+
+def test_bytes_that_are_no_text_name_their_line(tmp_path: Path) -> None:
+    error = refused_file(tmp_path / "dag.json", b'{\n"schema":\n"\xff"}')
+    assert (error.line, error.message) == (3, "not valid JSON: not UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[" + b"9" * 5000 + b"]", "too many digits"),
+        (b'{"latency": NaN}', "NaN is not a number"),
+        (b'{"a": 1, "b": 2, "a": 3}', 'field "a" twice'),
+        (b'"text"', 'a DAG must be an object, not "text"'),
+    ],
+    ids=["empty", "deep", "digits", "nan", "field_twice", "text"],
+)
+def test_files_that_hold_no_dag_are_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    assert complaint in refused_file(tmp_path / "dag.json", content).message
+
+
+def test_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "MAX_DAG_BYTES", 2**20)
+    error = refused_file(tmp_path / "dag.json", b" " * (2**20 + 1))
+    assert error.message == "is larger than 1 MiB"
+
+
+def test_wrong_content_of_a_file_names_the_file(tmp_path: Path) -> None:
+    error = refused_file(tmp_path / "dag.json", json.dumps(diamond(stage="x")).encode())
+    assert 'operation 1 ("f1"): stage' in error.message
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ([], "a DAG must be an object, not a list"),
+        (None, "a DAG must be an object, not null"),
+        ({"operations": []}, 'schema must be "envplan/dag/v1"; it is missing'),
+        ({"schema": "envplan/dag/v2"}, 'it is "envplan/dag/v2"'),
+        ({"schema": ["envplan/dag/v1"]}, "it is a list"),
+        ({"schema": "envplan/dag/v1"}, "operations must be a list, not null"),
+        ({"schema": "envplan/dag/v1", "operations": {}}, "must be a list, not an object"),
+        ({"schema": "envplan/dag/v1", "operations": []}, "operations is empty"),
+        ({"schema": "envplan/dag/v1", "operations": [3]}, "operation 0 must be an object, not 3"),
+        ({**DIAMOND, "stages": 2}, 'the DAG has an unknown field "stages"'),
+    ],
+)
+def test_documents_of_the_wrong_form_are_refused(document: object, complaint: str) -> None:
+    assert complaint in refused(document)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"id": 7}, "operation 1: id must be a non-empty string; it is 7"),
+        ({"id": ""}, 'operation 1: id must be a non-empty string; it is ""'),
+        ({"id": "f0"}, 'operation 1 has the id "f0" of operation 0'),
+        ({"stage": -1}, 'operation 1 ("f1"): stage must be at least 0, not -1'),
+        ({"stage": 1.0}, "stage must be a whole number, not 1.0"),
+        ({"stage": None}, "stage must be given"),
+        ({"stage": 10**30}, "stage must be at most 2147483647, not a number beyond 1e18"),
+        ({"microbatch": -1}, "microbatch must be at least 0"),
+        ({"chunk": "a"}, 'chunk must be a whole number, not "a"'),
+        ({"profile_stage": False}, "profile_stage must be a whole number, not false"),
+        ({"instruction": "two words"}, 'must be a name such as "forward"; it is "two words"'),
+        ({"instruction": None}, "it is null"),
+        ({"micro_batch": 1}, 'operation 1 ("f1") has an unknown field "micro_batch"'),
+        ({"after": "f0"}, 'operation 1 ("f1"): after must be a list, not "f0"'),
+        ({"after": [0]}, "must list ids, or objects with an id; one is 0"),
+        ({"after": [{"latency": 1}]}, "must list ids, or objects with an id; one is null"),
+        ({"after": [{"id": "f0", "lag": 1}]}, 'unknown field "lag"'),
+        ({"after": ["f9"]}, 'operation 1 ("f1") waits for "f9", which is no operation\'s id'),
+        ({"after": ["f1"]}, 'operation 1 ("f1") waits for itself'),
+        ({"after": [{"id": "f0", "latency": -1}]}, 'latency after "f0" must lie between 0 and'),
+        ({"after": [{"id": "f0", "latency": 1e10}]}, "must lie between 0 and 1e+09 seconds"),
+        ({"after": [{"id": "f0", "latency": "1"}]}, 'must be a number of seconds, not "1"'),
+    ],
+)
+def test_wrong_fields_name_the_operation(changes: dict[str, Any], complaint: str) -> None:
+    assert complaint in refused(diamond(**changes))
+
+
+def test_missing_fields_name_the_operation() -> None:
+    for field, complaint in {
+        "id": "operation 1: id must be a non-empty string; it is missing",
+        "stage": 'operation 1 ("f1"): stage must be given',
+        "instruction": "it is missing",
+    }.items():
+        document = diamond()
+        del document["operations"][1][field]
+        if field == "id":
+            document["operations"][3]["after"] = ["b1"]
+        assert complaint in refused(document)
+
+
+def test_a_stage_without_operations_is_named() -> None:
+    document = diamond(stage=2)
+    document["operations"][2]["stage"] = 4
+    assert refused(document) == "stage 1 has no operations, but stage 4 has"
+    assert "stage 2 has no operations" in refused(diamond(stage=2**31 - 1))
+
+
+def test_long_or_broken_names_stay_on_one_short_line() -> None:
+    message = refused(diamond(id="line\nbreak\u2028\ud800" * 1000, stage=-1))
+    assert len(message) < 200
+    assert len(message.encode().splitlines()) == 1
+
+
+def test_a_cycle_is_named_in_order() -> None:
+    document = diamond(after=["f0", "b0"])
+    document["operations"][3]["after"] = ["f1"]
+    assert 'in a cycle: "f1" -> "b0" -> "f1"' in refused(document)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=8))
+def test_a_named_cycle_is_one(waits: set[tuple[int, int]]) -> None:
+    operations = [
+        {
+            "id": str(j),
+            "stage": j,
+            "instruction": "forward",
+            "after": [str(i) for i, k in sorted(waits) if k == j and i != j],
+        }
+        for j in range(8)
+    ]
+    try:
+        Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
+    except InputError as error:
+        if "parts" not in error.message:
+            cycle = [int(name) for name in re.findall(r'"(\d)"', error.message)]
+            assert cycle[0] == cycle[-1]
+            assert len(set(cycle)) == len(cycle) - 1
+            assert set(pairwise(cycle)) <= waits
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 3),
+    st.sampled_from(
+        ["id", "stage", "instruction", "microbatch", "chunk", "profile_stage", "after"]
+    ),
+    JSON | st.lists(st.fixed_dictionaries({"id": st.just("f0"), "latency": JSON})),
+)
+def test_whatever_a_field_holds_it_is_used_or_refused_in_one_line(
+    operation: int, field: str, value: object
+) -> None:
+    document = copy.deepcopy(DIAMOND)
+    document["operations"][operation][field] = value
+    try:
+        pipeline = Pipeline.from_dag(document)
+    except InputError:
+        assert len(refused(document).encode().splitlines()) == 1
+    else:
+        assert same(Pipeline.from_job(json.loads(json.dumps(pipeline.to_job()))), pipeline)
+
+
+def test_a_cycle_closed_by_the_listed_order_is_found() -> None:
+    document = diamond(after=["b1"])
+    message = refused(document)
+    assert '"f1" -> "b1" -> "f1"' in message
+    assert "in the order listed" in message
+
+
+def test_operations_behind_a_cycle_are_not_named_as_part_of_it() -> None:
+    document = diamond(after=["b1"])
+    assert "b0" not in refused(document)
+
+
+def test_a_long_cycle_is_shortened() -> None:
+    operations = [
+        {"id": f"x{i}", "stage": i, "instruction": "forward", "after": [f"x{(i - 1) % 100}"]}
+        for i in range(100)
+    ]
+    message = refused({"schema": "envplan/dag/v1", "operations": operations})
+    assert '-> (92 more) -> "x' in message
+
+
+def test_a_dag_in_parts_names_one_operation_of_each() -> None:
+    document = diamond(after=[])
+    document["operations"][3]["after"] = []
+    assert refused(document) == (
+        'the DAG falls into 2 parts that nothing connects; one operation of each: "f0", "f1"'
+    )
+
+
+def test_many_parts_are_counted_and_a_few_named() -> None:
+    operations = [{"id": f"x{i}", "stage": i, "instruction": "forward"} for i in range(20)]
+    message = refused({"schema": "envplan/dag/v1", "operations": operations})
+    assert "20 parts" in message
+    assert message.endswith('"x7", ...')
+
+
+@pytest.mark.parametrize(
+    ("job", "complaint"),
+    [
+        ([], "job must be an object, not a list"),
+        ({}, "job: schedule must be a name, not null"),
+        ({"schedule": "nope", "stages": 1, "microbatches": 1}, 'unknown schedule "nope"'),
+        ({"schedule": "1f1b", "microbatches": 2}, "job: stages must be given"),
+        ({"schedule": "1f1b", "stages": 2}, "job: microbatches must be given"),
+        ({"schedule": "1f1b", "stages": 2, "microbatches": 0}, "job: microbatches must be at"),
+        ({"schedule": "1f1b", "stages": 2, "microbatches": 2, "chunks": "1"}, "job: chunks"),
+        (
+            {"schedule": "1f1b", "stages": 2, "microbatches": 2, "p2p_latency_s": -1},
+            "job: p2p_latency_s must lie",
+        ),
+        ({"schedule": "dag", "stages": 2, "microbatches": 2}, "go together"),
+        ({"schedule": "1f1b", "stages": 2, "microbatches": 1, "dag": DIAMOND}, "go together"),
+        ({"schedule": "dag", "dag": {}}, "schema must be"),
+        ({**Pipeline.from_dag(DIAMOND).to_job(), "stages": 3}, "stages is 3, but its DAG means 2"),
+        ({**Pipeline.from_dag(DIAMOND).to_job(), "p2p_latency_s": 1}, "p2p_latency_s is 1, but"),
+    ],
+)
+def test_bad_jobs_are_refused(job: object, complaint: str) -> None:
+    with pytest.raises(InputError) as error:
+        Pipeline.from_job(job)
+    assert complaint in error.value.message

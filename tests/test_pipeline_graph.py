@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+
+MS = 10**6
+
+
+def dag_of(stages: list[int], after: dict[tuple[int, int], int]) -> Pipeline:
+    """Operation i runs on stages[i]; after: (i, j) -> latency in ns."""
+    return Pipeline.from_dag(
+        {
+            "schema": "envplan/dag/v1",
+            "operations": [
+                {
+                    "id": str(j),
+                    "stage": stage,
+                    "instruction": "forward",
+                    "microbatch": j,
+                    "after": [
+                        {"id": str(i), "latency": lag / 1e9}
+                        for (i, then), lag in after.items()
+                        if then == j
+                    ],
+                }
+                for j, stage in enumerate(stages)
+            ],
+        }
+    )
+
+
+def edges(pipeline: Pipeline) -> dict[tuple[int, int], int]:
+    return {
+        (i, int(pipeline.succ[k])): int(pipeline.succ_lag_ns[k])
+        for i in range(len(pipeline.operations))
+        for k in range(pipeline.succ_begin[i], pipeline.succ_begin[i + 1])
+    }
+
+
+@st.composite
+def random_dags(draw: st.DrawFn) -> tuple[Pipeline, list[int]]:
+    """A DAG over a few stages, each operation waiting for some listed before it, and its times."""
+    size = draw(st.integers(1, 14))
+    num_stages = draw(st.integers(1, min(4, size)))
+    stages = draw(st.permutations([i % num_stages for i in range(size)]))
+    lags = st.integers(0, 50)
+    after = {}
+    for j in range(1, size):
+        # At least one edge back keeps the DAG in one piece.
+        befores = draw(st.sets(st.integers(0, j - 1), min_size=1, max_size=3))
+        after.update({(i, j): draw(lags) for i in sorted(befores)})
+    times = draw(st.lists(st.integers(0, 100), min_size=size, max_size=size))
+    return dag_of(stages, after), times
+
+
+def longest_paths(pipeline: Pipeline, times: list[int]) -> tuple[list[int], int]:
+    """Start times and makespan by networkx, from the operations and edges alone."""
+    graph = nx.DiGraph()
+    for i, time in enumerate(times):
+        graph.add_edge("source", ("in", i), weight=0)
+        graph.add_edge(("in", i), ("out", i), weight=time)
+        graph.add_edge(("out", i), "sink", weight=0)
+    for (i, j), lag in edges(pipeline).items():
+        graph.add_edge(("out", i), ("in", j), weight=lag)
+    start = []
+    for i in range(len(times)):
+        ancestors = nx.ancestors(graph, ("in", i)) | {("in", i)}
+        start.append(nx.dag_longest_path_length(graph.subgraph(ancestors)))
+    return start, nx.dag_longest_path_length(graph)
+
+
+def test_operations_are_grouped_by_stage() -> None:
+    pipeline = Pipeline("1f1b", 3, 4)
+    assert pipeline.stage_begin.tolist() == [0, 8, 16, 24]
+    for stage in range(3):
+        assert {op.stage for op in pipeline.operations[stage * 8 : stage * 8 + 8]} == {stage}
+
+
+def test_edges_between_stages_carry_the_latency_and_those_within_do_not() -> None:
+    pipeline = Pipeline("1f1b", 2, 2, p2p_latency=0.003)
+    # Stage 0: f0 f1 b0 b1 are 0..3, stage 1: f0 b0 f1 b1 are 4..7.
+    assert edges(pipeline) == {
+        (0, 1): 0, (1, 2): 0, (2, 3): 0, (4, 5): 0, (5, 6): 0, (6, 7): 0,
+        (0, 4): 3 * MS, (1, 6): 3 * MS, (5, 2): 3 * MS, (7, 3): 3 * MS,
+    }  # fmt: skip
+
+
+def test_interleaved_wraps_around_from_the_last_rank_to_the_first_with_latency() -> None:
+    pipeline = Pipeline("interleaved", 2, 2, num_chunks=2, p2p_latency=0.003)
+    at = {
+        (op.instruction, op.microbatch, op.stage, op.chunk): i
+        for i, op in enumerate(pipeline.operations)
+    }
+    found = edges(pipeline)
+    for m in range(2):
+        assert found[at["forward", m, 1, 0], at["forward", m, 0, 1]] == 3 * MS
+        assert found[at["backward", m, 0, 1], at["backward", m, 1, 0]] == 3 * MS
+    assert sum(lag > 0 for lag in found.values()) == 2 * 3 * 2
+
+
+def test_one_stage_transfers_nothing_however_many_chunks() -> None:
+    pipeline = Pipeline("interleaved", 1, 3, num_chunks=2, p2p_latency=0.003)
+    assert set(edges(pipeline).values()) == {0}
+    assert pipeline.earliest_starts(np.full(12, 5))[1] == 60
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 4), (3, 2), (4, 8)])
+def test_equal_stages_take_the_textbook_makespan(
+    schedule: str, stages: int, microbatches: int
+) -> None:
+    pipeline = Pipeline(schedule, num_stages=stages, num_microbatches=microbatches)
+    times = np.array([3 if op.instruction == "forward" else 6 for op in pipeline.operations])
+    # (M + S - 1) (t_f + t_b): Narayanan et al. 2021, section 2.2.1.
+    assert pipeline.earliest_starts(times)[1] == (microbatches + stages - 1) * 9
+
+
+def test_interleaving_shrinks_the_bubble_by_the_number_of_chunks() -> None:
+    pipeline = Pipeline("interleaved", 4, 8, num_chunks=2)
+    times = np.array([3 if op.instruction == "forward" else 6 for op in pipeline.operations])
+    # The bubble is (S - 1) (t_f + t_b) / C: section 2.2.2.
+    assert pipeline.earliest_starts(times)[1] == 2 * 8 * 9 + 3 * 9
+
+
+def test_latency_is_paid_on_the_way_down_and_up() -> None:
+    pipeline = Pipeline("1f1b", 4, 1, p2p_latency=7e-9)
+    assert pipeline.earliest_starts(np.full(8, 10))[1] == 8 * 10 + 6 * 7
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_dags())
+def test_replay_agrees_with_longest_paths(case: tuple[Pipeline, list[int]]) -> None:
+    pipeline, by_id = case
+    times = [by_id[op.microbatch] for op in pipeline.operations]
+    start, makespan = pipeline.earliest_starts(np.array(times))
+    assert (start.tolist(), makespan) == longest_paths(pipeline, times)
+    assert start.dtype == np.int64
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_dags(), st.integers(0, 20))
+def test_latest_finishes_are_the_replay_of_the_reversed_dag(
+    case: tuple[Pipeline, list[int]], spare: int
+) -> None:
+    pipeline, by_id = case
+    times = np.array([by_id[op.microbatch] for op in pipeline.operations])
+    start, makespan = pipeline.earliest_starts(times)
+    latest = pipeline.latest_finishes(times, makespan + spare)
+    assert latest.dtype == np.int64
+    assert latest.max() == makespan + spare
+    assert (latest - times - start).min() == spare
+    expected = [
+        min(
+            [makespan + spare]
+            + [latest[j] - times[j] - lag for (k, j), lag in edges(pipeline).items() if k == i]
+        )
+        for i in range(len(times))
+    ]
+    assert latest.tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_dags())
+def test_order_is_topological(case: tuple[Pipeline, list[int]]) -> None:
+    pipeline, _ = case
+    place = {int(i): k for k, i in enumerate(pipeline.order)}
+    assert sorted(place) == list(range(len(pipeline.operations)))
+    assert all(place[i] < place[j] for i, j in edges(pipeline))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_generated_order_is_topological_and_the_same_every_time(schedule: str) -> None:
+    pipeline, again = (Pipeline(schedule, 4, 8) for _ in range(2))
+    place = {int(i): k for k, i in enumerate(pipeline.order)}
+    assert all(place[i] < place[j] for i, j in edges(pipeline))
+    assert pipeline.order.tolist() == again.order.tolist()
+    assert pipeline.succ.tolist() == again.succ.tolist()
+
+
+def test_a_long_iteration_is_replayed_to_the_nanosecond() -> None:
+    pipeline = Pipeline("1f1b", 1, 2)
+    times = np.array([2**60, 2**60, 2**60 - 1, 3])
+    assert pipeline.earliest_starts(times)[1] == 3 * 2**60 + 2
+    assert pipeline.latest_finishes(times, 2**62)[0] == 2**62 - 2 * 2**60 - 2
+
+
+def test_an_iteration_beyond_64_bits_is_refused() -> None:
+    pipeline = Pipeline("1f1b", 1, 5)
+    times = np.full(10, 10**18)
+    with pytest.raises(InputError, match="146 years"):
+        pipeline.earliest_starts(times)
+    with pytest.raises(InputError, match="146 years"):
+        pipeline.latest_finishes(times, 0)
+
+
+def test_array_types_are_those_of_the_kernel() -> None:
+    pipeline = Pipeline("1f1b", 2, 2)
+    assert pipeline.succ_lag_ns.dtype == np.int64
+    for array in (pipeline.stage_begin, pipeline.succ_begin, pipeline.succ, pipeline.order):
+        assert array.dtype == np.int32
+        assert not array.flags.writeable
+
+
+def test_a_single_operation_has_no_edges() -> None:
+    pipeline = dag_of([0], {})
+    assert pipeline.succ_begin.tolist() == [0, 0]
+    assert pipeline.succ.dtype == np.int32
+    assert pipeline.succ_lag_ns.dtype == np.int64
+    assert pipeline.earliest_starts(np.array([9]))[1] == 9
+
+
+def test_arguments_go_by_position_or_by_name() -> None:
+    assert (
+        Pipeline("gpipe", 2, 3).to_job()
+        == Pipeline(schedule="gpipe", num_stages=2, num_microbatches=3).to_job()
+    )
+    assert Pipeline(num_stages=2, num_microbatches=3).schedule == "1f1b"
+
+
+def test_numpy_integers_count_too() -> None:
+    pipeline = Pipeline("1f1b", np.int64(2), np.int32(3))  # type: ignore[arg-type]
+    assert type(pipeline.num_stages) is int
+    assert pipeline.num_microbatches == 3
+
+
+def test_repr_says_how_to_make_it_again() -> None:
+    pipeline = Pipeline("interleaved", 2, 4, num_chunks=3, p2p_latency=1e-3)
+    assert repr(pipeline) == (
+        "Pipeline('interleaved', num_stages=2, num_microbatches=4, num_chunks=3, p2p_latency=0.001)"
+    )
+
+
+@pytest.mark.parametrize("field", ["num_stages", "num_microbatches", "num_chunks"])
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (0, "at least 1, not 0"),
+        (-3, "at least 1, not -3"),
+        (2.0, "a whole number, not 2.0"),
+        (True, "a whole number, not true"),
+        ("4", 'a whole number, not "4"'),
+        (None, "must be given"),
+        (2**31, "at most"),
+        (10**4000, "not a number beyond 1e18"),
+        (np.ones(2), "a whole number"),
+    ],
+)
+def test_bad_counts_are_named(field: str, value: object, complaint: str) -> None:
+    arguments: dict[str, object] = {"num_stages": 2, "num_microbatches": 2, field: value}
+    with pytest.raises(InputError, match=complaint) as error:
+        Pipeline("interleaved", **arguments)  # type: ignore[arg-type]
+    assert field in error.value.message
+    assert "\n" not in error.value.message
+
+
+def test_missing_counts_are_asked_for() -> None:
+    with pytest.raises(InputError, match="num_stages must be given"):
+        Pipeline("1f1b")
+
+
+def test_more_operations_than_memory_are_refused_before_they_are_made() -> None:
+    with pytest.raises(InputError, match="at most 1048576"):
+        Pipeline("1f1b", 2**20, 2**20)
+
+
+@pytest.mark.parametrize("latency", [-1e-3, math.nan, math.inf, 1e300, 10**400, "1", None, True])
+def test_bad_latency_is_refused(latency: object) -> None:
+    with pytest.raises(InputError, match="p2p_latency must"):
+        Pipeline("1f1b", 2, 2, p2p_latency=latency)  # type: ignore[arg-type]
+
+
+def test_importing_the_pipeline_loads_no_heavy_package() -> None:
+    heavy = {"pandas", "pydantic", "ortools", "matplotlib", "networkx"}
+    code = f"import sys, envplan.pipeline; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

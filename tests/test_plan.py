@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envplan.plan
+from cli_helpers import small_profile
+from envplan.errors import InputError
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import (
+    SCHEMA_FILE,
+    Plan,
+    build_plan,
+    find_profile,
+    max_frequency_options,
+    price,
+    schema_text,
+    verify_plan,
+)
+from envplan.profile import Profile
+
+UW = 10**6
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return small_profile()
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return Pipeline("1f1b", 2, 4)
+
+
+@pytest.fixture(scope="module")
+def plan(pipeline: Pipeline, profile: Profile) -> Plan:
+    return trace_frontier(pipeline, profile).plan(slowdown=0.1)
+
+
+def built(
+    pipeline: Pipeline, profile: Profile, options: np.ndarray | None = None, **changes: Any
+) -> Plan:
+    if options is None:
+        options = max_frequency_options(pipeline, profile)
+    arguments: dict[str, Any] = {
+        "blocking_power_uw": [70 * UW] * pipeline.num_stages,
+        "gpus_per_stage": 1,
+        "replicas": 1,
+        "target": {"kind": "max-frequency"},
+        "lower_bound_fj": 1,
+        "bound": "relaxation",
+        "deadline_ns": 10**15,
+    }
+    return build_plan(pipeline, profile, options, **{**arguments, **changes})
+
+
+# Pricing
+
+
+def test_price_of_one_microbatch_on_two_stages_is_the_sum_done_by_hand() -> None:
+    rows = [
+        (0, "forward", 1000, 1.0, 100.0),
+        (0, "backward", 1000, 2.0, 200.0),
+        (1, "forward", 1000, 3.0, 300.0),
+        (1, "backward", 1000, 4.0, 400.0),
+    ]
+    pipeline = Pipeline("1f1b", 2, 1, p2p_latency=0.5)
+    priced = price(pipeline, Profile.from_rows(rows), np.zeros(4, np.int32), [50 * UW, 60 * UW])
+    # Stage 0: forward 0-1; stage 1: forward 1.5-4.5, backward 4.5-8.5; stage 0: backward 9-11.
+    assert priced.starts_ns.tolist() == [0, 9 * 10**9, 15 * 10**8, 45 * 10**8]
+    assert priced.makespan_ns == 11 * 10**9
+    waiting = 50 * (11 - 3) + 60 * (11 - 7)
+    assert priced.energy_fj == (100 + 200 + 300 + 400 + waiting) * 10**15
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_price_of_any_choice_is_operations_plus_waiting(data: st.DataObject) -> None:
+    profile, pipeline = small_profile(3), Pipeline("1f1b", 3, 2)
+    rows = data.draw(st.lists(st.integers(0, 4), min_size=12, max_size=12))
+    powers = data.draw(st.lists(st.integers(0, 10**9), min_size=3, max_size=3))
+    priced = price(pipeline, profile, np.array(rows, np.int32), powers)
+    energy = 0
+    for op, row in zip(pipeline.operations, rows, strict=True):
+        table = profile.table(op.profile_stage, op.instruction)
+        busy_cost = int(table.energy_fj[row]) - powers[op.stage] * int(table.time_ns[row])
+        energy += busy_cost
+    assert priced.energy_fj == energy + sum(powers) * priced.makespan_ns
+
+
+def test_maximum_frequency_plan_is_its_own_baseline(pipeline: Pipeline, profile: Profile) -> None:
+    plan = built(pipeline, profile)
+    assert plan.predicted.baseline.energy_j == plan.energy
+    assert plan.predicted.baseline.iteration_time_s == plan.iteration_time
+    assert plan.predicted.savings_percent == plan.predicted.slowdown_percent == 0
+    assert plan.frequencies == [[1740] * 8] * 2
+
+
+def test_gpus_and_replicas_multiply_every_energy_and_no_time(
+    pipeline: Pipeline, profile: Profile
+) -> None:
+    one = built(pipeline, profile, lower_bound_fj=10**17)
+    many = built(pipeline, profile, lower_bound_fj=10**17, gpus_per_stage=4, replicas=3)
+    assert many.iteration_time == one.iteration_time
+    assert many.energy == pytest.approx(12 * one.energy, rel=1e-15)
+    assert many.energy_lower_bound == 12 * one.energy_lower_bound
+    assert many.average_power == pytest.approx(12 * one.average_power)
+    assert many.gap == pytest.approx(one.gap)
+    assert many.stages == one.stages
+
+
+def test_average_power_is_energy_over_time(plan: Plan) -> None:
+    assert plan.average_power == pytest.approx(plan.energy / plan.iteration_time, rel=1e-12)
+
+
+def test_everything_free_has_no_gap_and_no_savings(pipeline: Pipeline) -> None:
+    rows = [(s, i, 1000, 1.0, 0.0) for s in (0, 1) for i in ("forward", "backward")]
+    plan = built(pipeline, Profile.from_rows(rows), blocking_power_uw=[0, 0], lower_bound_fj=0)
+    assert (plan.energy, plan.gap, plan.predicted.savings_percent) == (0, 0, 0)
+
+
+def test_blocking_power_is_said_to_come_from_where_it_comes(pipeline: Pipeline) -> None:
+    silent, speaking = small_profile(), small_profile(blocking=82.5)
+    for profile, argument, source in (
+        (silent, None, "default"),
+        (silent, 55.0, "argument"),
+        (speaking, None, "profile"),
+        (speaking, 55.0, "argument"),
+    ):
+        plan = trace_frontier(pipeline, profile, blocking_power=argument).plan()
+        assert plan.job.blocking_power_source == source
+        assert plan.job.blocking_power_w == [argument or profile_power(profile)] * 2
+        verify_plan(plan, profile)
+
+
+def profile_power(profile: Profile) -> float:
+    return profile.blocking_power_w[0] if profile.blocking_power_w else 70.0
+
+
+def test_waiting_for_a_straggler_costs_blocking_power_of_every_gpu(
+    pipeline: Pipeline, profile: Profile
+) -> None:
+    plan = built(pipeline, profile, gpus_per_stage=2, replicas=3)
+    late = plan.iteration_time + 2
+    assert plan.waiting_energy(late) == pytest.approx(2 * 70.0 * 2 * 2 * 3)
+    assert plan.waiting_energy(plan.iteration_time - 1) == 0
+    assert plan.with_straggler(late).target.straggler_time_s == late
+
+
+# Files
+
+
+def test_saved_plan_loads_as_it_was(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_file_has_one_operation_a_line(plan: Plan) -> None:
+    lines = [line for line in plan.to_json().splitlines() if '"instruction"' in line]
+    assert len(lines) == 16
+    assert all(json.loads(line.rstrip(",")) for line in lines)
+
+
+def test_plan_of_a_dag_carries_the_dag(profile: Profile, tmp_path: Path) -> None:
+    document = {
+        "schema": "envplan/dag/v1",
+        "operations": [
+            {"id": "a", "stage": 0, "instruction": "forward"},
+            {"id": "b", "stage": 1, "instruction": "backward", "after": ["a"]},
+        ],
+    }
+    plan = trace_frontier(Pipeline.from_dag(document), profile).plan()
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert verify_plan(loaded, profile)
+
+
+def test_plan_of_16384_operations_saves_loads_and_is_the_same(tmp_path: Path) -> None:
+    pipeline, profile = Pipeline("1f1b", 16, 512), small_profile(16)
+    plan = built(pipeline, profile)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert sum(map(len, plan.stages)) == 16384
+
+
+def test_schema_file_is_the_one_the_models_give() -> None:
+    assert SCHEMA_FILE.read_text() == schema_text(), "run python -m envplan.plan"
+
+
+def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
+    schema, document = json.loads(schema_text()), json.loads(plan.to_json())
+    assert set(document) == set(schema["properties"])
+    operation = schema["$defs"]["PlannedOperation"]
+    assert set(document["stages"][0][0]) == set(operation["required"])
+
+
+def test_unwritable_place_is_refused_and_leaves_nothing(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        plan.save(tmp_path / "missing" / "plan.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [0.001, 0.3, 0.7, 0.999])
+def test_truncated_file_names_line_and_column(plan: Plan, tmp_path: Path, kept: float) -> None:
+    text = plan.to_json().rstrip()
+    file = tmp_path / "plan.json"
+    file.write_text(text[: int(len(text) * kept)])
+    with pytest.raises(InputError, match=r"plan\.json:\d+, column \d+: is not valid JSON"):
+        Plan.load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "is not a plan"),
+        ("3", "is not a plan"),
+        ('{"schema": "envplan/plan/v9"}', "envplan/plan/v9"),
+        ('{"schema": "envplan/plan/v1"}', "planner is missing"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 5000, "too many digits"),
+        ("[NaN]", "NaN is not a number"),
+        ("[-Infinity]", "-Infinity is not a number"),
+        ("\0\0\0", "not valid JSON"),
+    ],
+)
+def test_file_that_is_no_plan_says_why(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(InputError, match=complaint) as caught:
+        Plan.load(tmp_path / "plan.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_file_that_is_not_text_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(b'{"schema":\n"\xff\xfe"}')
+    with pytest.raises(InputError, match=r"plan\.json:2: .*not UTF-8"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_file_above_the_size_limit_is_not_read(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envplan.plan.read_json, "__defaults__", (2**20,))
+    (tmp_path / "plan.json").write_text(plan.to_json() + " " * 2**20)
+    with pytest.raises(InputError, match="larger than 1 MiB"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"plan\.json: cannot be read \(No such file"):
+        Plan.load(tmp_path / "plan.json")
+
+
+Path_ = tuple[str | int, ...]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        (("stages", 0, 3, "time_s"), "1e999", r"stages\[0\]\[3\]\.time_s should be .* finite"),
+        (("stages", 0, 3, "time_s"), "1" + "0" * 400, r"stages\[0\]\[3\]\.time_s"),
+        (("stages", 0, 3, "time_s"), '"1"', r"stages\[0\]\[3\]\.time_s .* not \"1\""),
+        (("stages", 0, 3, "time_s"), "-1.0", "greater than or equal to 0"),
+        (("stages", 1, 0, "microbatch"), "1" + "0" * 30, r"stages\[1\]\[0\]\.microbatch"),
+        (("stages", 1, 0, "frequency_mhz"), "1.5", r"frequency_mhz .* not 1.5"),
+        (("stages", 1, 0, "frequency_mhz"), "true", r"frequency_mhz .* not true"),
+        (("job", "replicas"), "0", r"job\.replicas"),
+        (("job", "blocking_power_w"), "[1e300, 70.0]", r"job\.blocking_power_w\[0\]"),
+        (("profile", "sha256"), '"abc"', r"profile\.sha256"),
+        (("target", "kind"), '"magic"', r"target\.kind"),
+        (("extra",), "1", "extra is not a field of a plan"),
+        (("predicted", "gap"), "null", r"predicted\.gap .* not null"),
+    ],
+)
+def test_wrong_field_is_named_with_its_value(
+    plan: Plan, tmp_path: Path, where: Path_, value: str, complaint: str
+) -> None:
+    document = json.loads(plan.to_json())
+    put(document, where, "HERE")
+    (tmp_path / "plan.json").write_text(json.dumps(document).replace('"HERE"', value))
+    with pytest.raises(InputError, match=complaint) as caught:
+        Plan.load(tmp_path / "plan.json")
+    assert len(str(caught.value)) < 400
+
+
+# Verification
+
+
+def test_verification_proves_the_plan_and_its_lower_bound(plan: Plan, profile: Profile) -> None:
+    proved = verify_plan(plan, profile)
+    assert any("lower bound proved" in line for line in proved)
+    assert any("to the nanosecond" in line for line in proved)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_plans_of_every_schedule_and_target_verify(schedule: str, tmp_path: Path) -> None:
+    profile = small_profile(4, blocking=60.0)
+    chunks = 2 if schedule == "interleaved" else 1
+    pipeline = Pipeline(schedule, 4 // chunks, 4, num_chunks=chunks, p2p_latency=0.0013)
+    frontier = trace_frontier(pipeline, profile, gpus_per_stage=2, replicas=3)
+    some = frontier.sample_plans(3)
+    for plan in (
+        *some,
+        frontier.plan(),
+        frontier.plan(slowdown=0.05),
+        frontier.plan(slowdown=9.0),
+        frontier.plan(target_time=frontier.min_energy_time * 2),
+        frontier.min_energy_plan(),
+        frontier.plan_for_energy_budget(some[1].energy),
+        frontier.plan_for_power_cap(some[1].average_power),
+    ):
+        plan.save(tmp_path / "plan.json")
+        assert verify_plan(Plan.load(tmp_path / "plan.json"), profile)
+
+
+def put(document: Any, where: Path_, value: Any) -> None:
+    for step in where[:-1]:
+        document = document[step]
+    document[where[-1]] = value
+
+
+def scaled(where: Path_, factor: float) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        found = document
+        for step in where:
+            found = found[step]
+        put(document, where, found * factor)
+
+    return change
+
+
+def swapped(document: Any) -> None:
+    stage = document["stages"][0]
+    stage[0], stage[1] = stage[1], stage[0]
+
+
+CHANGES: list[tuple[Callable[[Any], None], str]] = [
+    (scaled(("stages", 0, 2, "time_s"), 1.01), r"stages\[0\]\[2\].* time_s"),
+    (scaled(("stages", 0, 2, "energy_j"), 0.99), r"stages\[0\]\[2\].* energy_j"),
+    (lambda d: put(d, ("stages", 1, 1, "frequency_mhz"), 999), "999 MHz, is not a row"),
+    (lambda d: put(d, ("stages", 1, 1, "config"), "tp2"), "config tp2, is not a row"),
+    (scaled(("stages", 1, 1, "start_s"), 1.5), r"stages\[1\]\[1\]\.start_s"),
+    (swapped, r"stages\[0\]\[0\] is forward of microbatch 1"),
+    (lambda d: d["stages"][0].pop(), r"stages\[0\] ends after 7"),
+    (lambda d: d["stages"][0].append(d["stages"][0][0]), r"stages\[0\] has 9 operations"),
+    (lambda d: d["stages"].pop(), "stages has 1 entries"),
+    (scaled(("predicted", "iteration_time_s"), 0.999), "iteration_time_s"),
+    (scaled(("predicted", "energy_j"), 0.999), "energy_j"),
+    (scaled(("predicted", "energy_lower_bound_j"), 1.1), "lies above energy_j"),
+    (scaled(("predicted", "gap"), 0.5), r"predicted\.gap"),
+    (scaled(("predicted", "savings_percent"), 1.1), "savings_percent"),
+    (scaled(("predicted", "slowdown_percent"), 1.1), "slowdown_percent"),
+    (scaled(("predicted", "average_power_w"), 1.1), "average_power_w"),
+    (scaled(("predicted", "baseline", "energy_j"), 1.1), r"baseline\.energy_j|savings"),
+    (scaled(("target", "time_s"), 0.9), "more than the target"),
+    (scaled(("target", "deadline_s"), 1.01), "slowdown means"),
+    (lambda d: put(d, ("target", "kind"), "no-slowdown"), "no-slowdown means"),
+    (lambda d: put(d, ("target", "kind"), "min-energy"), "min-energy means"),
+    (lambda d: put(d, ("target", "energy_j"), 1.0), "above the target of 1.0"),
+    (lambda d: put(d, ("target", "power_w"), 1.0), "above the target of 1.0"),
+    (lambda d: put(d, ("job", "microbatches"), 5), "but the schedule has|ends after 8"),
+    (lambda d: put(d, ("job", "schedule"), "zigzag"), "unknown schedule"),
+    (lambda d: put(d, ("job", "blocking_power_w"), [70.0]), "1 values for 2 stages"),
+    (lambda d: put(d, ("job", "blocking_power_w"), [70.0, 60.0]), "energy_j"),
+    (lambda d: put(d, ("job", "replicas"), 2), "energy_j"),
+]
+
+
+@pytest.mark.parametrize(("change", "complaint"), CHANGES, ids=[c for _, c in CHANGES])
+def test_any_change_to_a_plan_is_found(
+    plan: Plan, profile: Profile, change: Callable[[Any], None], complaint: str
+) -> None:
+    document = copy.deepcopy(json.loads(plan.to_json()))
+    change(document)
+    with pytest.raises(InputError, match=complaint):
+        verify_plan(Plan.from_document(document), profile)
+
+
+def test_bound_between_the_true_one_and_the_energy_is_found(plan: Plan, profile: Profile) -> None:
+    bound = (plan.energy + plan.energy_lower_bound) / 2
+    document = json.loads(plan.to_json())
+    document["predicted"] |= {"energy_lower_bound_j": bound, "gap": plan.energy / bound - 1}
+    with pytest.raises(InputError, match="can be proved"):
+        verify_plan(Plan.from_document(document), profile)
+
+
+def test_bound_of_cp_sat_is_reported_as_not_proved_again(plan: Plan, profile: Profile) -> None:
+    document = json.loads(plan.to_json())
+    document["predicted"]["bound"] = "cp-sat"
+    proved = verify_plan(Plan.from_document(document), profile)
+    assert any("CP-SAT" in line and "not proved" in line for line in proved)
+
+
+def test_blocking_power_that_its_source_does_not_give_is_found(pipeline: Pipeline) -> None:
+    profile = small_profile()
+    plan = built(pipeline, profile, blocking_power_uw=[70 * UW, 60 * UW])
+    with pytest.raises(InputError, match="blocking_power_w is not what its source"):
+        verify_plan(plan, profile)
+
+
+def test_changed_profile_is_refused_unless_forced(plan: Plan, profile: Profile) -> None:
+    changed = small_profile(microbatches=4, clocks=(1740, 1500, 1260, 1020, 780, 600))
+    assert changed.sha256 != profile.sha256
+    with pytest.raises(InputError, match=r"has changed .* --force"):
+        verify_plan(plan, changed)
+    plan_of_shared_rows = built(Pipeline("1f1b", 2, 4), profile)
+    assert "HAS CHANGED" in verify_plan(plan_of_shared_rows, changed, force=True)[0]
+
+
+def test_deadline_below_t_min_is_found(pipeline: Pipeline, profile: Profile) -> None:
+    plan = built(pipeline, profile, target={"kind": "time"}, deadline_ns=10**9 * 60)
+    document = json.loads(plan.to_json())
+    document["target"]["deadline_s"] = 0.001
+    with pytest.raises(InputError, match="more than the target"):
+        verify_plan(Plan.from_document(document), profile)
+
+
+# Finding the profile
+
+
+def test_profile_is_found_beside_the_plan_and_then_from_here(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    small_profile().save_csv(there / "profile.csv")
+    monkeypatch.chdir(there)
+    plan = trace_frontier(pipeline, Profile.read_csv("profile.csv")).plan()
+    assert plan.profile.path == "profile.csv"
+    monkeypatch.chdir(here)
+    assert find_profile(plan.profile, there / "plan.json").sha256 == plan.profile.sha256
+    monkeypatch.chdir(there)
+    assert find_profile(plan.profile, here / "plan.json").sha256 == plan.profile.sha256
+    monkeypatch.chdir(here)
+    with pytest.raises(InputError, match=r"profile\.csv is not found"):
+        find_profile(plan.profile, here / "plan.json")
+
+
+def test_profile_made_in_memory_cannot_be_found(plan: Plan) -> None:
+    assert plan.profile.path is None
+    with pytest.raises(InputError, match="small is not found"):
+        find_profile(plan.profile)
+
+
+def test_builtin_profile_is_referred_to_by_name_alone() -> None:
+    name = next(iter(envplan.plan._builtin_paths()))
+    profile = Profile.builtin(name)
+    plan = built(Pipeline("1f1b", profile.num_stages, 2), profile)
+    assert (plan.profile.name, plan.profile.path) == (name, None)
+    assert find_profile(plan.profile).sha256 == profile.sha256
+
+
+def test_file_name_that_is_not_text_does_no_harm(pipeline: Pipeline, tmp_path: Path) -> None:
+    file = tmp_path / "caf\udce9.csv"
+    small_profile().save_csv(file)
+    plan = built(pipeline, Profile.read_csv(file))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").profile.name == "caf?"
+
+
+def test_operations_of_every_stage_are_in_execution_order(plan: Plan) -> None:
+    for stage in plan.stages:
+        for one, other in itertools.pairwise(stage):
+            assert one.start_s + one.time_s <= other.start_s + 1e-12

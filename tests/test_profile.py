@@ -1,0 +1,586 @@
+"""Profiles: reading, refusing, Pareto options and cost curves."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envplan._files import atomic_write
+from envplan.errors import InputError
+from envplan.profile import (
+    CostCurve,
+    OptionTable,
+    Profile,
+    ProfileMetadata,
+    builtin_profiles,
+    cost_curve,
+)
+from envplan.units import MAX_INTEGER
+
+HEADER = "stage,instruction,frequency,time,energy\n"
+STAGE_0 = "0,forward,1740,0.1,30\n0,backward,1740,0.2,60\n"
+STAGE_1 = STAGE_0.replace("0,f", "1,f").replace("0,b", "1,b")
+
+
+def read(folder: Path, text: str | bytes, name: str = "p.csv") -> Profile:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return Profile.read_csv(path)
+
+
+def refusal(folder: Path, text: str | bytes) -> InputError:
+    with pytest.raises(InputError) as caught:
+        read(folder, text)
+    assert caught.value.path == str(folder / "p.csv")
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def table(*options: tuple[int, int]) -> OptionTable:
+    times, energies = zip(*sorted(options), strict=True)
+    return OptionTable(
+        stage=0,
+        instruction="forward",
+        frequency_mhz=np.arange(len(times), 0, -1, dtype=np.int64),
+        config=("",) * len(times),
+        time_ns=np.array(times, dtype=np.int64),
+        energy_fj=np.array(energies, dtype=np.int64),
+    )
+
+
+# ---- reading
+
+
+def test_zeus_file_is_read_into_integer_units(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0 + "0,forward,1725,0.0939,28.43\n")
+    forward = profile.table(0, "forward")
+    assert profile.num_stages == 1
+    assert profile.instructions == ("forward", "backward")
+    assert forward.time_ns.tolist() == [93_900_000, 100_000_000]
+    assert forward.energy_fj.tolist() == [28_430_000_000_000_000, 30 * 10**15]
+    assert forward.frequency_mhz.tolist() == [1725, 1740]
+    assert profile.blocking_power_w is None
+
+
+def test_blanks_extra_columns_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+    text = " stage , instruction,frequency,time ,energy,note,\n\n 0, forward ,1740.0, 0.1,30,x,\n"
+    profile = read(tmp_path, text + "0,backward,1740,0.2,60,,\n  \n")
+    assert profile.table(0, "forward").frequency_mhz.tolist() == [1740]
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\r"])
+def test_other_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path, newline: str) -> None:
+    text = ("\ufeff" + HEADER + STAGE_0).replace("\n", newline)
+    assert read(tmp_path, text).num_stages == 1
+
+
+def test_columns_may_come_in_any_order_and_quoted(tmp_path: Path) -> None:
+    text = 'energy,time,"stage",frequency,instruction\n30,0.1,0,9,"forward"\n60,0.2,0,9,backward\n'
+    assert read(tmp_path, text).table(0, "forward").energy_fj.tolist() == [30 * 10**15]
+
+
+def test_options_are_sorted_by_time_energy_and_falling_frequency(tmp_path: Path) -> None:
+    rows = "".join(
+        f"0,forward,{f},{t},{e}\n"
+        for f, t, e in [(900, 2, 5), (950, 1, 7), (990, 1, 7), (980, 1, 6)]
+    )
+    forward = read(tmp_path, HEADER + rows + "0,backward,1,1,1\n").table(0, "forward")
+    assert forward.frequency_mhz.tolist() == [980, 990, 950, 900]
+
+
+def test_one_frequency_of_zero_is_a_constant_time_operation(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0 + "0,load,0,0.01,1\n")
+    load = profile.table(0, "load")
+    assert len(load) == 1
+    assert load.max_frequency_option == 0
+    assert cost_curve(load, 0).hull_slope_uw.size == 0
+
+
+def test_time_may_grow_with_frequency(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0 + "0,forward,1000,0.05,10\n")
+    forward = profile.table(0, "forward")
+    assert forward.frequency_mhz[forward.max_frequency_option] == 1740
+    assert cost_curve(forward, 0).option.tolist() == [0]
+
+
+def test_configs_are_options_of_one_operation(tmp_path: Path) -> None:
+    rows = (
+        "0,forward,1740,0.2,30,big\n0,forward,1740,0.1,35,small\n0,forward,900,0.3,9,big\n"
+        "0,backward,1740,0.2,60,\n"
+    )
+    profile = read(tmp_path, HEADER.strip() + ",config\n" + rows)
+    forward = profile.table(0, "forward")
+    assert forward.config == ("small", "big", "big")
+    assert forward.max_frequency_option == 0
+    assert profile.table(0, "backward").config == ("",)
+
+
+def test_split_backward_replaces_the_backward(tmp_path: Path) -> None:
+    rows = "0,forward,9,1,1\n0,backward_input,9,1,1\n0,backward_weight,9,1,1\n"
+    profile = read(tmp_path, HEADER + rows)
+    assert profile.instructions == ("forward", "backward_input", "backward_weight")
+
+
+def test_further_instructions_follow_the_known_ones(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + "0,encode,9,1,1\n" + STAGE_0 + "0,optimizer,9,1,1\n")
+    assert profile.instructions == ("forward", "backward", "optimizer", "encode")
+
+
+def test_optimizer_load_recompute_and_blocking_may_be_on_some_stages(tmp_path: Path) -> None:
+    some = "0,optimizer,9,1,1\n1,load,9,1,1\n1,recompute,9,1,1\n1,blocking,9,1,70\n"
+    profile = read(tmp_path, HEADER + STAGE_0 + STAGE_1 + some)
+    assert profile.has(0, "optimizer")
+    assert not profile.has(1, "optimizer")
+
+
+def test_blocking_power_is_the_mean_over_a_stages_rows(tmp_path: Path) -> None:
+    rows = "0,blocking,1740,2,160\n0,blocking,210,1,60\n1,blocking,210,1,90\n"
+    stage_2 = STAGE_0.replace("0,f", "2,f").replace("0,b", "2,b")
+    profile = read(tmp_path, HEADER + STAGE_0 + STAGE_1 + stage_2 + rows)
+    assert profile.blocking_power_w == (70.0, 90.0, 80.0)
+    assert "blocking" not in profile.instructions
+
+
+def test_missing_table_names_what_there_is(tmp_path: Path) -> None:
+    profile = read(tmp_path, HEADER + STAGE_0)
+    with pytest.raises(InputError, match="no rows for optimizer on stage 0, only for forward, b"):
+        profile.table(0, "optimizer")
+    with pytest.raises(InputError, match="stages 0 to 0, no stage 3"):
+        profile.table(3, "forward")
+
+
+# ---- refusing
+
+
+def test_missing_column_is_named(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "\nstage,instruction,frequency,time\n0,forward,1,1\n")
+    assert (error.line, error.column) == (2, "energy")
+
+
+def test_column_named_twice_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "time," + HEADER + "1,0,forward,1,1,1\n")
+    assert (error.line, error.column) == (1, "time")
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_empty_file_is_called_empty(tmp_path: Path, text: str) -> None:
+    assert "is empty" in refusal(tmp_path, text).message
+
+
+def test_header_alone_has_no_rows(tmp_path: Path) -> None:
+    assert "no rows" in refusal(tmp_path, HEADER).message
+
+
+@pytest.mark.parametrize("text", [b"\x00\x01", b"\x89PNG\xff", HEADER.encode("utf-16")])
+def test_binary_file_is_not_text(tmp_path: Path, text: bytes) -> None:
+    assert "not UTF-8 text" in refusal(tmp_path, text).message
+
+
+@pytest.mark.parametrize("text", ['{"schema": "envplan/plan/v1"}', "\n[1, 2]"])
+def test_json_is_not_csv(tmp_path: Path, text: str) -> None:
+    assert "JSON" in refusal(tmp_path, text).message
+
+
+def test_semicolons_are_shown_as_the_header_they_make(tmp_path: Path) -> None:
+    assert "stage;instruction" in refusal(tmp_path, HEADER.replace(",", ";")).message
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "words"),
+    [
+        ("0,forward,1,nan,1", "time", "not finite"),
+        ("0,forward,1,inf,1", "time", "not finite"),
+        ("0,forward,1,1,-inf", "energy", "not finite"),
+        ("0,forward,1,-2,1", "time", "not above 0"),
+        ("0,forward,1,0,1", "time", "not above 0"),
+        ("0,forward,1,1e-300,1", "time", "below a nanosecond"),
+        ("0,forward,1,1e400,1", "time", "overflows"),
+        (f"0,forward,1,{10**30},1", "time", "overflows"),
+        (f"0,forward,1,1,{10**30}", "energy", "overflows"),
+        ("0,forward,1,1,9001", "energy", "overflows"),
+        ("0,forward,1,1,-1", "energy", "negative"),
+        ("0,forward,1,1,", "energy", "empty"),
+        ("0,forward,1,1", "energy", "empty"),
+        ("0,forward,1,1 s,1", "time", "not a number"),
+        ("0,forward,1_000,1,1", "frequency", "not a number"),
+        ("0,forward,1.5,1,1", "frequency", "not a whole number"),
+        ("0,forward,-15,1,1", "frequency", "negative"),
+        ("0,forward,1740000000,1,1", "frequency", "MHz"),
+        (f"0,forward,{10**400},1,1", "frequency", "overflows"),
+        ("0.5,forward,1,1,1", "stage", "not a whole number"),
+        ("-1,forward,1,1,1", "stage", "negative"),
+        (f"{10**30},forward,1,1,1", "stage", "above the limit"),
+        ("first,forward,1,1,1", "stage", "not a number"),
+        ("0,for ward,1,1,1", "instruction", "not a name"),
+        ("0,,1,1,1", "instruction", "not a name"),
+    ],
+)
+def test_bad_value_is_found_by_line_and_column(
+    tmp_path: Path, row: str, column: str, words: str
+) -> None:
+    error = refusal(tmp_path, HEADER + STAGE_0 + "\n" + row + "\n")
+    assert (error.line, error.column) == (5, column)
+    assert words in error.message
+    assert len(error.message) < 200
+
+
+def test_negative_spread_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, HEADER.strip() + ",time_std\n0,forward,1,1,1,-1\n")
+    assert (error.line, error.column) == (2, "time_std")
+
+
+def test_duplicate_row_names_both_lines(tmp_path: Path) -> None:
+    error = refusal(tmp_path, HEADER + STAGE_0 + "0,forward,1740,0.5,9\n")
+    assert error.line == 4
+    assert "repeats line 2" in error.message
+
+
+def test_line_with_too_many_values_is_named(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "\n" + HEADER + STAGE_0 + "0,forward,1,1,1,1,1\n")
+    assert error.line == 5
+    assert "7 values where the header has 5" in error.message
+
+
+def test_open_quote_and_broken_value_name_their_line(tmp_path: Path) -> None:
+    assert refusal(tmp_path, HEADER + STAGE_0 + '0,"forward,1,1,1\n').line == 4
+    assert refusal(tmp_path, HEADER + STAGE_0 + '0,"for\nward",1,1,1\n').line == 4
+
+
+def test_stage_gap_is_named(tmp_path: Path) -> None:
+    stage_2 = STAGE_0.replace("0,f", "2,f").replace("0,b", "2,b")
+    error = refusal(tmp_path, HEADER + STAGE_0 + stage_2)
+    assert (error.line, error.column) == (4, "stage")
+    assert "stage 1 has no rows" in error.message
+
+
+def test_stages_must_start_at_zero(tmp_path: Path) -> None:
+    assert "stage 0 has no rows" in refusal(tmp_path, HEADER + STAGE_1).message
+
+
+def test_stage_that_lacks_an_instruction_is_named(tmp_path: Path) -> None:
+    error = refusal(tmp_path, HEADER + STAGE_0 + "1,forward,1,1,1\n")
+    assert "stage 1 has no rows for backward" in error.message
+    error = refusal(tmp_path, HEADER + STAGE_0 + STAGE_1 + "1,encode,1,1,1\n")
+    assert "stage 0 has no rows for encode" in error.message
+
+
+def test_half_a_split_backward_is_not_enough(tmp_path: Path) -> None:
+    error = refusal(tmp_path, HEADER + "0,forward,1,1,1\n0,backward_input,1,1,1\n")
+    assert "stage 0 has no rows for backward;" in error.message
+
+
+def test_split_backward_must_be_split_on_every_stage(tmp_path: Path) -> None:
+    rows = "1,forward,9,1,1\n1,backward_input,9,1,1\n1,backward_weight,9,1,1\n"
+    error = refusal(tmp_path, HEADER + STAGE_0 + rows)
+    assert "stage 0 has no rows for backward_input, backward_weight" in error.message
+
+
+def test_missing_file_folder_and_impossible_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        Profile.read_csv(tmp_path / "none.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        Profile.read_csv(tmp_path)
+    with pytest.raises(InputError, match="not a usable file name"):
+        Profile.read_csv("a\0b")
+
+
+def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with pytest.raises(InputError, match="may not be read"):
+        Profile.read_csv(tmp_path / "p.csv")
+
+
+# ---- sidecar
+
+
+def test_sidecar_is_read_and_unknown_fields_kept(tmp_path: Path) -> None:
+    document = {"gpu": "NVIDIA A40", "source": "measured", "num_microbatches": 8, "room": 3}
+    (tmp_path / "p.meta.json").write_text(json.dumps(document))
+    metadata = read(tmp_path, HEADER + STAGE_0).metadata
+    assert metadata.gpu == "NVIDIA A40"
+    assert metadata.num_microbatches == 8
+    assert metadata.driver is None
+    assert metadata.extra == {"room": 3}
+
+
+def test_absent_sidecar_says_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, HEADER + STAGE_0).metadata == ProfileMetadata()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "\xff",
+        '{"num_microbatches": "8"}',
+        '{"num_microbatches": 0}',
+        '{"microbatch_size": true}',
+        '{"source": "guessed"}',
+        '{"gpu": 3}',
+        "[" * 100_000,
+        '{"extra": ' + "9" * 5000 + "}",
+    ],
+)
+def test_broken_sidecar_is_refused_by_its_own_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.meta.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, HEADER + STAGE_0)
+    assert caught.value.path == str(tmp_path / "p.meta.json")
+
+
+def test_broken_sidecar_states_line_and_column(tmp_path: Path) -> None:
+    (tmp_path / "p.meta.json").write_text('{\n "gpu": oops}')
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, HEADER + STAGE_0)
+    assert (caught.value.line, caught.value.column) == (2, 9)
+
+
+# ---- making, saving, finding
+
+
+def test_saved_profile_reads_back_the_same(tmp_path: Path) -> None:
+    metadata = ProfileMetadata(gpu="NVIDIA A40", tensor_parallel=2, extra={"notes": ["a", "b"]})
+    rows = [(0, "forward", 1740, 0.0937, 28.49), (0, "backward", 1740, 1e-5, 2 / 3)]
+    made = Profile.from_rows(rows, name="mine", metadata=metadata)
+    made.save_csv(tmp_path / "mine.csv")
+    again = Profile.read_csv(tmp_path / "mine.csv")
+    assert again.sha256 == made.sha256
+    assert again.name == "mine"
+    assert again.metadata == metadata
+    for instruction in ("forward", "backward"):
+        one, other = made.table(0, instruction), again.table(0, instruction)
+        assert one.time_ns.tolist() == other.time_ns.tolist()
+        assert one.energy_fj.tolist() == other.energy_fj.tolist()
+
+
+def test_saving_keeps_every_byte_of_the_csv(tmp_path: Path) -> None:
+    content = (HEADER + STAGE_0 + "\n").replace("\n", "\r\n").encode()
+    read(tmp_path, content).save_csv(tmp_path / "copy.csv")
+    assert (tmp_path / "copy.csv").read_bytes() == content
+    assert Profile.read_csv(tmp_path / "copy.csv").sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_rows_in_memory_are_checked_like_a_file() -> None:
+    with pytest.raises(InputError, match="line 3, column time"):
+        Profile.from_rows([(0, "forward", 1, 1.0, 1.0), (0, "backward", 1, float("nan"), 1.0)])
+    with pytest.raises(InputError, match="no rows"):
+        Profile.from_rows([])
+
+
+def test_rows_in_memory_may_have_configs_and_spreads() -> None:
+    rows = [(0, "forward", 9, 1.0, 1.0, "a"), (0, "backward", 9, 1.0, 1.0)]
+    with pytest.raises(InputError, match="repeats line 2"):
+        Profile.from_rows([rows[0], *rows])
+    columns = ("stage", "instruction", "frequency", "time", "energy", "time_std")
+    spread = [(0, "forward", 9, 1.0, 1.0, 0.1), (0, "backward", 9, 1.0, 1.0, 0.0)]
+    assert Profile.from_rows(spread, columns=columns).num_stages == 1
+
+
+def test_a_path_wins_over_a_builtin_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = builtin_profiles()[0].name
+    assert Profile.open(name).num_stages > 1
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(HEADER + STAGE_0)
+    assert Profile.open(name).num_stages == 1
+
+
+@pytest.mark.parametrize("name", ["no-such-profile", "a\0b", "x" * 5000, "../profiles/a40"])
+def test_neither_file_nor_builtin_names_both_possibilities(name: str) -> None:
+    with pytest.raises(InputError, match=r"no such file, and no built-in .* a40-gpt3-1.3b-4stage"):
+        Profile.open(name)
+
+
+def test_unknown_builtin_lists_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"a40-gpt3-1\.3b-8stage"):
+        Profile.builtin("a40")
+
+
+# ---- cost curves
+
+
+def test_effective_cost_counts_what_waiting_would_draw() -> None:
+    curve = cost_curve(table((10, 100), (20, 90), (30, 89)), blocking_power_uw=3)
+    assert curve.cost_fj.tolist() == [70, 30, -1]
+    assert curve.hull_time_ns.tolist() == [30, 20, 10]
+    assert curve.hull_slope_uw.tolist() == [3, 4]
+    assert curve.base_cost_fj == -1
+
+
+def test_options_above_the_hull_stay_options() -> None:
+    curve = cost_curve(table((10, 100), (20, 95), (30, 10)), blocking_power_uw=0)
+    assert curve.option.tolist() == [0, 1, 2]
+    assert curve.hull_time_ns.tolist() == [30, 10]
+    assert curve.hull_slope_uw.tolist() == [4]
+
+
+def test_slope_rounded_to_zero_moves_the_slow_end() -> None:
+    curve = cost_curve(table((10, 100), (20, 10), (30, 9)), blocking_power_uw=0)
+    assert curve.hull_time_ns.tolist() == [20, 10]
+    assert curve.hull_slope_uw.tolist() == [9]
+    assert curve.base_cost_fj == 9
+
+
+def test_slopes_equal_after_rounding_are_one_segment() -> None:
+    curve = cost_curve(table((10, 57), (20, 31), (30, 6)), blocking_power_uw=0)
+    assert curve.hull_time_ns.tolist() == [30, 10]
+    assert curve.hull_slope_uw.tolist() == [2]
+
+
+def test_equal_options_keep_the_higher_frequency() -> None:
+    curve = cost_curve(table((10, 5), (10, 5)), blocking_power_uw=0)
+    assert curve.option.tolist() == [0]
+    assert curve.hull_time_ns.tolist() == [10]
+
+
+def test_costs_beyond_the_integer_range_are_refused() -> None:
+    with pytest.raises(InputError, match="64-bit"):
+        cost_curve(table((10**18, 0)), blocking_power_uw=10**8)
+    with pytest.raises(InputError, match="64-bit"):
+        cost_curve(table((1, 9 * 10**18), (2, 0)), blocking_power_uw=10**3)
+
+
+def test_arrays_of_a_profile_cannot_be_changed(tmp_path: Path) -> None:
+    forward = read(tmp_path, HEADER + STAGE_0).table(0, "forward")
+    with pytest.raises(ValueError, match="read-only"):
+        forward.time_ns[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        cost_curve(forward, 0).cost_fj[0] = 1
+
+
+small = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=12)
+large = st.lists(
+    st.tuples(st.integers(1, 10**11), st.integers(0, 9 * 10**18)), min_size=1, max_size=12
+)
+tables = st.one_of(small, large)
+powers = st.one_of(st.integers(0, 12), st.integers(0, 46_000_000))
+
+
+def curve_value(curve: CostCurve, time: Fraction) -> Fraction:
+    """The piecewise-linear curve at a duration, exactly; level beyond its slow end."""
+    value = Fraction(curve.base_cost_fj)
+    vertices = curve.hull_time_ns.tolist()
+    for (slow, fast), slope in zip(
+        itertools.pairwise(vertices), curve.hull_slope_uw.tolist(), strict=True
+    ):
+        value += slope * max(Fraction(0), slow - max(time, Fraction(fast)))
+    return value
+
+
+@given(tables, powers)
+def test_pareto_options_are_those_that_nothing_beats(
+    options: list[tuple[int, int]], power: int
+) -> None:
+    curve = cost_curve(table(*options), power)
+    points = {(time, energy - power * time) for time, energy in options}
+    best = {
+        (time, cost)
+        for time, cost in points
+        if not any(t <= time and c <= cost and (t, c) != (time, cost) for t, c in points)
+    }
+    found = list(zip(curve.time_ns.tolist(), curve.cost_fj.tolist(), strict=True))
+    assert found == sorted(best)
+
+
+@given(tables, powers)
+def test_curve_is_convex_with_positive_whole_slopes(
+    options: list[tuple[int, int]], power: int
+) -> None:
+    curve = cost_curve(table(*options), power)
+    slopes, vertices = curve.hull_slope_uw.tolist(), curve.hull_time_ns.tolist()
+    assert len(vertices) == len(slopes) + 1
+    assert all(slope > 0 for slope in slopes)
+    assert all(one < other for one, other in itertools.pairwise(slopes))
+    assert all(one > other for one, other in itertools.pairwise(vertices))
+    assert set(vertices) <= {time for time, _ in options}
+    assert all(slope <= MAX_INTEGER for slope in slopes)
+
+
+@given(tables, powers)
+def test_no_option_lies_below_the_curve_nor_outside_it(
+    options: list[tuple[int, int]], power: int
+) -> None:
+    curve = cost_curve(table(*options), power)
+    for time, energy in options:
+        assert curve_value(curve, Fraction(time)) <= energy - power * time
+    assert curve.hull_time_ns[-1] == min(time for time, _ in options)
+
+
+@given(tables, powers)
+def test_rounding_loses_less_than_a_microwatt_of_slope(
+    options: list[tuple[int, int]], power: int
+) -> None:
+    curve = cost_curve(table(*options), power)
+    slow = int(curve.time_ns[-1])
+    points = list(zip(curve.time_ns.tolist(), curve.cost_fj.tolist(), strict=True))
+    for time in curve.time_ns.tolist():
+        hull = min(
+            Fraction(c0 * (t1 - time) + c1 * (time - t0), t1 - t0) if t1 > t0 else Fraction(c0)
+            for t0, c0 in points
+            for t1, c1 in points
+            if t0 <= time <= t1
+        )
+        assert hull - curve_value(curve, Fraction(time)) <= slow - time
+
+
+# ---- atomic writing
+
+
+def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    atomic_write(path, "nëw")
+    assert path.read_bytes() == "nëw".encode()
+    assert path.stat().st_mode & 0o777 == 0o640
+    atomic_write(path, b"\x00")
+    assert path.read_bytes() == b"\x00"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_atomic_write_goes_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    atomic_write(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_atomic_write_to_a_device_is_direct() -> None:
+    atomic_write(os.devnull, "gone")
+    assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.parametrize("name", ["missing/a.txt", ".", "a\0b", "x" * 5000])
+def test_atomic_write_where_none_can_be_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError):
+        atomic_write(tmp_path / name, "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_atomic_write_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        atomic_write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
