@@ -27,6 +27,12 @@ def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Pr
                 time = table.time_ns[k] * 1e-9 * (1 + rng.normal(0, noise))
                 energy = table.energy_fj[k] * 1e-15 * (1 + rng.normal(0, noise))
                 rows.append(
-                    (stage, instruction, int(table.frequency_mhz[k]), round(time, 9), round(energy, 6))
+                    (
+                        stage,
+                        instruction,
+                        int(table.frequency_mhz[k]),
+                        round(time, 9),
+                        round(energy, 6),
+                    )
                 )
     return Profile.from_rows(rows, name=f"noisy-a40-{num_stages}stage")

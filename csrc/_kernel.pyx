@@ -2,7 +2,7 @@
 # distutils: language = c++
 """Thin binding of the compiled core. Arrays are checked for type and size here, and nothing else."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -10,7 +10,6 @@ import numpy as np
 
 cdef extern from *:
     """
-    static inline double wide_to_double(__int128 x) { return static_cast<double>(x); }
     static inline long long wide_high(__int128 x) { return static_cast<long long>(x >> 62); }
     static inline long long wide_low(__int128 x) {
       return static_cast<long long>(x & ((static_cast<__int128>(1) << 62) - 1));
@@ -68,7 +67,20 @@ cdef extern from "rounding.hpp" namespace "envplan" nogil:
     cbool cpp_improve "envplan::improve_options"(
         const RoundingProblem&, int64_t, double, uint64_t, int32_t*) except +
 
+cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
+    const int64_t kUnlimited "envplan::maxflow::kInfinite"
+    cdef enum class Status(int):
+        kOptimal
+        kInfeasible
+        kUnbounded
+    cdef struct Result:
+        Status status
+        int64_t value
+    Result solve(int32_t, int32_t, const int32_t*, const int32_t*, const int64_t*, const int64_t*,
+                 int32_t, int32_t, int64_t*, uint8_t*) except +
+
 INFINITE = kInfinite
+UNLIMITED = kUnlimited
 
 cdef uint64_t WORK_BETWEEN_SIGNALS = 1_000_000  # touched nodes: a few hundredths of a second
 
@@ -171,7 +183,6 @@ cdef class Trace:
         while more:
             with nogil:
                 more = self._trace.run(WORK_BETWEEN_SIGNALS)
-            # The interpreter handles pending signals before the next line of Python runs.
             if progress is not None:
                 progress(self._trace.walk().time(), self._walk.min_time())
             _handle_signals()
@@ -268,6 +279,40 @@ cdef class Rounding:
         with nogil:
             better = cpp_improve(self._problem, moves, heat, seed, &choice[0])
         return better
+
+
+def max_flow(
+    int num_nodes, const int32_t[::1] tail, const int32_t[::1] head, const int64_t[::1] lower,
+    const int64_t[::1] upper, int source, int sink,
+):
+    """Maximum flow with lower bounds on a plain graph; see maxflow.hpp.
+
+    Returns:
+        (status, value, flow int64 (arcs,), source side uint8 (nodes,)); status is "optimal",
+        "infeasible" or "unbounded".
+
+    Raises:
+        ValueError: an index or a bound is wrong.
+        OverflowError: the bounds add up to more than the integer range.
+    """
+    cdef Py_ssize_t arcs = tail.shape[0]
+    if not (arcs == head.shape[0] == lower.shape[0] == upper.shape[0]):
+        raise ValueError("tail, head, lower and upper must have one entry an arc")
+    flow = np.zeros(arcs + 1, np.int64)
+    side = np.zeros(max(num_nodes, 1), np.uint8)
+    cdef int64_t[::1] f = flow
+    cdef uint8_t[::1] s = side
+    cdef const int32_t* t = &tail[0] if arcs else NULL
+    cdef const int32_t* h = &head[0] if arcs else NULL
+    cdef const int64_t* lo = &lower[0] if arcs else NULL
+    cdef const int64_t* up = &upper[0] if arcs else NULL
+    cdef Result result
+    with nogil:
+        result = solve(num_nodes, <int32_t>arcs, t, h, lo, up, source, sink, &f[0], &s[0])
+    status = {
+        Status.kOptimal: "optimal", Status.kInfeasible: "infeasible", Status.kUnbounded: "unbounded"
+    }[result.status]
+    return status, result.value, flow[:arcs], side
 
 
 cdef extern from "Python.h":

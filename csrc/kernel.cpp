@@ -125,7 +125,8 @@ Time Walk::longest_path(bool fastest, std::vector<Time>* at) const {
 void Walk::start(const Power* guess, Power total) {
   const Index n = num_nodes();
   std::vector<Time> at(n, 0);
-  for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a) set_flow(a, guess[arcs_[a].original]);
+  for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a)
+    set_flow(a, guess[arcs_[a].original]);
   for (Index v = 0; v < n; ++v) {
     for (Index a = nodes_[v].out_begin; a < nodes_[v + 1].out_begin; ++a) {
       at[out_[a].head] = std::max(at[out_[a].head], at[v] + out_[a].duration);
@@ -316,7 +317,8 @@ void Walk::extreme_event_times(bool latest, Time* out) const {
     }
     for (Index k = nodes_[v].in_begin; k < nodes_[v + 1].in_begin; ++k) {
       const Time length = nodes_[v].y - nodes_[in_[k].tail].y;
-      reach(in_[k].tail, d + (latest ? length - out_[in_[k].arc].duration : in_[k].duration - length));
+      reach(in_[k].tail,
+            d + (latest ? length - out_[in_[k].arc].duration : in_[k].duration - length));
     }
   }
   for (Index v = 0; v < num_nodes(); ++v) {

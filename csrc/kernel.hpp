@@ -32,9 +32,9 @@
 
 namespace envplan {
 
-using Time = std::int64_t;     // ns
-using Power = std::int64_t;    // uW
-using Energy = __int128;       // fJ
+using Time = std::int64_t;   // ns
+using Power = std::int64_t;  // uW
+using Energy = __int128;     // fJ
 using Index = std::int32_t;
 
 constexpr Power kInfinite = std::numeric_limits<Power>::max() / 2;
@@ -44,13 +44,13 @@ constexpr Time kFar = std::numeric_limits<Time>::max() / 4;  // no sum of two of
 struct Network {
   Index num_nodes;
   Index num_arcs;
-  const Index* tail;           // (num_arcs)
-  const Index* head;           // (num_arcs)
-  const Index* curve;          // (num_arcs) index of the arc's curve
+  const Index* tail;   // (num_arcs)
+  const Index* head;   // (num_arcs)
+  const Index* curve;  // (num_arcs) index of the arc's curve
   Index num_curves;
-  const Index* curve_begin;    // (num_curves + 1) first level of each curve
-  const Time* duration;        // (levels)
-  const Power* limit;          // (levels)
+  const Index* curve_begin;  // (num_curves + 1) first level of each curve
+  const Time* duration;      // (levels)
+  const Power* limit;        // (levels)
   Index source;
   Index sink;
 };
@@ -78,8 +78,8 @@ class Walk {
 
   // Event time of each node in the caller's numbering, source at 0. out: (num_nodes)
   void event_times(Time* out) const;
-  // Event times that are just as optimal, with every event but source and sink as early (or as late)
-  // as the optimum allows. out: (num_nodes)
+  // Event times that are just as optimal, with every event but source and sink as early (or as
+  // late) as the optimum allows. out: (num_nodes)
   void extreme_event_times(bool latest, Time* out) const;
   // Flow on each arc in the caller's numbering. out: (num_arcs)
   void arc_flows(Power* out) const;
@@ -96,22 +96,22 @@ class Walk {
 
  private:
   struct Node {
-    Time y;             // event time relative to the sink (sink 0, source -T): far nodes never move
-    Time dist;          // slack distance from the source, valid where stamp is current
+    Time y;     // event time relative to the sink (sink 0, source -T): far nodes never move
+    Time dist;  // slack distance from the source, valid where stamp is current
     std::uint32_t stamp;
-    Index parent;       // arc that reached the node: a forward, ~a backward
-    Index out_begin;    // forward residual arcs: out_[out_begin, next node's out_begin)
-    Index in_begin;     // backward residual arcs: in_[in_begin, ...)
+    Index parent;     // arc that reached the node: a forward, ~a backward
+    Index out_begin;  // forward residual arcs: out_[out_begin, next node's out_begin)
+    Index in_begin;   // backward residual arcs: in_[in_begin, ...)
   };
   // What the search needs of an arc, apart from the rest so that a scan reads few cache lines.
   struct Out {
     Index head;
-    Time duration;      // of the level that takes the next unit of flow
+    Time duration;  // of the level that takes the next unit of flow
   };
   struct In {
     Index tail;
     Index arc;
-    Time duration;      // of the level that holds the last unit of flow; kFar where there is none
+    Time duration;  // of the level that holds the last unit of flow; kFar where there is none
   };
   struct Arc {
     Index tail, head;
@@ -133,15 +133,15 @@ class Walk {
   void push(Time key, Index node);
   Index pop(Time* key);
 
-  std::vector<Node> nodes_;        // num_nodes + 1: the last one only ends the adjacency
-  std::vector<Out> out_;           // arcs sorted by tail: out_[a] belongs to arcs_[a]
-  std::vector<In> in_;             // the same arcs sorted by head
+  std::vector<Node> nodes_;  // num_nodes + 1: the last one only ends the adjacency
+  std::vector<Out> out_;     // arcs sorted by tail: out_[a] belongs to arcs_[a]
+  std::vector<In> in_;       // the same arcs sorted by head
   std::vector<Arc> arcs_;
-  std::vector<Time> duration_;     // levels
+  std::vector<Time> duration_;  // levels
   std::vector<Power> limit_;
-  std::vector<Index> position_;    // caller's node -> ours
-  std::vector<Index> order_;       // ours -> caller's
-  std::vector<Index> near_;        // nodes settled by the last search, nearest first
+  std::vector<Index> position_;  // caller's node -> ours
+  std::vector<Index> order_;     // ours -> caller's
+  std::vector<Index> near_;      // nodes settled by the last search, nearest first
   std::vector<Index> stack_;
   std::vector<std::pair<Time, Index>> heap_;
   Index source_, sink_;
@@ -152,7 +152,8 @@ class Walk {
   std::uint64_t touched_ = 0;
 };
 
-// A walk with its record: every breakpoint of the frontier, and enough snapshots to return to any T.
+// A walk with its record: every breakpoint of the frontier, and enough snapshots to return to any
+// T.
 class Trace {
  public:
   // Records from the first breakpoint whose flow below it is more than `from_flow` (T_star where
@@ -163,14 +164,14 @@ class Trace {
   bool run(std::uint64_t work);
 
   const Walk& walk() const { return walk_; }
-  // Corners by descending time: at time[k] the cost above all-slowest is cost[k], and flow[k] is the
-  // slope -dC/dT just below it (at T_min, the last, there is nothing below).
+  // Corners by descending time: at time[k] the cost above all-slowest is cost[k], and flow[k] is
+  // the slope -dC/dT just below it (at T_min, the last, there is nothing below).
   const std::vector<Time>& times() const { return times_; }
   const std::vector<Power>& flows() const { return flows_; }
   const std::vector<Energy>& costs() const { return costs_; }
 
-  // The optimal state at any T between the last recorded corner and the first; no solving from zero.
-  // The reference is good until the next call.
+  // The optimal state at any T between the last recorded corner and the first; no solving from
+  // zero. The reference is good until the next call.
   const Walk& at(Time t);
 
  private:

@@ -12,10 +12,10 @@ using std::int32_t;
 using std::int64_t;
 using std::uint64_t;
 
-constexpr int32_t kWindow = 64;       // operations that one exchange looks at
+constexpr int32_t kWindow = 64;        // operations that one exchange looks at
 constexpr int32_t kExchangeDepth = 4;  // options by which an exchange speeds its operation up
 constexpr int kExchangePasses = 20;
-constexpr int32_t kReach = 8;          // options by which an annealing move shifts an operation
+constexpr int32_t kReach = 8;  // options by which an annealing move shifts an operation
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
 
@@ -100,7 +100,9 @@ class Rounding {
 
  private:
   int32_t first_option(int32_t i) const { return p_.option_begin[p_.table[i]]; }
-  int32_t num_options(int32_t i) const { return p_.option_begin[p_.table[i] + 1] - first_option(i); }
+  int32_t num_options(int32_t i) const {
+    return p_.option_begin[p_.table[i] + 1] - first_option(i);
+  }
   int64_t time(int32_t i, int32_t c) const { return p_.time[first_option(i) + c]; }
   int64_t cost(int32_t i, int32_t c) const { return p_.cost[first_option(i) + c]; }
 
@@ -233,7 +235,8 @@ class Rounding {
       pred_choice[e - first] = cheapest_within(i, window_end(i, j, to) - start_[i]);
       change += cost(i, pred_choice[e - first]) - cost(i, choice_[i]);
     }
-    if (change > 0 && static_cast<double>(change) > -temperature * std::log(random.uniform())) return;
+    if (change > 0 && static_cast<double>(change) > -temperature * std::log(random.uniform()))
+      return;
     start_[j] = to;
     choice_[j] = own;
     for (int32_t e = first; e < last; ++e) choice_[p_.pred[e]] = pred_choice[e - first];

@@ -12,8 +12,8 @@
 //    finishes after it stay as they are, so the deadline holds throughout.
 // 3. Annealing (Kirkpatrick et al. 1983) on start times: the window of an operation is what lies
 //    between its own start and its successors', and it always takes the cheapest option that fits.
-//    Moving one start changes its own window and its predecessors' and nothing else, so a move costs
-//    a few table look-ups. Then exchange once more.
+//    Moving one start changes its own window and its predecessors' and nothing else, so a move
+//    costs a few table look-ups. Then exchange once more.
 //
 // Deterministic: the result depends on the arguments only.
 #pragma once
@@ -22,9 +22,9 @@
 
 namespace envplan {
 
-// Borrowed arrays; sizes in parentheses. Operations are numbered in a topological order that follows
-// their relaxed start times, so that neighbours in time are neighbours in number. Every operation's
-// fastest option fits between its predecessors' relaxed finishes and its own.
+// Borrowed arrays; sizes in parentheses. Operations are numbered in a topological order that
+// follows their relaxed start times, so that neighbours in time are neighbours in number. Every
+// operation's fastest option fits between its predecessors' relaxed finishes and its own.
 struct RoundingProblem {
   std::int32_t num_operations;
   const std::int32_t* pred_begin;    // (num_operations + 1)

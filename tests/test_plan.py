@@ -21,13 +21,12 @@ from envplan.plan import (
     SCHEMA_FILE,
     Plan,
     build_plan,
-    find_profile,
     max_frequency_options,
     price,
     schema_text,
-    verify_plan,
 )
-from envplan.profile import Profile
+from envplan.profile import Profile, builtin_profiles
+from envplan.verify import find_profile, verify_plan
 
 UW = 10**6
 
@@ -54,6 +53,7 @@ def built(
         options = max_frequency_options(pipeline, profile)
     arguments: dict[str, Any] = {
         "blocking_power_uw": [70 * UW] * pipeline.num_stages,
+        "blocking_power_source": "default",
         "gpus_per_stage": 1,
         "replicas": 1,
         "target": {"kind": "max-frequency"},
@@ -367,6 +367,7 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (scaled(("target", "deadline_s"), 1.01), "slowdown means"),
     (lambda d: put(d, ("target", "kind"), "no-slowdown"), "no-slowdown means"),
     (lambda d: put(d, ("target", "kind"), "min-energy"), "min-energy means"),
+    (lambda d: d["target"].update(kind="time", time_s=9.0), "time means"),
     (lambda d: put(d, ("target", "energy_j"), 1.0), "above the target of 1.0"),
     (lambda d: put(d, ("target", "power_w"), 1.0), "above the target of 1.0"),
     (lambda d: put(d, ("job", "microbatches"), 5), "but the schedule has|ends after 8"),
@@ -455,7 +456,7 @@ def test_profile_made_in_memory_cannot_be_found(plan: Plan) -> None:
 
 
 def test_builtin_profile_is_referred_to_by_name_alone() -> None:
-    name = next(iter(envplan.plan._builtin_paths()))
+    name = builtin_profiles()[0].name
     profile = Profile.builtin(name)
     plan = built(Pipeline("1f1b", profile.num_stages, 2), profile)
     assert (plan.profile.name, plan.profile.path) == (name, None)

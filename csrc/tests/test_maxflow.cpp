@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <random>
 #include <stdexcept>
 #include <vector>
 
 #include "../maxflow.hpp"
+#include "check.hpp"
 
 namespace {
 
@@ -17,15 +17,6 @@ using envplan::maxflow::Index;
 using envplan::maxflow::kInfinite;
 using envplan::maxflow::kMaxTotal;
 using envplan::maxflow::Status;
-
-int failures = 0;
-
-void check(bool ok, const char* what, const char* test, int line) {
-  if (ok) return;
-  ++failures;
-  std::printf("FAILED %s (line %d): %s\n", test, line, what);
-}
-#define CHECK(condition) check((condition), #condition, __func__, __LINE__)
 
 struct Arc {
   Index tail, head;
@@ -366,6 +357,5 @@ int main() {
   test_same_graph_same_answer();
   test_long_chain_needs_no_deep_stack();
   test_grid_like_a_pipeline();
-  std::printf(failures ? "%d checks failed\n" : "all checks passed\n", failures);
-  return failures != 0;
+  return envplan::test::summary("maxflow");
 }

@@ -21,8 +21,9 @@ from envplan.errors import EnvplanError, InputError, NoAnswerError
 if TYPE_CHECKING:
     from envplan.frontier import Frontier, trace_frontier
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
-    from envplan.plan import Plan, verify_plan
+    from envplan.plan import Plan
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
+    from envplan.verify import verify_plan
 
     __version__: str
 
@@ -50,7 +51,7 @@ _HOME = {
     "Operation": "envplan.pipeline",
     "Pipeline": "envplan.pipeline",
     "Plan": "envplan.plan",
-    "verify_plan": "envplan.plan",
+    "verify_plan": "envplan.verify",
     "Profile": "envplan.profile",
     "ProfileMetadata": "envplan.profile",
     "builtin_profiles": "envplan.profile",

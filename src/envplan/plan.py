@@ -2,8 +2,7 @@
 
 A plan is a file, plan.json ("envplan/plan/v1"), whose models are below. Times in it are seconds,
 energies joules, powers watts; each is the exact integer that envplan counts in (ns, fJ, uW),
-correctly rounded to a float and written so that it reads back the same. verify_plan proves a plan
-from the file and its profile alone.
+correctly rounded to a float and written so that it reads back the same.
 
 `python -m envplan.plan` writes the JSON Schema of the format anew.
 """
@@ -11,34 +10,29 @@ from the file and its profile alone.
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envplan._files import atomic_write
-from envplan.errors import InputError, NoAnswerError
+from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import shown
-from envplan.profile import OptionTable, Profile, _builtin_paths
+from envplan.profile import OptionTable, Profile, builtin_paths
 from envplan.units import (
     UW_PER_W,
     j_from_fj,
     ns_from_s,
-    ns_from_s_floor,
     s_from_ns,
     uw_from_w,
     w_from_uw,
 )
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
 
 __all__ = [
     "PLAN_SCHEMA",
@@ -51,26 +45,20 @@ __all__ = [
     "ProfileReference",
     "Target",
     "build_plan",
-    "check_reference",
-    "find_profile",
     "first_problem",
+    "gap_over",
     "max_frequency_baseline",
     "max_frequency_options",
+    "option_tables",
+    "predict",
     "price",
     "read_json",
     "readable_json",
-    "trace_job",
-    "verify_plan",
 ]
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
 MAX_PLAN_BYTES: Final = 256 * 2**20
 SCHEMA_FILE: Final = Path(__file__).parent / "schemas" / "plan.v1.schema.json"
-
-#: How far above its re-traced value a stated lower bound may lie: it was rounded to a float.
-_BOUND_TOLERANCE: Final = 1e-9
-#: How far derived numbers (percentages, gap, average power) may lie from their recomputation.
-_DERIVED_TOLERANCE: Final = 1e-9
 
 BlockingPowerSource = Literal["profile", "argument", "default"]
 TargetKind = Literal[
@@ -406,14 +394,14 @@ def _costs(
     pipeline: Pipeline, profile: Profile, options: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Time (ns) and energy (fJ) of each operation, (N)."""
-    tables = _tables(pipeline, profile)
+    tables = option_tables(pipeline, profile)
     rows = [(table, row) for table, row in zip(tables, options.tolist(), strict=True)]
     time = np.array([table.time_ns[row] for table, row in rows], np.int64)
     energy = np.array([table.energy_fj[row] for table, row in rows], np.int64)
     return time, energy
 
 
-def _tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
+def option_tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
     """The option table of each operation, (N)."""
     return [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
 
@@ -422,7 +410,7 @@ def max_frequency_options(pipeline: Pipeline, profile: Profile) -> NDArray[np.in
     """The row of each operation's highest frequency, (N)."""
     best: dict[int, int] = {}
     rows = []
-    for table in _tables(pipeline, profile):
+    for table in option_tables(pipeline, profile):
         if id(table) not in best:
             best[id(table)] = table.max_frequency_option
         rows.append(best[id(table)])
@@ -462,6 +450,7 @@ def build_plan(
     options: NDArray[np.int32],
     *,
     blocking_power_uw: Sequence[int],
+    blocking_power_source: BlockingPowerSource,
     gpus_per_stage: int,
     replicas: int,
     target: dict[str, float | str],
@@ -476,6 +465,7 @@ def build_plan(
     Args:
         options: for each operation the row of its option table, (N).
         blocking_power_uw: power of a waiting GPU on each stage, (num_stages,), uW.
+        blocking_power_source: where these powers come from.
         gpus_per_stage: GPUs that run each stage together.
         replicas: data-parallel replicas.
         target: what was asked: `kind` and the number that goes with it (see Target).
@@ -491,7 +481,7 @@ def build_plan(
     """
     scale = gpus_per_stage * replicas
     priced = price(pipeline, profile, options, blocking_power_uw)
-    predicted = _predicted(
+    predicted = predict(
         priced.makespan_ns,
         priced.energy_fj * scale,
         max(0, int(lower_bound_fj)) * scale,
@@ -510,7 +500,7 @@ def build_plan(
         gpus_per_stage=gpus_per_stage,
         replicas=replicas,
         blocking_power_w=[w_from_uw(power) for power in blocking_power_uw],
-        blocking_power_source=_blocking_power_source(pipeline, profile, blocking_power_uw),
+        blocking_power_source=blocking_power_source,
     )
     return Plan(
         schema=PLAN_SCHEMA,
@@ -523,7 +513,7 @@ def build_plan(
     )
 
 
-def _predicted(
+def predict(
     time_ns: int, energy_fj: int, bound_fj: int, bound: str, baseline: Baseline
 ) -> Predicted:
     energy, least = j_from_fj(energy_fj), j_from_fj(bound_fj)
@@ -534,7 +524,7 @@ def _predicted(
             "average_power_w": _average_power(energy_fj, time_ns),
             "energy_lower_bound_j": least,
             "bound": bound,
-            "gap": _gap(energy, least),
+            "gap": gap_over(energy, least),
             "baseline": baseline,
             "savings_percent": _percent(baseline.energy_j - energy, baseline.energy_j),
             "slowdown_percent": _percent(
@@ -544,7 +534,7 @@ def _predicted(
     )
 
 
-def _gap(energy_j: float, bound_j: float) -> float:
+def gap_over(energy_j: float, bound_j: float) -> float:
     # A profile may say that everything is free; then nothing is lost either.
     return energy_j / max(bound_j, j_from_fj(1)) - 1 if energy_j > bound_j else 0.0
 
@@ -579,23 +569,8 @@ def _planned(
     return stages
 
 
-def _blocking_power_source(
-    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
-) -> BlockingPowerSource:
-    """Where the powers in use must have come from: what no argument gives, or else an argument."""
-    from envplan.frontier.trace import DEFAULT_BLOCKING_POWER_W
-
-    known = profile.blocking_power_w
-    if known is None:
-        default = uw_from_w(DEFAULT_BLOCKING_POWER_W)
-        return "default" if set(blocking_power_uw) == {default} else "argument"
-    first = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
-    own = [uw_from_w(known[first[stage]]) for stage in range(pipeline.num_stages)]
-    return "profile" if own == list(blocking_power_uw) else "argument"
-
-
 def _reference(profile: Profile) -> ProfileReference:
-    is_builtin = profile.path is not None and _builtin_paths().get(profile.name) == profile.path
+    is_builtin = profile.path is not None and builtin_paths().get(profile.name) == profile.path
     path = None if profile.path is None or is_builtin else profile.path.as_posix()
     return ProfileReference.model_validate(
         {
@@ -612,305 +587,6 @@ def _utf8(name: str) -> str:
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-def find_profile(
-    reference: ProfileReference, file: str | os.PathLike[str] | None = None
-) -> Profile:
-    """The profile that a file refers to, changed since or not.
-
-    Looked for at the reference's path from the file's folder, then from the working directory, then
-    among the built-in profiles by name.
-
-    Args:
-        reference: such as a plan's `profile`.
-        file: where the reference stands.
-
-    Raises:
-        InputError: it is in none of these places, or not a valid profile.
-    """
-    if reference.path is not None:
-        for folder in (Path(file).parent if file else Path(), Path()):
-            if (folder / reference.path).is_file():
-                return Profile.read_csv(folder / reference.path)
-    if reference.name in _builtin_paths():
-        return Profile.builtin(reference.name)
-    raise InputError(
-        f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
-        "from here nor built in; say where it is with --profile",
-        path=file,
-    )
-
-
-def verify_plan(
-    plan: Plan,
-    profile: Profile,
-    *,
-    force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[str]:
-    """Prove a plan from nothing but itself and its profile.
-
-    Args:
-        force: go on though the profile has changed since the plan was made.
-        progress: as for trace_frontier, which is run again to prove the lower bound.
-
-    Returns:
-        A sentence for everything that was proved, in order.
-
-    Raises:
-        InputError: the first thing that is not so.
-    """
-    proved = [check_reference(plan.profile, profile, force)]
-    pipeline = plan.job.pipeline()
-    proved.append(_check_operations(plan, pipeline))
-    options = _chosen_options(plan, pipeline, profile)
-    count = len(options)
-    proved.append(f"all {count} frequencies, times and energies are rows of the profile")
-    powers = _stated_powers(plan, pipeline)
-    priced = price(pipeline, profile, options, powers)
-    proved += _check_replay(plan, priced)
-    proved += _check_derived(plan, pipeline, profile, priced, powers)
-    proved += _check_target(plan, priced.makespan_ns)
-    return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
-
-
-def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
-    """That a profile is the one referred to; with `force`, only whether it is.
-
-    Raises:
-        InputError: it has changed.
-    """
-    if profile.sha256 == reference.sha256:
-        return f"the profile, {profile.name}, is unchanged (sha256 {profile.sha256[:12]}...)"
-    if force:
-        return f"the profile, {profile.name}, HAS CHANGED since; checked as it is now"
-    raise InputError(
-        f"profile {profile.path or profile.name} has changed since (sha256 "
-        f"{profile.sha256[:12]}... instead of {reference.sha256[:12]}...); plan again, or check "
-        "against what it says now with --force"
-    )
-
-
-def _check_operations(plan: Plan, pipeline: Pipeline) -> str:
-    if len(plan.stages) != pipeline.num_stages:
-        raise InputError(
-            f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
-        )
-    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
-        planned = plan.stages[stage]
-        for k, op in enumerate(pipeline.operations[first:last]):
-            due = f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}"
-            if k >= len(planned):
-                raise InputError(f"stages[{stage}] ends after {k} operations; next comes {due}")
-            found = planned[k]
-            if (found.instruction, found.microbatch, found.chunk) != (
-                op.instruction,
-                op.microbatch,
-                op.chunk,
-            ):
-                raise InputError(
-                    f"stages[{stage}][{k}] is {found.instruction} of microbatch "
-                    f"{found.microbatch}, chunk {found.chunk}, but the schedule has {due} there"
-                )
-        if len(planned) > last - first:
-            raise InputError(
-                f"stages[{stage}] has {len(planned)} operations, the schedule {last - first}"
-            )
-    return (
-        f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
-        f"schedule {pipeline.schedule}"
-    )
-
-
-def _chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
-    """The row of each operation's option table, (N), once all are seen to be rows of the profile.
-
-    Raises:
-        InputError: an operation's frequency, time or energy is no row's.
-    """
-    rows: dict[int, dict[tuple[int, str], int]] = {}
-    chosen = []
-    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
-    for (s, k), table in zip(places, _tables(pipeline, profile), strict=True):
-        op = plan.stages[s][k]
-        if id(table) not in rows:
-            rows[id(table)] = _by_knobs(table)
-        row = rows[id(table)].get((op.frequency_mhz, op.config))
-        at = f"{op.frequency_mhz} MHz" + (f" config {op.config}" if op.config else "")
-        what = f"stages[{s}][{k}], {op.instruction} at {at},"
-        if row is None:
-            raise InputError(f"{what} is not a row of profile {profile.name}")
-        for field, stated, true in (
-            ("time_s", op.time_s, s_from_ns(table.time_ns[row])),
-            ("energy_j", op.energy_j, j_from_fj(table.energy_fj[row])),
-        ):
-            if stated != true:
-                raise InputError(f"{what} has {field} {stated!r}; the profile says {true!r}")
-        chosen.append(row)
-    return np.array(chosen, np.int32)
-
-
-def _by_knobs(table: OptionTable) -> dict[tuple[int, str], int]:
-    knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
-    return {knob: row for row, knob in enumerate(knobs)}
-
-
-def _stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
-    powers = plan.job.blocking_power_w
-    if len(powers) != pipeline.num_stages:
-        raise InputError(
-            f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
-        )
-    return [uw_from_w(power) for power in powers]
-
-
-def _check_replay(plan: Plan, priced: Priced) -> list[str]:
-    """Start times, iteration time and energy against the exact replay."""
-    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
-    for (s, k), start_ns in zip(places, priced.starts_ns.tolist(), strict=True):
-        stated, true = plan.stages[s][k].start_s, s_from_ns(start_ns)
-        if stated != true:
-            raise InputError(f"stages[{s}][{k}].start_s is {stated!r}; replayed it is {true!r}")
-    time, energy = s_from_ns(priced.makespan_ns), j_from_fj(priced.energy_fj * plan.job.num_gpus)
-    for field, stated, true in (
-        ("iteration_time_s", plan.iteration_time, time),
-        ("energy_j", plan.energy, energy),
-    ):
-        if stated != true:
-            raise InputError(f"predicted.{field} is {stated!r}; recomputed it is {true!r}")
-    return [
-        f"replayed, the iteration takes {time!r} s and every operation starts when stated",
-        f"energy recomputed from the profile is {energy!r} J, as stated",
-    ]
-
-
-def _check_derived(
-    plan: Plan, pipeline: Pipeline, profile: Profile, priced: Priced, powers: Sequence[int]
-) -> list[str]:
-    """Baseline, savings, gap and averages against their recomputation."""
-    stated = plan.predicted
-    if stated.energy_lower_bound_j > stated.energy_j:
-        raise InputError(
-            f"predicted.energy_lower_bound_j {stated.energy_lower_bound_j!r} lies above energy_j "
-            f"{stated.energy_j!r}"
-        )
-    true = _predicted(
-        priced.makespan_ns,
-        priced.energy_fj * plan.job.num_gpus,
-        0,
-        stated.bound,
-        max_frequency_baseline(
-            pipeline,
-            profile,
-            blocking_power_uw=powers,
-            gpus_per_stage=plan.job.gpus_per_stage,
-            replicas=plan.job.replicas,
-        ),
-    )
-    gap = _gap(stated.energy_j, stated.energy_lower_bound_j)
-    for field, found, right in (
-        ("average_power_w", stated.average_power_w, true.average_power_w),
-        ("gap", stated.gap, gap),
-        ("savings_percent", stated.savings_percent, true.savings_percent),
-        ("slowdown_percent", stated.slowdown_percent, true.slowdown_percent),
-        *(
-            (f"baseline.{name}", getattr(stated.baseline, name), getattr(true.baseline, name))
-            for name in Baseline.model_fields
-        ),
-    ):
-        if not math.isclose(found, right, rel_tol=_DERIVED_TOLERANCE, abs_tol=_DERIVED_TOLERANCE):
-            raise InputError(f"predicted.{field} is {found!r}; recomputed it is {right!r}")
-    return [
-        f"lower bound {stated.energy_lower_bound_j!r} J <= energy; gap {100 * gap:.4f}%",
-        f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
-        "maximum frequency everywhere",
-    ]
-
-
-def _check_target(plan: Plan, makespan_ns: int) -> list[str]:
-    """The deadline and whatever else was asked for, exactly."""
-    target = plan.target
-    limits = [target.deadline_s]
-    if target.time_s is not None:
-        limits.append(target.time_s)
-    for limit in limits:
-        if makespan_ns > ns_from_s_floor(limit):
-            raise InputError(
-                f"replayed, the iteration takes {s_from_ns(makespan_ns)!r} s, more than the "
-                f"target of {limit!r} s"
-            )
-    proved = [f"{s_from_ns(makespan_ns)!r} s <= target {min(limits)!r} s, to the nanosecond"]
-    for what, value, most in (
-        ("energy_j", plan.energy, target.energy_j),
-        ("average_power_w", plan.average_power, target.power_w),
-    ):
-        if most is not None:
-            if value > most:
-                raise InputError(f"predicted.{what} {value!r} is above the target of {most!r}")
-            proved.append(f"{what} {value!r} <= target {most!r}")
-    return proved
-
-
-def trace_job(
-    job: Job, profile: Profile, progress: Callable[[int, int], None] | None = None
-) -> Frontier:
-    """The frontier of a job, traced anew.
-
-    Raises:
-        InputError: the job or its blocking power does not fit the profile.
-    """
-    from envplan.frontier import trace_frontier
-
-    given = job.blocking_power_source == "argument" and job.blocking_power_w
-    frontier = trace_frontier(
-        job.pipeline(),
-        profile,
-        blocking_power=job.blocking_power_w[0] if given else None,
-        gpus_per_stage=job.gpus_per_stage,
-        replicas=job.replicas,
-        progress=progress,
-    )
-    if list(frontier.blocking_power_w) != job.blocking_power_w:
-        raise InputError(
-            f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
-        )
-    return frontier
-
-
-def _check_bound(plan: Plan, frontier: Frontier) -> str:
-    """The lower bound against that of the frontier, traced again."""
-    _check_kind(plan, frontier)
-    stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
-    if plan.predicted.bound == "cp-sat":
-        return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
-    try:
-        least = frontier.energy_at(deadline)
-    except NoAnswerError as error:
-        raise InputError(f"target.deadline_s: {error}") from None
-    if stated > least * (1 + _BOUND_TOLERANCE):
-        raise InputError(
-            f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
-        )
-    return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
-
-
-def _check_kind(plan: Plan, frontier: Frontier) -> None:
-    """That the deadline is the one which the kind of target means."""
-    target, least = plan.target, frontier.min_time_ns
-    match target.kind:
-        case "no-slowdown":
-            meant = least
-        case "slowdown":
-            meant = min(least + int(least * (target.slowdown or 0.0)), frontier.min_energy_time_ns)
-        case "min-energy":
-            meant = frontier.min_energy_time_ns
-        case _:
-            return
-    if target.deadline_s != s_from_ns(meant):
-        raise InputError(
-            f"target.deadline_s is {target.deadline_s!r}; {target.kind} means {s_from_ns(meant)!r}"
-        )
-
-
 def write_schema() -> None:
     """Write the JSON Schema of plan.json, generated from the models, to SCHEMA_FILE."""
     atomic_write(SCHEMA_FILE, schema_text())
@@ -920,7 +596,6 @@ def schema_text() -> str:
     """The JSON Schema of plan.json."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": PLAN_SCHEMA,
         **Plan.model_json_schema(),
     }
     return json.dumps(schema, indent=2) + "\n"

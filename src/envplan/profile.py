@@ -383,7 +383,7 @@ class Profile:
         Raises:
             InputError: there is none of that name; the message lists those there are.
         """
-        paths = _builtin_paths()
+        paths = builtin_paths()
         if name not in paths:
             raise InputError(
                 f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
@@ -399,7 +399,7 @@ class Profile:
         """
         if _exists(path_or_name):
             return cls.read_csv(path_or_name)
-        paths = _builtin_paths()
+        paths = builtin_paths()
         name = os.fspath(path_or_name)
         if name in paths:
             return cls.read_csv(paths[name])
@@ -457,10 +457,11 @@ class Profile:
 
 def builtin_profiles() -> list[Profile]:
     """The profiles that ship with envplan, by name."""
-    return [Profile.read_csv(path) for path in _builtin_paths().values()]
+    return [Profile.read_csv(path) for path in builtin_paths().values()]
 
 
-def _builtin_paths() -> dict[str, Path]:
+def builtin_paths() -> dict[str, Path]:
+    """Where the profiles that ship with envplan lie, by name."""
     # An installed package carries the folder; a source or editable checkout has it at its top.
     installed = Path(str(files("envplan") / "profiles"))
     checkout = Path(__file__).resolve().parents[2] / "profiles"

@@ -49,7 +49,7 @@ def fj_from_j(joules: float) -> int:
 
 
 def s_from_ns(ns: int) -> float:
-    """Seconds, correctly rounded, so that ns_from_s(s_from_ns(n)) == n below 2**53 ns (104 days)."""
+    """Seconds, correctly rounded: below 2**53 ns (104 days) ns_from_s gives the same ns back."""
     return int(ns) / NS_PER_S
 
 

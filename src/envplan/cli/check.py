@@ -128,7 +128,8 @@ def _check_profile(file: Path) -> list[str]:
 def _check_plan(
     document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
 ) -> list[str]:
-    from envplan.plan import Plan, find_profile, verify_plan
+    from envplan.plan import Plan
+    from envplan.verify import find_profile, verify_plan
 
     plan = Plan.from_document(document, path=file)
     source = _named_profile(profile) or find_profile(plan.profile, file)
@@ -163,7 +164,7 @@ def _check_frontier(
     document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
 ) -> list[str]:
     from envplan.cli.frontier_file import FrontierFile, check_curve, check_rows
-    from envplan.plan import check_reference, find_profile, trace_job
+    from envplan.verify import check_reference, find_profile, trace_job
 
     frontier = FrontierFile.from_document(document, file)
     source = _named_profile(profile) or find_profile(frontier.profile, file)

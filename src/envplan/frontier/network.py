@@ -110,7 +110,9 @@ def build_network(
         cost_curves=cost_curves,
         base_cost_fj=sum(
             int(n) * c.base_cost_fj
-            for n, c in zip(np.bincount(curve, minlength=len(cost_curves)), cost_curves, strict=True)
+            for n, c in zip(
+                np.bincount(curve, minlength=len(cost_curves)), cost_curves, strict=True
+            )
         ),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,36 +24,39 @@ _WHOLE_OPERATIONS = 128  # up to here CP-SAT gets all operations at once
 _WINDOW_OPERATIONS = 48
 _WINDOW_SECONDS = 2.0
 _WINDOW_OPTIONS = 8  # options of each operation nearest to its relaxed optimum
-_WORKERS = 8  # fewer leave out the searches that improve a plan; they share the cores there are
-_COST_UNIT_FJ = 10**9  # CP-SAT counts in uJ; costs are rounded down so that its bound stays one
+# Fewer workers leave out the searches that improve a plan; they share the cores there are.
+_WORKERS = 8
+_UNIT_FJ = 10**5  # CP-SAT counts energy in 0.1 nJ
 
 
 def polish_plan(
     rounding: Rounding,
     network: Network,
     flows: NDArray[np.int64],
-    relaxed_fj: int,
+    power_uw: int,
+    bound_fj: int,
     seconds: float,
-) -> int | None:
+) -> int:
     """Improve `rounding.choice` for about `seconds`.
 
     Args:
         flows: int64 (arcs,), uW, the relaxed optimum's flow: what a ns more costs each operation.
-        relaxed_fj: the relaxed optimum's sum of effective costs, fJ.
+        power_uw: what all waiting GPUs draw together.
+        bound_fj: the relaxed optimum's energy at the deadline, fJ.
 
     Returns:
-        A lower bound on the sum of effective costs, fJ, where CP-SAT proved one; else None.
+        The best lower bound known on energy, fJ: bound_fj, or more where CP-SAT proved it.
     """
     begin = time.monotonic()
     _anneal_until(rounding, begin + seconds * _ANNEALING_SHARE)
-    problem = _Problem(rounding, network, flows)
+    problem = _Problem(rounding, network, flows, power_uw)
     if len(rounding.order) <= _WHOLE_OPERATIONS:
         # A plan costs at least the relaxed optimum plus each option's own excess, so no better
         # plan has an option whose excess alone is more than the whole of this plan's.
-        worth_trying = problem.options_within(problem.total() - relaxed_fj)
-        return problem.solve(range(len(rounding.order)), begin + seconds, worth_trying)
+        worth_trying = problem.options_within(problem.energy() - bound_fj)
+        return max(bound_fj, problem.solve_whole(begin + seconds, worth_trying))
     _slide_until(problem, begin + seconds)
-    return None
+    return bound_fj
 
 
 def _anneal_until(rounding: Rounding, end: float) -> None:
@@ -71,7 +74,7 @@ def _slide_until(problem: _Problem, end: float) -> None:
             if time.monotonic() >= end:
                 return
             window = range(begin, min(problem.count, begin + _WINDOW_OPERATIONS))
-            problem.solve(window, min(end, time.monotonic() + _WINDOW_SECONDS), likely)
+            problem.solve_window(window, min(end, time.monotonic() + _WINDOW_SECONDS), likely)
         offset = _WINDOW_OPERATIONS // 2 - offset
 
 
@@ -89,12 +92,15 @@ class _Options:
 
 
 class _Problem:
-    """The rounding problem as CP-SAT sees it; solutions go to `rounding.choice`."""
+    """The rounding problem as CP-SAT sees it; what it finds goes to `rounding.choice`."""
 
-    def __init__(self, rounding: Rounding, network: Network, flows: NDArray[np.int64]) -> None:
+    def __init__(
+        self, rounding: Rounding, network: Network, flows: NDArray[np.int64], power_uw: int
+    ) -> None:
         self.count = len(rounding.order)
         self._choice = rounding.choice
         self._deadline = rounding.deadline_ns
+        self._power = power_uw
         self._options = [
             _priced(network.cost_curves[table], price)
             for table, price in zip(
@@ -107,9 +113,10 @@ class _Problem:
             self._after[i].append((j, lag))
             self._before[j].append((i, lag))
 
-    def total(self) -> int:
-        """Sum of effective costs of the choice, fJ."""
-        return sum(o.cost[k] for o, k in zip(self._options, self._choice.tolist(), strict=True))
+    def energy(self) -> int:
+        """Energy of the choice, whose iteration is over when its last operation is, fJ."""
+        makespan = max(start + self._time(i) for i, start in enumerate(self._earliest_starts()))
+        return self._cost(range(self.count), self._choice.tolist()) + self._power * makespan
 
     def options_within(self, excess: int) -> list[list[int]]:
         """Of each operation the options whose excess is at most this, fJ."""
@@ -122,64 +129,70 @@ class _Problem:
             for o in self._options
         ]
 
-    def solve(self, window: range, end: float, allowed: Sequence[Sequence[int]]) -> int | None:
+    def solve_window(self, window: range, end: float, allowed: Sequence[Sequence[int]]) -> None:
         """Choose anew within a window of operations, all others staying as they are.
 
         Args:
             end: when to stop, time.monotonic().
             allowed: options to choose from; the present choice is always among them.
-
-        Returns:
-            A lower bound on the sum of effective costs of the window's operations, fJ.
         """
+        model = _Model(self._options, self._choice, window, allowed, self._deadline)
+        cp = model.model
         starts, latest = self._earliest_starts(), self._latest_finishes()
-        model = cp_model.CpModel()
-        start = {i: model.new_int_var(0, self._deadline, "") for i in window}
-        length: dict[int, cp_model.LinearExprT] = {}
-        picked: dict[int, dict[int, cp_model.IntVar]] = {}
-        objective: list[cp_model.LinearExprT] = []
-        base = 0
         for i in window:
-            option, present = self._options[i], int(self._choice[i])
-            picked[i] = {k: model.new_bool_var("") for k in sorted({*allowed[i], present})}
-            model.add_exactly_one(picked[i].values())
-            least = min(option.cost[k] for k in picked[i])
-            base += least
-            for k, var in picked[i].items():
-                model.add_hint(var, k == present)
-                objective.append((option.cost[k] - least) // _COST_UNIT_FJ * var)
-            length[i] = sum(option.time[k] * var for k, var in picked[i].items())
-            model.add_hint(start[i], starts[i])
-        for i in window:
+            cp.add_hint(model.start[i], starts[i])
             for q, lag in self._before[i]:
-                if q not in start:
-                    ready = starts[q] + self._options[q].time[self._choice[q]] + lag
-                    model.add(start[i] >= ready)
+                if q not in model.start:
+                    cp.add(model.start[i] >= starts[q] + self._time(q) + lag)
             by = self._deadline
             for j, lag in self._after[i]:
-                if j in start:
-                    model.add(start[i] + length[i] + lag <= start[j])
+                if j in model.start:
+                    cp.add(model.finish[i] + lag <= model.start[j])
                 else:
-                    by = min(by, latest[j] - self._options[j].time[self._choice[j]] - lag)
-            model.add(start[i] + length[i] <= by)
-        model.minimize(sum(objective))
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.01, end - time.monotonic())
-        solver.parameters.num_workers = _WORKERS
-        if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
-        chosen = {i: next(k for k, v in picked[i].items() if solver.boolean_value(v)) for i in window}
-        if sum(self._options[i].cost[k] for i, k in chosen.items()) < sum(
-            self._options[i].cost[self._choice[i]] for i in window
-        ):
-            for i, k in chosen.items():
-                self._choice[i] = k
-        return base + math.floor(solver.best_objective_bound) * _COST_UNIT_FJ
+                    by = min(by, latest[j] - self._time(j) - lag)
+            cp.add(model.finish[i] <= by)
+        chosen, _ = model.solve(sum(model.costs), end)
+        if chosen is None:
+            return
+        present = self._choice[window.start : window.stop]
+        if self._cost(window, chosen) < self._cost(window, present.tolist()):
+            present[:] = chosen
+
+    def solve_whole(self, end: float, allowed: Sequence[Sequence[int]]) -> int:
+        """Choose all operations anew.
+
+        Returns:
+            A lower bound on the energy of all plans made of allowed options, fJ.
+        """
+        everything = range(self.count)
+        model = _Model(self._options, self._choice, everything, allowed, self._deadline)
+        cp = model.model
+        early = cp.new_int_var(0, self._deadline, "")
+        for i, start in enumerate(self._earliest_starts()):
+            cp.add_hint(model.start[i], start)
+            cp.add(model.finish[i] + early <= self._deadline)
+            for j, lag in self._after[i]:
+                cp.add(model.finish[i] + lag <= model.start[j])
+        # Rounded so that the objective never says more than the energy: costs down, savings up.
+        saved_power = -(-self._power // _UNIT_FJ)
+        before = self.energy(), self._choice.copy()
+        chosen, bound = model.solve(sum(model.costs) - saved_power * early, end)
+        if chosen is not None:
+            self._choice[:] = chosen
+            if self.energy() > before[0]:
+                self._choice[:] = before[1]
+        return model.base + bound * _UNIT_FJ + self._power * self._deadline
+
+    def _time(self, i: int) -> int:
+        return self._options[i].time[int(self._choice[i])]
+
+    def _cost(self, operations: Iterable[int], choice: Iterable[int]) -> int:
+        return sum(self._options[i].cost[k] for i, k in zip(operations, choice, strict=True))
 
     def _earliest_starts(self) -> list[int]:
         starts = [0] * self.count
         for i in range(self.count):
-            finish = starts[i] + self._options[i].time[self._choice[i]]
+            finish = starts[i] + self._time(i)
             for j, lag in self._after[i]:
                 starts[j] = max(starts[j], finish + lag)
         return starts
@@ -187,10 +200,65 @@ class _Problem:
     def _latest_finishes(self) -> list[int]:
         latest = [self._deadline] * self.count
         for j in reversed(range(self.count)):
-            start = latest[j] - self._options[j].time[self._choice[j]]
+            start = latest[j] - self._time(j)
             for i, lag in self._before[j]:
                 latest[i] = min(latest[i], start - lag)
         return latest
+
+
+class _Model:
+    """Variables of a set of operations: which option each takes, when it starts and finishes.
+
+    Attributes:
+        model: what CP-SAT solves.
+        start, finish: by operation, ns.
+        costs: terms whose sum is never more than the operations' cost above `base`, _UNIT_FJ.
+        base: fJ.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[_Options],
+        choice: NDArray[np.int32],
+        operations: range,
+        allowed: Sequence[Sequence[int]],
+        deadline: int,
+    ) -> None:
+        self.model = cp_model.CpModel()
+        self._picked: list[dict[int, cp_model.IntVar]] = []
+        self.start = {i: self.model.new_int_var(0, deadline, "") for i in operations}
+        self.finish: dict[int, cp_model.LinearExprT] = {}
+        self.costs: list[cp_model.LinearExprT] = []
+        self.base = 0
+        for i in operations:
+            present = int(choice[i])
+            picked = {k: self.model.new_bool_var("") for k in sorted({*allowed[i], present})}
+            self.model.add_exactly_one(picked.values())
+            least = min(options[i].cost[k] for k in picked)
+            self.base += least
+            for k, var in picked.items():
+                self.model.add_hint(var, k == present)
+                self.costs.append((options[i].cost[k] - least) // _UNIT_FJ * var)
+            length = sum(options[i].time[k] * var for k, var in picked.items())
+            self.finish[i] = self.start[i] + length
+            self._picked.append(picked)
+
+    def solve(self, objective: cp_model.LinearExprT, end: float) -> tuple[list[int] | None, int]:
+        """The best options found until `end`, and a lower bound on the objective."""
+        self.model.minimize(objective)
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.01, end - time.monotonic())
+        solver.parameters.num_workers = _WORKERS
+        found = solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        chosen = (
+            [
+                next(k for k, var in picked.items() if solver.boolean_value(var))
+                for picked in self._picked
+            ]
+            if found
+            else None
+        )
+        return chosen, math.floor(solver.best_objective_bound)
 
 
 def _priced(curve: CostCurve, price: int) -> _Options:

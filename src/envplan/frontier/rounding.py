@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,8 +80,7 @@ class Rounding:
         options[self.order] = self._rows[self._first_row + self.choice]
         return options
 
-
-    def anneal(self) -> None:
-        """The usual improvement: one round at each heat."""
-        for seed, heat in enumerate(HEATS):
+    def anneal(self, heats: Sequence[float] = HEATS) -> None:
+        """One round of improvement at each heat."""
+        for seed, heat in enumerate(heats):
             self.improve(heat, seed)

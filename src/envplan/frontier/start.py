@@ -49,7 +49,9 @@ def _chain_flow(
     flow[:count] = power
     edges = slice(count, count + len(pipeline.succ))
     before, after = network.tail[edges] // 2, network.head[edges] // 2
-    flow[edges] = np.where((stage[before] == stage[after]) & (after == before + 1), power[before], 0)
+    flow[edges] = np.where(
+        (stage[before] == stage[after]) & (after == before + 1), power[before], 0
+    )
     return flow
 
 
@@ -80,8 +82,7 @@ def _repeated_flow(
     images = [standing_for(op) for op in pipeline.operations]
     flow = [flow_of[image] for image in images]
     flow += [
-        edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0)
-        for i, j in _edges(pipeline)
+        edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0) for i, j in _edges(pipeline)
     ]
     ends = len(network.tail) - first_edge - len(short.succ)
     flow += short_flow[len(short_flow) - ends :]

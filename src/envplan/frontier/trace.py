@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network
-from envplan.frontier.rounding import Rounding
+from envplan.frontier.rounding import HEATS, Rounding
 from envplan.frontier.start import start_flow
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -26,10 +26,13 @@ from envplan.units import (
 
 if TYPE_CHECKING:
     from envplan._kernel import Trace
-    from envplan.plan import Plan
+    from envplan.plan import Baseline, BlockingPowerSource, Plan
 
 #: W that a GPU draws while it waits for a neighbour, where neither the profile nor the user says.
 DEFAULT_BLOCKING_POWER_W = 70.0
+
+# Annealing of plans that are one of many: enough to come close.
+_SAMPLE_HEATS = (0.5,)
 
 Progress = Callable[[int, int], None]
 
@@ -98,6 +101,9 @@ class Frontier:
         blocking_power_w: W of a waiting GPU on each stage, (num_stages,).
         blocking_power_source: "argument", "profile" or "default".
         min_time_ns, min_energy_time_ns: T_min and T_star in whole ns.
+        times_ns: breakpoints, whole ns, ascending, int64 (n,).
+        slopes_uw: -dC/dT of the relaxed effective cost on the interval below each breakpoint, uW,
+            (n,): what the cheapest ns costs that is saved next. Meaningless for the first.
         times: breakpoints, s, ascending from T_min to T_star, (n,).
         energies: least relaxed energy at each of them, J, (n,).
     """
@@ -107,7 +113,7 @@ class Frontier:
         pipeline: Pipeline,
         profile: Profile,
         blocking_power_uw: Sequence[int],
-        blocking_power_source: str,
+        blocking_power_source: BlockingPowerSource,
         gpus_per_stage: int,
         replicas: int,
         network: Network,
@@ -123,12 +129,12 @@ class Frontier:
         self._trace = trace
         times, slopes, costs = trace.breakpoints()
         power = sum(blocking_power_uw)
-        self._times_ns: NDArray[np.int64] = times[::-1].copy()
-        # Slope of the interval that ends at each breakpoint, as energy: time saved is waiting saved.
-        self._slopes_uw = [slope - power for slope in slopes[::-1].tolist()]
+        self.times_ns: NDArray[np.int64] = times[::-1].copy()
+        self.slopes_uw: list[int] = slopes[::-1].tolist()
+        self._power_uw = power
         self._energies_fj = [
             network.base_cost_fj + cost + power * time
-            for cost, time in zip(costs[::-1], self._times_ns.tolist(), strict=True)
+            for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
         ]
         self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
 
@@ -138,11 +144,16 @@ class Frontier:
 
     @property
     def min_time_ns(self) -> int:
-        return int(self._times_ns[0])
+        return int(self.times_ns[0])
+
+    @property
+    def max_time_ns(self) -> int:
+        """The last breakpoint: T_star, or T_max where the full frontier was traced."""
+        return int(self.times_ns[-1])
 
     @property
     def min_energy_time_ns(self) -> int:
-        return int(self._times_ns[self._star])
+        return int(self.times_ns[self._star])
 
     @property
     def min_time(self) -> float:
@@ -156,7 +167,7 @@ class Frontier:
 
     @cached_property
     def times(self) -> NDArray[np.float64]:
-        return np.array([s_from_ns(t) for t in self._times_ns.tolist()])
+        return np.array([s_from_ns(t) for t in self.times_ns.tolist()])
 
     @cached_property
     def energies(self) -> NDArray[np.float64]:
@@ -175,10 +186,11 @@ class Frontier:
         return j_from_fj(bound * self.gpus_per_stage * self.replicas)
 
     def lower_bound_fj(self, time_ns: int) -> int:
-        """Least relaxed energy at T_min <= time_ns <= T_star for one GPU a stage, fJ, rounded down."""
-        k = int(np.searchsorted(self._times_ns, time_ns))  # first breakpoint not before time_ns
-        behind = int(self._times_ns[k]) - time_ns
-        return self._energies_fj[k] + self._slopes_uw[k] * behind
+        """Least relaxed energy at T_min <= time_ns <= max_time_ns, one GPU a stage, in fJ."""
+        k = int(np.searchsorted(self.times_ns, time_ns))  # first breakpoint not before time_ns
+        behind = int(self.times_ns[k]) - time_ns
+        energy: int = self._energies_fj[k]
+        return energy + (self.slopes_uw[k] - self._power_uw) * behind
 
     def plan(
         self,
@@ -220,16 +232,40 @@ class Frontier:
         target: dict[str, float | str] = {"kind": "min-energy", "time_s": self.min_energy_time}
         return self._plan_at(self.min_energy_time_ns, target, polish)
 
-    def sample_plans(self, count: int) -> list[Plan]:
-        """Plans at `count` times evenly spread over [T_min, T_star], ascending."""
+    def max_frequency_plan(self) -> Plan:
+        """What happens without a plan: every operation at its highest frequency."""
+        from envplan.plan import max_frequency_options, price
+
+        options = max_frequency_options(self.pipeline, self.profile)
+        priced = price(self.pipeline, self.profile, options, self.blocking_power_uw)
+        return self._priced(
+            options,
+            {"kind": "max-frequency"},
+            priced.makespan_ns,
+            self.lower_bound_fj(min(priced.makespan_ns, self.min_energy_time_ns)),
+            planner="max_frequency",
+        )
+
+    def sample_plans(
+        self, count: int, *, progress: Callable[[int, int], None] | None = None
+    ) -> list[Plan]:
+        """Plans at `count` times evenly spread over [T_min, T_star], ascending.
+
+        Made with less effort each than plan() takes, for pictures and tables of many.
+
+        Args:
+            progress: called after each plan with (plans done, plans in all).
+        """
         span = self.min_energy_time_ns - self.min_time_ns
-        if span == 0 or count < 2:
-            return [self.plan()]
-        times = [self.min_time_ns + span * k // (count - 1) for k in range(count)]
-        return [
-            self._plan_at(t, {"kind": "time", "time_s": s_from_ns(t)}, 0.0)
-            for t in sorted(set(times))
-        ]
+        steps = max(1, count - 1)
+        times = sorted({self.min_time_ns + span * k // steps for k in range(max(1, count))})
+        plans = []
+        for time_ns in times:
+            target: dict[str, float | str] = {"kind": "time", "time_s": s_from_ns(time_ns)}
+            plans.append(self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS))
+            if progress is not None:
+                progress(len(plans), len(times))
+        return plans
 
     def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
         """The fastest plan found that uses at most `joules` per iteration over all GPUs.
@@ -242,8 +278,10 @@ class Frontier:
             lambda plan: plan.energy <= joules,
             {"kind": "energy-budget", "energy_j": joules},
             polish,
-            lambda plan: f"no plan uses {joules:.10g} J or less; the least is {plan.energy:.10g} J "
-            f"at {plan.iteration_time:.9f} s",
+            lambda plan: (
+                f"no plan uses {joules:.10g} J or less; the least is {plan.energy:.10g} J "
+                f"at {plan.iteration_time:.9f} s"
+            ),
         )
 
     def plan_for_power_cap(self, watts: float, *, polish: float = 0.0) -> Plan:
@@ -257,8 +295,10 @@ class Frontier:
             lambda plan: plan.average_power <= watts,
             {"kind": "power-cap", "power_w": watts},
             polish,
-            lambda plan: f"no plan draws {watts:.10g} W or less on average; the least is "
-            f"{plan.average_power:.10g} W at {plan.iteration_time:.9f} s",
+            lambda plan: (
+                f"no plan draws {watts:.10g} W or less on average; the least is "
+                f"{plan.average_power:.10g} W at {plan.iteration_time:.9f} s"
+            ),
         )
 
     def _fastest(
@@ -281,34 +321,67 @@ class Frontier:
                 best, high = plan, middle
             else:
                 low = middle
-        fastest = self._plan_at(self.min_time_ns, target, polish) if low == self.min_time_ns else best
+        fastest = (
+            self._plan_at(self.min_time_ns, target, polish) if low == self.min_time_ns else best
+        )
         return fastest if meets(fastest) else best
 
-    def _plan_at(self, time_ns: int, target: dict[str, float | str], polish: float) -> Plan:
-        from envplan.plan import build_plan
-
+    def _plan_at(
+        self,
+        time_ns: int,
+        target: dict[str, float | str],
+        polish: float,
+        heats: Sequence[float] = HEATS,
+    ) -> Plan:
         event_times, _, flows = self._trace.state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
-        rounding.anneal()
+        rounding.anneal(heats)
         bound_fj, bound = self.lower_bound_fj(time_ns), "relaxation"
         if polish > 0:
             from envplan.frontier.polish import polish_plan
 
-            waiting = sum(self.blocking_power_uw) * time_ns
-            proved = polish_plan(rounding, self._network, flows, bound_fj - waiting, polish)
-            if proved is not None and proved + waiting > bound_fj:
-                bound_fj, bound = proved + waiting, "cp-sat"
+            proved = polish_plan(rounding, self._network, flows, self._power_uw, bound_fj, polish)
+            if proved > bound_fj:
+                bound_fj, bound = proved, "cp-sat"
+        return self._priced(rounding.options, target, time_ns, bound_fj, bound)
+
+    def _priced(
+        self,
+        options: NDArray[np.int32],
+        target: dict[str, float | str],
+        deadline_ns: int,
+        bound_fj: int,
+        bound: str = "relaxation",
+        planner: str = "frontier",
+    ) -> Plan:
+        from envplan.plan import build_plan
+
         return build_plan(
             self.pipeline,
             self.profile,
-            rounding.options,
+            options,
             blocking_power_uw=self.blocking_power_uw,
+            blocking_power_source=self.blocking_power_source,
             gpus_per_stage=self.gpus_per_stage,
             replicas=self.replicas,
             target=target,
             lower_bound_fj=bound_fj,
             bound=bound,
-            deadline_ns=time_ns,
+            planner=planner,
+            deadline_ns=deadline_ns,
+            baseline=self._baseline,
+        )
+
+    @cached_property
+    def _baseline(self) -> Baseline:
+        from envplan.plan import max_frequency_baseline
+
+        return max_frequency_baseline(
+            self.pipeline,
+            self.profile,
+            blocking_power_uw=self.blocking_power_uw,
+            gpus_per_stage=self.gpus_per_stage,
+            replicas=self.replicas,
         )
 
     def _within(self, time_ns: int) -> int:
@@ -321,7 +394,7 @@ class Frontier:
 
 def _blocking_powers(
     pipeline: Pipeline, profile: Profile, argument: float | None
-) -> tuple[list[int], str]:
+) -> tuple[list[int], BlockingPowerSource]:
     """uW per pipeline stage and where it comes from."""
     if argument is not None:
         if not 0 <= _finite(argument, "blocking power") <= 1e5:

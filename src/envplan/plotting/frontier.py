@@ -100,14 +100,17 @@ def _unit(joules: float) -> tuple[float, str]:
 
 
 def _set_limits(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
-    """Room for the labels: of T_min and T_star below the curve, of the savings beside it."""
+    """Room for the labels of T_min and T_star below the curve, and for the legend beside or, where
+    the baseline is not at the left, above it."""
     baseline = plans[0].predicted.baseline
     times = [*frontier.times, baseline.iteration_time_s]
     energies = [e / scale for e in (*frontier.energies, baseline.energy_j)]
     width = max(times) - min(times) or 0.1 * min(times)
     height = max(energies) - min(energies) or 0.1 * max(energies) or 1.0
     axes.set_xlim(min(times) - 0.08 * width, max(times) + 0.08 * width)
-    axes.set_ylim(min(energies) - 0.22 * height, max(energies) + 0.12 * height)
+    at_left = baseline.iteration_time_s < min(times) + 0.3 * width
+    headroom = 0.12 if at_left else 0.5
+    axes.set_ylim(min(energies) - 0.22 * height, max(energies) + headroom * height)
 
 
 def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:

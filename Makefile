@@ -1,0 +1,57 @@
+# Everything here starts from nothing: a virtual environment is made and envplan built into it.
+# After that, targets rerun at once; the extension is built again only when its sources change.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
+
+.PHONY: demo test lint format bench profiles clean
+
+# What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
+demo: $(VENV)/.installed
+	@mkdir -p out
+	$(BIN)/envplan frontier a40-gpt3-1.3b-4stage --plot out/frontier.png -o out/frontier.csv
+	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --slowdown 1 -o out/plan.json
+	$(BIN)/envplan check out/plan.json
+
+test: $(VENV)/.installed-test
+	$(BIN)/cmake -S csrc -B build/core -DENVPLAN_EXTENSION=OFF -DENVPLAN_TESTS=ON > build/core.log
+	$(BIN)/cmake --build build/core >> build/core.log || { cat build/core.log; exit 1; }
+	$(BIN)/ctest --test-dir build/core --output-on-failure
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*
+
+format: $(VENV)/.installed-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*
+
+# Takes about a quarter of an hour, most of it the peer's; BENCH=--quick for a minute.
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks $(BENCH)
+
+# Makes the built-in profiles and the JSON Schema anew; tests check that they are current.
+profiles: $(VENV)/.installed
+	$(BIN)/python -m envplan.profiling.builtin profiles
+	$(BIN)/python -m envplan.plan
+
+clean:
+	rm -rf $(VENV) build out
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group $*
+	@touch $@

@@ -1,0 +1,43 @@
+"""Measuring in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import noisy_profile
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def note(text: str) -> None:
+    """Progress, to standard error."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def in_fresh_process(job: str, **arguments: Any) -> dict[str, Any]:
+    """Run a job of benchmarks.worker in a process of its own.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; what it says stands on standard error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.worker", job, json.dumps(arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def profile_file(folder: Path, num_stages: int, noise: float = 0.002) -> str:
+    """A CSV of noisy_profile(num_stages, noise=noise), written once."""
+    path = folder / f"{num_stages}stage-noise{noise}.csv"
+    if not path.exists():
+        noisy_profile(num_stages, noise=noise).save_csv(path)
+    return str(path)

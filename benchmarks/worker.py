@@ -1,0 +1,89 @@
+"""One measurement, in a process of its own: `python -m benchmarks.worker JOB ARGUMENTS`.
+
+ARGUMENTS and the result, on standard output, are JSON objects. Imports and reading the profile are
+not timed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import memory_bytes, peak_memory_bytes
+from envplan import Pipeline, Profile
+from envplan.frontier import trace_frontier
+
+
+def trace(
+    *,
+    profile: str,
+    stages: int,
+    microbatches: int,
+    full: bool = False,
+    repetitions: int = 5,
+    at_most_s: float = 10.0,
+) -> dict[str, Any]:
+    """Build the pipeline and trace its frontier, several times over.
+
+    Returns:
+        wall_s and cpu_s of each repetition (the first one is cold), breakpoints, and memory before,
+        and its peak, bytes.
+    """
+    tables = Profile.read_csv(profile)
+    before = memory_bytes()
+    wall: list[float] = []
+    cpu: list[float] = []
+    breakpoints = 0
+    while len(wall) < repetitions and sum(wall) < at_most_s:
+        wall_begin, cpu_begin = time.perf_counter(), time.process_time()
+        pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
+        frontier = trace_frontier(pipeline, tables, full=full)
+        wall.append(time.perf_counter() - wall_begin)
+        cpu.append(time.process_time() - cpu_begin)
+        breakpoints = len(frontier.times)
+        del frontier
+    return {
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "breakpoints": breakpoints,
+        "memory_before": before,
+        "memory_peak": peak_memory_bytes(),
+    }
+
+
+def lowtime(
+    *, profile: str, stages: int, microbatches: int, quantum_s: float, plans_file: str
+) -> dict[str, Any]:
+    """Run lowtime to its end; its plans go to `plans_file` (.npz: stated_time_s, frequency_mhz).
+
+    Returns:
+        wall_s and cpu_s of its solver, fit_s, build_s, iterations, and memory, bytes.
+    """
+    from benchmarks import lowtime_peer
+
+    tables = Profile.read_csv(profile)
+    pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
+    before = memory_bytes()
+    walk = lowtime_peer.walk(pipeline, tables, quantum_s)
+    np.savez(plans_file, stated_time_s=walk.stated_time_s, frequency_mhz=walk.frequency_mhz)
+    return {
+        "wall_s": walk.wall_s,
+        "cpu_s": walk.cpu_s,
+        "fit_s": walk.fit_s,
+        "build_s": walk.build_s,
+        "iterations": walk.iterations,
+        "memory_before": before,
+        "memory_peak": peak_memory_bytes(),
+    }
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {"trace": trace, "lowtime": lowtime}
+
+
+if __name__ == "__main__":
+    print(json.dumps(JOBS[sys.argv[1]](**json.loads(sys.argv[2]))))

@@ -1,0 +1,203 @@
+// Tests of kernel.hpp, named by the shape of the network. Exits non-zero if any check fails.
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "../kernel.hpp"
+#include "check.hpp"
+
+namespace {
+
+using envplan::Energy;
+using envplan::Index;
+using envplan::kInfinite;
+using envplan::Power;
+using envplan::Time;
+using envplan::Trace;
+using envplan::Walk;
+
+struct Curve {
+  std::vector<Time> durations;  // descending
+  std::vector<Power> slopes;    // ascending, one fewer
+};
+
+struct Arc {
+  Index tail, head, curve;
+};
+
+Walk make(Index nodes, const std::vector<Arc>& arcs, const std::vector<Curve>& curves) {
+  std::vector<Index> tail, head, curve, begin{0};
+  std::vector<Time> duration;
+  std::vector<Power> limit;
+  for (const Arc& arc : arcs) {
+    tail.push_back(arc.tail);
+    head.push_back(arc.head);
+    curve.push_back(arc.curve);
+  }
+  for (const Curve& c : curves) {
+    duration.insert(duration.end(), c.durations.begin(), c.durations.end());
+    limit.insert(limit.end(), c.slopes.begin(), c.slopes.end());
+    limit.push_back(kInfinite);
+    begin.push_back(static_cast<Index>(duration.size()));
+  }
+  return Walk({nodes, static_cast<Index>(arcs.size()), tail.data(), head.data(), curve.data(),
+               static_cast<Index>(curves.size()), begin.data(), duration.data(), limit.data(), 0,
+               nodes - 1});
+}
+
+Trace traced(const Walk& walk, Power from_flow = -1) {
+  Trace trace(walk, from_flow);
+  while (trace.run(1)) {
+  }
+  return trace;
+}
+
+bool throws(Index nodes, const std::vector<Arc>& arcs, const std::vector<Curve>& curves) {
+  try {
+    make(nodes, arcs, curves);
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
+}
+
+void test_one_operation() {
+  const Trace trace = traced(make(2, {{0, 1, 0}}, {{{10, 6, 5}, {2, 7}}}));
+  CHECK((trace.times() == std::vector<Time>{10, 6, 5}));
+  CHECK((trace.flows() == std::vector<Power>{2, 7, 7}));
+  CHECK(trace.costs()[1] == 8 && trace.costs()[2] == 15);
+}
+
+void test_everything_constant() {
+  const Trace trace = traced(make(3, {{0, 1, 0}, {1, 2, 0}}, {{{4}, {}}}));
+  CHECK((trace.times() == std::vector<Time>{8}));
+  CHECK(trace.costs()[0] == 0);
+}
+
+void test_two_parallel_chains_pay_together() {
+  // Both must get faster at once: 3 + 5 a ns, then the first is at its end.
+  const Trace trace = traced(make(2, {{0, 1, 0}, {0, 1, 1}}, {{{10, 4}, {3}}, {{10, 7}, {5}}}));
+  CHECK((trace.times() == std::vector<Time>{10, 7}));
+  CHECK(trace.flows()[0] == 8);
+  CHECK(trace.costs()[1] == 24);
+}
+
+void test_slack_is_used_before_anything_is_paid() {
+  const Trace trace = traced(make(2, {{0, 1, 0}, {0, 1, 1}}, {{{10, 4}, {3}}, {{6, 5}, {9}}}));
+  CHECK((trace.times() == std::vector<Time>{10, 6, 5}));
+  CHECK(trace.flows()[0] == 3 && trace.flows()[1] == 12);
+  CHECK(trace.costs()[2] == 4 * 3 + 12);
+}
+
+void test_all_ties_in_series_make_one_breakpoint() {
+  const Trace trace =
+      traced(make(5, {{0, 1, 0}, {1, 2, 0}, {2, 3, 0}, {3, 4, 0}}, {{{10, 7, 5}, {2, 3}}}));
+  CHECK((trace.times() == std::vector<Time>{40, 28, 20}));
+  CHECK((trace.flows() == std::vector<Power>{2, 3, 3}));
+}
+
+void test_cheaper_operation_of_a_series_goes_first() {
+  const Trace trace = traced(make(3, {{0, 1, 0}, {1, 2, 1}}, {{{10, 5}, {4}}, {{10, 5}, {1}}}));
+  CHECK((trace.times() == std::vector<Time>{20, 15, 10}));
+  CHECK((trace.flows() == std::vector<Power>{1, 4, 4}));
+}
+
+// The bridge of Phillips and Dessouky: speeding up both ends lets the middle slow down again.
+void test_bridge_relaxes_the_middle() {
+  const Walk walk = make(4, {{0, 1, 0}, {0, 2, 1}, {1, 2, 2}, {1, 3, 1}, {2, 3, 0}},
+                         {{{10, 5}, {3}}, {{18, 9}, {4}}, {{9, 1}, {2}}});
+  const Trace trace = traced(walk);
+  CHECK(trace.times().front() == 29);
+  CHECK(trace.times().back() == walk.min_time());
+  for (std::size_t k = 1; k < trace.times().size(); ++k) {
+    CHECK(trace.flows()[k] >= trace.flows()[k - 1]);
+    CHECK(trace.costs()[k] - trace.costs()[k - 1] ==
+          static_cast<Energy>(trace.flows()[k - 1]) * (trace.times()[k - 1] - trace.times()[k]));
+  }
+}
+
+void test_start_at_a_flow_meets_the_walk() {
+  const Walk walk = make(4, {{0, 1, 0}, {0, 2, 1}, {1, 2, 2}, {1, 3, 1}, {2, 3, 0}},
+                         {{{10, 8, 5}, {3, 6}}, {{18, 9}, {4}}, {{9, 4, 1}, {2, 5}}});
+  const Trace all = traced(walk);
+  for (Power flow = 0; flow <= 12; ++flow) {
+    for (Power guessed = 0; guessed <= 8; guessed += 4) {
+      Walk jumped = walk;
+      const std::vector<Power> guess(5, guessed);
+      jumped.start(guess.data(), flow);
+      CHECK(jumped.flow() == flow);
+      const Trace rest = traced(jumped, flow);
+      std::size_t k = 0;
+      while (k + 1 < all.times().size() && all.flows()[k] <= flow) ++k;
+      CHECK((rest.times() == std::vector<Time>(all.times().begin() + k, all.times().end())));
+      CHECK((rest.costs() == std::vector<Energy>(all.costs().begin() + k, all.costs().end())));
+    }
+  }
+}
+
+void test_any_time_is_rebuilt_from_its_snapshot() {
+  std::vector<Curve> curves;
+  std::vector<Arc> arcs;
+  std::mt19937 random(1);
+  for (Index v = 0; v < 40; ++v) {  // a ladder with enough breakpoints for the stride to double
+    std::vector<Time> durations{10000};
+    std::vector<Power> slopes;
+    for (int level = 0; level < 30; ++level) {
+      durations.push_back(durations.back() - 1 - static_cast<Time>(random() % 300));
+      slopes.push_back((slopes.empty() ? 0 : slopes.back()) + 1 +
+                       static_cast<Power>(random() % 99));
+    }
+    curves.push_back({durations, slopes});
+    arcs.push_back({v, v + 1, v});
+    if (v + 2 <= 40) arcs.push_back({v, v + 2, v});
+  }
+  const Walk walk = make(41, arcs, curves);
+  Trace trace = traced(walk);
+  CHECK(trace.times().size() > 512);
+  for (int look = 0; look < 300; ++look) {
+    const Time span = walk.max_time() - walk.min_time();
+    const Time t = walk.min_time() + static_cast<Time>(random()) % (span + 1);
+    const Walk& there = trace.at(t);
+    CHECK(there.time() == t);
+    std::size_t k = 0;
+    while (k + 1 < trace.times().size() && trace.times()[k + 1] >= t) ++k;
+    CHECK(there.cost() ==
+          trace.costs()[k] + static_cast<Energy>(trace.flows()[k]) * (trace.times()[k] - t));
+    std::vector<Time> at(41);
+    for (const bool latest : {false, true}) {
+      there.extreme_event_times(latest, at.data());
+      CHECK(at[0] == 0 && at[40] == t);
+      for (const Arc& arc : arcs) {
+        CHECK(at[arc.head] - at[arc.tail] >= curves[arc.curve].durations.back());
+      }
+    }
+  }
+}
+
+void test_what_is_not_a_network_is_refused() {
+  const std::vector<Curve> constant{{{1}, {}}};
+  CHECK(throws(3, {{0, 1, 0}, {1, 0, 0}, {1, 2, 0}}, constant));  // a cycle
+  CHECK(throws(4, {{0, 3, 0}, {1, 2, 0}, {2, 3, 0}}, constant));  // two sources
+  CHECK(throws(3, {{0, 1, 0}, {0, 2, 0}}, constant));             // a dead end
+  CHECK(throws(2, {{0, 5, 0}}, constant));                        // no such node
+  CHECK(throws(2, {{0, 1, 0}}, {{{5, 5}, {1}}}));                 // durations do not fall
+  CHECK(throws(2, {{0, 1, 0}}, {{{5, 4, 3}, {2, 2}}}));           // slopes do not rise
+  CHECK(throws(2, {{0, 1, 0}}, {{{Time{1} << 61}, {}}}));         // out of range
+  CHECK(throws(2, {{0, 1, 0}}, {{{5, 4}, {kInfinite - 1}}}));     // out of range
+}
+
+}  // namespace
+
+int main() {
+  test_one_operation();
+  test_everything_constant();
+  test_two_parallel_chains_pay_together();
+  test_slack_is_used_before_anything_is_paid();
+  test_all_ties_in_series_make_one_breakpoint();
+  test_cheaper_operation_of_a_series_goes_first();
+  test_bridge_relaxes_the_middle();
+  test_start_at_a_flow_meets_the_walk();
+  test_any_time_is_rebuilt_from_its_snapshot();
+  test_what_is_not_a_network_is_refused();
+  return envplan::test::summary("kernel");
+}

@@ -1,0 +1,341 @@
+"""Proving files: a plan, from nothing but itself and its profile."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.pipeline import Pipeline
+from envplan.plan import (
+    Baseline,
+    Job,
+    Plan,
+    Priced,
+    ProfileReference,
+    gap_over,
+    max_frequency_baseline,
+    option_tables,
+    predict,
+    price,
+)
+from envplan.profile import OptionTable, Profile, builtin_paths
+from envplan.units import j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+
+__all__ = ["check_reference", "find_profile", "trace_job", "verify_plan"]
+
+#: How far above its re-traced value a stated lower bound may lie: it was rounded to a float.
+_BOUND_TOLERANCE: Final = 1e-9
+#: How far derived numbers (percentages, gap, average power) may lie from their recomputation.
+_DERIVED_TOLERANCE: Final = 1e-9
+
+
+def find_profile(
+    reference: ProfileReference, file: str | os.PathLike[str] | None = None
+) -> Profile:
+    """The profile that a file refers to, changed since or not.
+
+    Looked for at the reference's path from the file's folder, then from the working directory, then
+    among the built-in profiles by name.
+
+    Args:
+        reference: such as a plan's `profile`.
+        file: where the reference stands.
+
+    Raises:
+        InputError: it is in none of these places, or not a valid profile.
+    """
+    if reference.path is not None:
+        for folder in (Path(file).parent if file else Path(), Path()):
+            if (folder / reference.path).is_file():
+                return Profile.read_csv(folder / reference.path)
+    if reference.name in builtin_paths():
+        return Profile.builtin(reference.name)
+    raise InputError(
+        f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
+        "from here nor built in; say where it is with --profile",
+        path=file,
+    )
+
+
+def verify_plan(
+    plan: Plan,
+    profile: Profile,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Prove a plan from nothing but itself and its profile.
+
+    Args:
+        force: go on though the profile has changed since the plan was made.
+        progress: as for trace_frontier, which is run again to prove the lower bound.
+
+    Returns:
+        A sentence for everything that was proved, in order.
+
+    Raises:
+        InputError: the first thing that is not so.
+    """
+    proved = [check_reference(plan.profile, profile, force)]
+    pipeline = plan.job.pipeline()
+    proved.append(_check_operations(plan, pipeline))
+    options = _chosen_options(plan, pipeline, profile)
+    count = len(options)
+    proved.append(f"all {count} frequencies, times and energies are rows of the profile")
+    powers = _stated_powers(plan, pipeline)
+    priced = price(pipeline, profile, options, powers)
+    proved += _check_replay(plan, priced)
+    proved += _check_derived(plan, pipeline, profile, priced, powers)
+    proved += _check_target(plan, priced.makespan_ns)
+    return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
+
+
+def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
+    """That a profile is the one referred to; with `force`, only whether it is.
+
+    Raises:
+        InputError: it has changed.
+    """
+    if profile.sha256 == reference.sha256:
+        return f"the profile, {profile.name}, is unchanged (sha256 {profile.sha256[:12]}...)"
+    if force:
+        return f"the profile, {profile.name}, HAS CHANGED since; checked as it is now"
+    raise InputError(
+        f"profile {profile.path or profile.name} has changed since (sha256 "
+        f"{profile.sha256[:12]}... instead of {reference.sha256[:12]}...); plan again, or check "
+        "against what it says now with --force"
+    )
+
+
+def _check_operations(plan: Plan, pipeline: Pipeline) -> str:
+    if len(plan.stages) != pipeline.num_stages:
+        raise InputError(
+            f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
+        )
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        planned = plan.stages[stage]
+        for k, op in enumerate(pipeline.operations[first:last]):
+            due = f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}"
+            if k >= len(planned):
+                raise InputError(f"stages[{stage}] ends after {k} operations; next comes {due}")
+            found = planned[k]
+            if (found.instruction, found.microbatch, found.chunk) != (
+                op.instruction,
+                op.microbatch,
+                op.chunk,
+            ):
+                raise InputError(
+                    f"stages[{stage}][{k}] is {found.instruction} of microbatch "
+                    f"{found.microbatch}, chunk {found.chunk}, but the schedule has {due} there"
+                )
+        if len(planned) > last - first:
+            raise InputError(
+                f"stages[{stage}] has {len(planned)} operations, the schedule {last - first}"
+            )
+    return (
+        f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
+        f"schedule {pipeline.schedule}"
+    )
+
+
+def _chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
+    """The row of each operation's option table, (N), once all are seen to be rows of the profile.
+
+    Raises:
+        InputError: an operation's frequency, time or energy is no row's.
+    """
+    rows: dict[int, dict[tuple[int, str], int]] = {}
+    chosen = []
+    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
+    for (s, k), table in zip(places, option_tables(pipeline, profile), strict=True):
+        op = plan.stages[s][k]
+        if id(table) not in rows:
+            rows[id(table)] = _by_knobs(table)
+        row = rows[id(table)].get((op.frequency_mhz, op.config))
+        at = f"{op.frequency_mhz} MHz" + (f" config {op.config}" if op.config else "")
+        what = f"stages[{s}][{k}], {op.instruction} at {at},"
+        if row is None:
+            raise InputError(f"{what} is not a row of profile {profile.name}")
+        for field, stated, true in (
+            ("time_s", op.time_s, s_from_ns(table.time_ns[row])),
+            ("energy_j", op.energy_j, j_from_fj(table.energy_fj[row])),
+        ):
+            if stated != true:
+                raise InputError(f"{what} has {field} {stated!r}; the profile says {true!r}")
+        chosen.append(row)
+    return np.array(chosen, np.int32)
+
+
+def _by_knobs(table: OptionTable) -> dict[tuple[int, str], int]:
+    knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
+    return {knob: row for row, knob in enumerate(knobs)}
+
+
+def _stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
+    powers = plan.job.blocking_power_w
+    if len(powers) != pipeline.num_stages:
+        raise InputError(
+            f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
+        )
+    return [uw_from_w(power) for power in powers]
+
+
+def _check_replay(plan: Plan, priced: Priced) -> list[str]:
+    """Start times, iteration time and energy against the exact replay."""
+    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
+    for (s, k), start_ns in zip(places, priced.starts_ns.tolist(), strict=True):
+        stated, true = plan.stages[s][k].start_s, s_from_ns(start_ns)
+        if stated != true:
+            raise InputError(f"stages[{s}][{k}].start_s is {stated!r}; replayed it is {true!r}")
+    time, energy = s_from_ns(priced.makespan_ns), j_from_fj(priced.energy_fj * plan.job.num_gpus)
+    for field, stated, true in (
+        ("iteration_time_s", plan.iteration_time, time),
+        ("energy_j", plan.energy, energy),
+    ):
+        if stated != true:
+            raise InputError(f"predicted.{field} is {stated!r}; recomputed it is {true!r}")
+    return [
+        f"replayed, the iteration takes {time!r} s and every operation starts when stated",
+        f"energy recomputed from the profile is {energy!r} J, as stated",
+    ]
+
+
+def _check_derived(
+    plan: Plan, pipeline: Pipeline, profile: Profile, priced: Priced, powers: Sequence[int]
+) -> list[str]:
+    """Baseline, savings, gap and averages against their recomputation."""
+    stated = plan.predicted
+    if stated.energy_lower_bound_j > stated.energy_j:
+        raise InputError(
+            f"predicted.energy_lower_bound_j {stated.energy_lower_bound_j!r} lies above energy_j "
+            f"{stated.energy_j!r}"
+        )
+    true = predict(
+        priced.makespan_ns,
+        priced.energy_fj * plan.job.num_gpus,
+        0,
+        stated.bound,
+        max_frequency_baseline(
+            pipeline,
+            profile,
+            blocking_power_uw=powers,
+            gpus_per_stage=plan.job.gpus_per_stage,
+            replicas=plan.job.replicas,
+        ),
+    )
+    gap = gap_over(stated.energy_j, stated.energy_lower_bound_j)
+    for field, found, right in (
+        ("average_power_w", stated.average_power_w, true.average_power_w),
+        ("gap", stated.gap, gap),
+        ("savings_percent", stated.savings_percent, true.savings_percent),
+        ("slowdown_percent", stated.slowdown_percent, true.slowdown_percent),
+        *(
+            (f"baseline.{name}", getattr(stated.baseline, name), getattr(true.baseline, name))
+            for name in Baseline.model_fields
+        ),
+    ):
+        if not math.isclose(found, right, rel_tol=_DERIVED_TOLERANCE, abs_tol=_DERIVED_TOLERANCE):
+            raise InputError(f"predicted.{field} is {found!r}; recomputed it is {right!r}")
+    return [
+        f"lower bound {stated.energy_lower_bound_j!r} J <= energy; gap {100 * gap:.4f}%",
+        f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
+        "maximum frequency everywhere",
+    ]
+
+
+def _check_target(plan: Plan, makespan_ns: int) -> list[str]:
+    """The deadline and whatever else was asked for, exactly."""
+    target = plan.target
+    limits = [target.deadline_s]
+    if target.time_s is not None:
+        limits.append(target.time_s)
+    for limit in limits:
+        if makespan_ns > ns_from_s_floor(limit):
+            raise InputError(
+                f"replayed, the iteration takes {s_from_ns(makespan_ns)!r} s, more than the "
+                f"target of {limit!r} s"
+            )
+    proved = [f"{s_from_ns(makespan_ns)!r} s <= target {min(limits)!r} s, to the nanosecond"]
+    for what, value, most in (
+        ("energy_j", plan.energy, target.energy_j),
+        ("average_power_w", plan.average_power, target.power_w),
+    ):
+        if most is not None:
+            if value > most:
+                raise InputError(f"predicted.{what} {value!r} is above the target of {most!r}")
+            proved.append(f"{what} {value!r} <= target {most!r}")
+    return proved
+
+
+def trace_job(
+    job: Job, profile: Profile, progress: Callable[[int, int], None] | None = None
+) -> Frontier:
+    """The frontier of a job, traced anew.
+
+    Raises:
+        InputError: the job or its blocking power does not fit the profile.
+    """
+    from envplan.frontier import trace_frontier
+
+    given = job.blocking_power_source == "argument" and job.blocking_power_w
+    frontier = trace_frontier(
+        job.pipeline(),
+        profile,
+        blocking_power=job.blocking_power_w[0] if given else None,
+        gpus_per_stage=job.gpus_per_stage,
+        replicas=job.replicas,
+        progress=progress,
+    )
+    if list(frontier.blocking_power_w) != job.blocking_power_w:
+        raise InputError(
+            f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
+        )
+    return frontier
+
+
+def _check_bound(plan: Plan, frontier: Frontier) -> str:
+    """The lower bound against that of the frontier, traced again."""
+    _check_kind(plan, frontier)
+    stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
+    if plan.predicted.bound == "cp-sat":
+        return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
+    try:
+        least = frontier.energy_at(deadline)
+    except NoAnswerError as error:
+        raise InputError(f"target.deadline_s: {error}") from None
+    if stated > least * (1 + _BOUND_TOLERANCE):
+        raise InputError(
+            f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
+        )
+    return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
+
+
+def _check_kind(plan: Plan, frontier: Frontier) -> None:
+    """That the deadline is the one which the kind of target means."""
+    target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
+    match target.kind:
+        case "no-slowdown":
+            meant = least
+        case "slowdown":
+            meant = min(least + int(least * (target.slowdown or 0.0)), star)
+        case "time":
+            meant = min(ns_from_s_floor(target.time_s or 0.0), star)
+        case "min-energy":
+            meant = star
+        case _:
+            return
+    if target.deadline_s != s_from_ns(meant):
+        raise InputError(
+            f"target.deadline_s is {target.deadline_s!r}; {target.kind} means {s_from_ns(meant)!r}"
+        )

@@ -1,0 +1,83 @@
+"""Hypothesis strategies for profiles and pipelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+
+#: Round numbers make ties, uneven ones make none: both belong in tests.
+_TIMES = st.one_of(
+    st.integers(1, 12).map(lambda t: t * 0.01), st.floats(0.001, 0.5).map(lambda t: round(t, 9))
+)
+_ENERGIES = st.one_of(
+    st.integers(1, 60).map(float), st.floats(0.0, 80.0).map(lambda e: round(e, 6))
+)
+
+
+@st.composite
+def profiles(draw: Any, num_stages: int, max_options: int = 8) -> Profile:
+    """Any table at all: most of its options are not worth having, as in a noisy measurement."""
+    rows = [
+        (stage, instruction, 210 + 15 * option, draw(_TIMES), draw(_ENERGIES))
+        for stage in range(num_stages)
+        for instruction in ("forward", "backward")
+        for option in range(draw(st.integers(1, max_options)))
+    ]
+    return Profile.from_rows(rows)
+
+
+@st.composite
+def falling_profiles(draw: Any, num_stages: int, max_options: int = 12) -> Profile:
+    """Tables in which slower is cheaper, so that there is much to trade."""
+    rows = []
+    for stage in range(num_stages):
+        for instruction in ("forward", "backward"):
+            time, energy = draw(st.floats(0.01, 0.1)), draw(st.floats(40.0, 90.0))
+            for option in range(draw(st.integers(1, max_options))):
+                rows.append(
+                    (stage, instruction, 1740 - 15 * option, round(time, 9), round(energy, 6))
+                )
+                time *= 1 + draw(st.floats(0.001, 0.1))
+                energy *= 1 - draw(st.floats(0.0, 0.08))
+    return Profile.from_rows(rows)
+
+
+@st.composite
+def dags(draw: Any, num_stages: int, max_operations: int = 9) -> Pipeline:
+    """A random connected DAG whose operations use all stages."""
+    count = draw(st.integers(num_stages, max_operations))
+    operations = []
+    for i in range(count):
+        stage = i if i < num_stages else draw(st.integers(0, num_stages - 1))
+        after = set()
+        if i > 0:
+            after = draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=3))
+        operations.append(
+            {
+                "id": f"op{i}",
+                "stage": stage,
+                "instruction": draw(st.sampled_from(["forward", "backward"])),
+                "microbatch": i,
+                "after": [
+                    {"id": f"op{j}", "latency": draw(st.sampled_from([0, 0, 0.003]))}
+                    for j in sorted(after)
+                ],
+            }
+        )
+    return Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
+
+
+@st.composite
+def pipelines(draw: Any, max_stages: int = 4, max_microbatches: int = 6) -> Pipeline:
+    """A pipeline of any generated schedule."""
+    stages = draw(st.integers(1, max_stages))
+    latency = draw(st.sampled_from([0.0, 0.002]))
+    if draw(st.booleans()):
+        microbatches = stages * draw(st.integers(1, 2))
+        return Pipeline("interleaved", stages, microbatches, num_chunks=2, p2p_latency=latency)
+    schedule = draw(st.sampled_from(["1f1b", "gpipe"]))
+    return Pipeline(schedule, stages, draw(st.integers(1, max_microbatches)), p2p_latency=latency)

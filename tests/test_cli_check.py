@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli import app
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    assert app._run(["solve", "--quiet", "--slowdown", "5"]) == 0
+    return tmp_path
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    code = app._run(["check", *arguments])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    for word in ("envplan: error: ", *words):
+        assert word in captured.err
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_plan_is_proved_line_by_line(folder: Path) -> None:
+    ran = envplan("check", "plan.json", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("plan.json: plan, holds\n")
+    for word in ("unchanged", "rows of the profile", "to the nanosecond", "lower bound proved"):
+        assert word in ran.out
+
+
+def test_plan_is_found_from_another_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert app._run(["check", "../plan.json"]) == 0
+
+
+def test_json_names_the_file_its_kind_and_the_proofs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app._run(["check", "--json", "profile.csv"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["file"], document["kind"]) == ("profile.csv", "profile")
+    assert len(document["proved"]) == 3
+
+
+def test_quiet_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._run(["check", "--quiet", "plan.json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_profile_says_what_it_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._run(["check", "profile.csv"]) == 0
+    out = capsys.readouterr().out
+    for word in (
+        "profile (modelled)",
+        "2 stages",
+        "forward, backward",
+        "20 options",
+        "780",
+        "1740",
+    ):
+        assert word in out
+
+
+def test_dag_says_what_it_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations = [
+        {"id": "a", "stage": 0, "instruction": "forward"},
+        {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
+    ]
+    Path("dag.json").write_text(json.dumps({"schema": "envplan/dag/v1", "operations": operations}))
+    assert app._run(["check", "dag.json"]) == 0
+    assert "2 operations on 2 stages" in capsys.readouterr().out
+    edited(Path("dag.json"), lambda d: d["operations"][0].update(after=["b"]))
+    refused(["dag.json"], capsys, "dag.json", "cycle")
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.json"])
+def test_frontier_file_holds(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._run(["frontier", "--quiet", "-o", name]) == 0
+    assert app._run(["check", name]) == 0
+    out = capsys.readouterr().out
+    assert f"{name}: frontier, holds" in out
+    assert "largest gap" in out
+    assert ("traced again" in out) == (name == "f.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["plans"][1].update(energy_j=1.0), ["plan 2", "lower_bound_j lies above"]),
+        (lambda d: d["plans"][1].update(gap=0.5), ["plan 2", "gap is not"]),
+        (lambda d: d["plans"][1].update(average_power_w=0.5), ["plan 2", "average_power_w"]),
+        (lambda d: d["plans"].reverse(), ["plan 2", "slower and cheaper"]),
+        (lambda d: d["plans"].clear(), ["plans"]),
+        (lambda d: d.update(t_min_s=1.0), ["t_min_s", "1.0"]),
+        (lambda d: d["breakpoints"]["energy_j"].pop(), ["breakpoints.energy_j", "values"]),
+        (lambda d: d["breakpoints"]["energy_j"].__setitem__(1, 9.0), ["energy_j", "9.0"]),
+        (lambda d: d.pop("job"), ["job is missing"]),
+        (lambda d: d["profile"].update(sha256="0" * 64), ["has changed", "--force"]),
+        (lambda d: d["job"].update(blocking_power_w=[1.0, 2.0]), ["blocking_power_w"]),
+    ],
+)
+def test_any_change_to_a_frontier_is_found(
+    folder: Path,
+    change: Callable[[Any], None],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app._run(["frontier", "--quiet", "-o", "f.json"]) == 0
+    edited(Path("f.json"), change)
+    refused(["f.json"], capsys, "f.json", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("iteration_time_s,energy_j\n1,2\n", ["f.csv:1", "header"]),
+        ("HEAD\n", ["no rows"]),
+        ("HEAD\n1,2,3\n", ["f.csv:2", "7 numbers"]),
+        ("HEAD\n1,2,x,0,1,1,1\n", ["f.csv:2", "7 numbers"]),
+        ("HEAD\n1,2,nan,0,1,1,1\n", ["f.csv:2", "lower_bound_j", "finite"]),
+        ("HEAD\n1,2,3,0,1,1,1\n", ["plan 1", "lies above"]),
+    ],
+)
+def test_bad_frontier_csv_names_the_line(
+    folder: Path, text: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from envplan.cli.frontier_file import COLUMNS
+
+    Path("f.csv").write_text(text.replace("HEAD", ",".join(COLUMNS)))
+    refused(["f.csv"], capsys, *words)
+
+
+def test_changed_profile_is_refused_and_force_checks_against_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("profile.csv").read_text()
+    Path("profile.csv").write_text(text + "\n")
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json", "--force")
+    assert app._run(["check", "--force", "plan.json"]) == 0
+    assert "HAS CHANGED" in capsys.readouterr().out
+    Path("profile.csv").write_text(text.replace("0.08,", "0.09,"))
+    refused(["--force", "plan.json"], capsys, "plan.json", "the profile says")
+
+
+def test_moved_profile_can_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("profile.csv").rename("moved.csv")
+    refused(["plan.json"], capsys, "profile.csv is not found", "--profile")
+    assert app._run(["check", "plan.json", "--profile", "moved.csv"]) == 0
+
+
+def test_plan_that_is_off_by_one_frequency_is_refused(folder: Path) -> None:
+    edited(Path("plan.json"), lambda d: d["stages"][0][1].update(frequency_mhz=1741))
+    ran = envplan("check", "plan.json", cwd=folder)
+    assert_refused(ran, 2, "plan.json", "stages[0][1]", "1741 MHz")
+
+
+def test_truncated_plan_is_refused_with_line_and_column(folder: Path) -> None:
+    text = Path("plan.json").read_text()
+    Path("plan.json").write_text(text[: len(text) // 2])
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json:", "column")
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 400, "9" * 5000, "NaN"])
+def test_huge_numbers_in_a_plan_are_refused(folder: Path, number: str) -> None:
+    text = Path("plan.json").read_text()
+    Path("plan.json").write_text(text.replace('"replicas": 1', f'"replicas": {number}'))
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["is empty"]),
+        (b"\xff\xfe\x00", ["not UTF-8"]),
+        (b"{", ["not valid JSON"]),
+        (b"{}", ["is no file of envplan"]),
+        (b'{"schema": "other/v1"}', ["other/v1"]),
+        (b'{"schema": ["envplan/plan/v1"]}', ["is no file of envplan"]),
+        (b"[1, 2]", ["is no file of envplan"]),
+        (b"hello, world", ["column stage"]),
+    ],
+)
+def test_file_of_another_kind_is_refused(
+    tmp_path: Path, content: bytes, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "f").write_bytes(content)
+    refused([str(tmp_path / "f")], capsys, *words)
+
+
+def test_missing_file_and_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused([str(tmp_path / "none.json")], capsys, "none.json", "No such file")
+    refused([str(tmp_path)], capsys, "cannot be read")

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli import app
+from envplan.plan import Plan
+from envplan.verify import find_profile, verify_plan
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def solved(folder: Path, *arguments: str) -> Plan:
+    """The verified plan of a quiet run."""
+    assert app._run(["solve", "--quiet", *arguments]) == 0
+    plan = Plan.load(folder / "plan.json")
+    assert verify_plan(plan, find_profile(plan.profile, folder / "plan.json"))
+    return plan
+
+
+def t_min_and_t_star(folder: Path) -> tuple[float, float]:
+    solved(folder)
+    t_min = Plan.load(folder / "plan.json").target.deadline_s
+    solved(folder, "--min-energy")
+    return t_min, Plan.load(folder / "plan.json").target.deadline_s
+
+
+def test_without_a_target_it_is_the_least_energy_at_no_slowdown(folder: Path) -> None:
+    ran = envplan("solve", cwd=folder)
+    assert ran.code == 0, ran.err
+    for word in ("max frequency", "certified gap", "T_min", "modelled", "wrote plan.json"):
+        assert word in ran.out
+    plan = Plan.load(folder / "plan.json")
+    assert plan.target.kind == "no-slowdown"
+    assert plan.predicted.slowdown_percent <= 0
+    assert plan.predicted.savings_percent > 1
+
+
+def test_target_time_is_met_exactly(folder: Path) -> None:
+    t_min, t_star = t_min_and_t_star(folder)
+    middle = (t_min + t_star) / 2
+    assert solved(folder, "--target-time", repr(middle)).iteration_time <= middle
+
+
+def test_t_min_as_printed_can_be_pasted_back(folder: Path) -> None:
+    printed = envplan("solve", cwd=folder).out.split("T_min ")[1].split(" s")[0]
+    assert solved(folder, "--target-time", printed).target.deadline_s == float(printed)
+
+
+def test_target_below_t_min_has_no_answer_and_says_t_min(folder: Path) -> None:
+    t_min, _ = t_min_and_t_star(folder)
+    (folder / "plan.json").unlink()
+    ran = envplan("solve", "--target-time", "0.5", cwd=folder)
+    assert_refused(ran, 1, f"T_min is {t_min:.9f} s")
+    assert not (folder / "plan.json").exists()
+
+
+def test_target_above_t_star_gives_the_t_star_plan_and_says_so(folder: Path) -> None:
+    least = solved(folder, "--min-energy")
+    ran = envplan("solve", "--target-time", "1000", cwd=folder)
+    assert ran.code == 0
+    assert "beyond T_star" in ran.out
+    assert Plan.load(folder / "plan.json").stages == least.stages
+
+
+def test_slowdown_is_percent_of_t_min(folder: Path) -> None:
+    t_min, _ = t_min_and_t_star(folder)
+    plan = solved(folder, "--slowdown", "5")
+    assert plan.target.deadline_s == pytest.approx(1.05 * t_min, rel=1e-8)
+    assert plan.iteration_time <= 1.05 * t_min
+
+
+def test_energy_budget_and_power_cap_are_kept(folder: Path) -> None:
+    fast = solved(folder)
+    least = solved(folder, "--min-energy")
+    joules = (fast.energy + least.energy) / 2
+    assert least.energy <= solved(folder, "--energy-budget", repr(joules)).energy <= joules
+    watts = (fast.average_power + least.average_power) / 2
+    assert solved(folder, "--power-cap", repr(watts)).average_power <= watts
+
+
+@pytest.mark.parametrize("option", ["--energy-budget", "--power-cap"])
+def test_budget_that_nothing_meets_has_no_answer(
+    folder: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app._run(["solve", option, "1"]) == 1
+    err = capsys.readouterr().err
+    assert "the least" in err
+    assert err.count("\n") == 1
+    assert not (folder / "plan.json").exists()
+
+
+def test_straggler_leaves_time_up_to_t_star(folder: Path) -> None:
+    t_min, t_star = t_min_and_t_star(folder)
+    middle = (t_min + t_star) / 2
+    for straggler, deadline in (
+        (t_min / 2, t_min),
+        (middle, middle),
+        (2 * t_star, t_star),
+    ):
+        plan = solved(folder, "--straggler-time", repr(straggler))
+        assert plan.target.deadline_s == pytest.approx(deadline, abs=1e-9)
+        assert plan.target.straggler_time_s == straggler
+
+
+def test_straggler_slower_than_the_target_wins_and_a_faster_one_does_not(folder: Path) -> None:
+    t_min, t_star = t_min_and_t_star(folder)
+    early, late = t_min + (t_star - t_min) / 4, t_min + (t_star - t_min) / 2
+    for target, straggler in ((early, late), (late, early)):
+        plan = solved(folder, "--target-time", repr(target), "--straggler-time", repr(straggler))
+        assert plan.target.deadline_s == pytest.approx(late, abs=1e-9)
+
+
+def test_straggler_is_no_excuse_for_a_target_below_t_min(folder: Path) -> None:
+    assert app._run(["solve", "--target-time", "0.1", "--straggler-time", "2"]) == 1
+
+
+def test_waiting_for_the_straggler_is_accounted_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app._run(["solve", "--straggler-time", "20"]) == 0
+    out = capsys.readouterr().out
+    assert "energy with waiting (J)" in out
+    assert "waiting for the straggler until 20 s takes another" in out
+
+
+def test_json_has_what_the_table_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._run(["solve", "--json", "--slowdown", "1", "-o", "p.json"]) == 0
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+    plan = Plan.load(folder / "p.json")
+    assert summary["plan"] == "p.json"
+    assert summary["predicted"]["energy_j"] == plan.energy
+    assert summary["t_min_s"] < summary["t_star_s"]
+
+
+def test_polish_is_never_worse(folder: Path) -> None:
+    plain = solved(folder, "--slowdown", "4")
+    polished = solved(folder, "--slowdown", "4", "--polish", "2")
+    assert polished.energy <= plain.energy
+
+
+def test_builtin_profile_is_planned_by_name(folder: Path) -> None:
+    plan = solved(folder, "a40-gpt3-1.3b-4stage", "-m", "4")
+    assert plan.profile.name == "a40-gpt3-1.3b-4stage"
+    assert plan.profile.path is None
+
+
+def test_dag_of_ones_own_is_planned(folder: Path) -> None:
+    operations = [
+        {"id": "a", "stage": 0, "instruction": "forward"},
+        {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
+        {"id": "c", "stage": 0, "instruction": "backward", "after": ["a"]},
+    ]
+    document = {"schema": "envplan/dag/v1", "operations": operations}
+    (folder / "dag.json").write_text(json.dumps(document))
+    plan = solved(folder, "--dag", "dag.json")
+    assert [len(stage) for stage in plan.stages] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target-time", "1", "--slowdown", "1"], ["--target-time", "--slowdown", "exclude"]),
+        (["--min-energy", "--power-cap", "9"], ["--min-energy", "--power-cap", "exclude"]),
+        (["--min-energy", "--straggler-time", "9"], ["--min-energy", "--straggler-time"]),
+        (["--slowdown", "0", "--energy-budget", "0"], ["--slowdown", "--energy-budget"]),
+        (["--target-time", "nan"], ["--target-time", "nan"]),
+        (["--target-time", "inf"], ["--target-time", "inf"]),
+        (["--target-time", "1e300"], ["target time"]),
+        (["--slowdown", "-1"], ["--slowdown", "-1"]),
+        (["--power-cap", "-5"], ["--power-cap"]),
+        (["--straggler-time", "nan"], ["--straggler-time"]),
+        (["--polish", "-1"], ["--polish"]),
+        (["-o", "missing/plan.json"], ["missing/plan.json", "cannot be written"]),
+        (["-o", "."], ["cannot be written"]),
+        (["-o", "profile.csv"], ["profile.csv", "itself"]),
+    ],
+)
+def test_bad_argument_is_refused_in_one_line(
+    folder: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = app._run(["solve", *arguments])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("envplan: error: ")
+    assert captured.err.count("\n") == 1
+    for word in words:
+        assert word in captured.err
+    assert {path.name for path in folder.iterdir()} == {"profile.csv", "profile.meta.json"}
+
+
+def test_unwritable_output_through_the_installed_command(folder: Path) -> None:
+    ran = envplan("solve", "-o", "missing/plan.json", cwd=folder)
+    assert_refused(ran, 2, "missing/plan.json", "cannot be written")
+
+
+def test_old_plan_survives_a_run_that_fails(folder: Path) -> None:
+    solved(folder)
+    before = (folder / "plan.json").read_bytes()
+    assert app._run(["solve", "--target-time", "0.01"]) == 1
+    assert (folder / "plan.json").read_bytes() == before

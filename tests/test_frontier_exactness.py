@@ -1,0 +1,147 @@
+"""The kernel against independent solvers: SimpleMinCostFlow exactly, an LP to 1e-9, brute force."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.frontier import Frontier, trace_frontier
+from envplan.frontier.network import build_network
+from envplan.frontier.start import start_flow
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+from envplan.units import uw_from_w
+from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
+from strategies import dags, falling_profiles, pipelines, profiles
+
+POWER = 70.0
+
+
+def total_power(pipeline: Pipeline) -> int:
+    return uw_from_w(POWER) * pipeline.num_stages
+
+
+def cost_at(frontier: Frontier, time_ns: int) -> int:
+    """Sum of effective costs, fJ: energy without what waiting draws."""
+    return frontier.lower_bound_fj(time_ns) - total_power(frontier.pipeline) * time_ns
+
+
+def assert_exact(pipeline: Pipeline, profile: Profile, data: Any = None) -> None:
+    network = build_network(pipeline, profile, [uw_from_w(POWER)] * pipeline.num_stages)
+    full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
+    span = full.max_time_ns - full.min_time_ns
+    for part in (0, 0.1, 0.37, 0.5, 0.83, 1):
+        time_ns = full.min_time_ns + int(span * part)
+        assert cost_at(full, time_ns) == pytest.approx(
+            relaxed_cost_by_lp(network, time_ns), rel=1e-9, abs=1e6
+        )
+    slopes = full.slopes_uw
+    flows = {1, total_power(pipeline), max(slopes, default=1), *slopes[:: max(1, len(slopes) // 5)]}
+    for flow in sorted(flows):
+        least = min(cost_at(full, t) + flow * t for t in full.times_ns.tolist())
+        assert least == relaxed_dual_by_min_cost_flow(network, flow)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_random_dags_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 3))
+    kind = data.draw(st.sampled_from([profiles, falling_profiles]))
+    assert_exact(data.draw(dags(stages)), data.draw(kind(stages)))
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_pipelines_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
+    pipeline = data.draw(pipelines())
+    assert_exact(pipeline, data.draw(falling_profiles(pipeline.num_profile_stages)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "chunks"),
+    [("1f1b", 4, 8, 1), ("gpipe", 4, 6, 1), ("interleaved", 4, 8, 2), ("1f1b", 8, 12, 1)],
+)
+def test_built_in_profile_equals_lp_and_min_cost_flow(
+    schedule: str, stages: int, microbatches: int, chunks: int
+) -> None:
+    profile = Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage")
+    assert_exact(Pipeline(schedule, stages, microbatches, num_chunks=chunks), profile)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_start_at_t_star_gives_the_same_frontier_as_the_walk_from_t_max(
+    data: st.DataObject,
+) -> None:
+    pipeline = data.draw(pipelines(max_stages=3, max_microbatches=24))
+    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    power = data.draw(st.sampled_from([0.0, 35.0, 70.0, 400.0]))
+    quick = trace_frontier(pipeline, profile, blocking_power=power)
+    full = trace_frontier(pipeline, profile, blocking_power=power, full=True)
+    assert quick.min_time_ns == full.min_time_ns
+    assert quick.min_energy_time_ns == full.min_energy_time_ns
+    known = full.times_ns <= full.min_energy_time_ns
+    assert np.array_equal(quick.times_ns, full.times_ns[known])
+    for time_ns in quick.times_ns.tolist():
+        assert quick.lower_bound_fj(time_ns) == full.lower_bound_fj(time_ns)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_long_pipeline_started_from_a_short_one_is_the_same(schedule: str) -> None:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    pipeline = Pipeline(schedule, 4, 41, p2p_latency=0.001)
+    powers = [uw_from_w(POWER)] * 4
+    network = build_network(pipeline, profile, powers)
+    assert start_flow(pipeline, profile, powers, network) is not None
+    quick = trace_frontier(pipeline, profile, blocking_power=POWER)
+    full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
+    assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
+    assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_assignment_of_a_tiny_dag_beats_the_bound_and_plans_are_close_to_the_best(
+    data: st.DataObject,
+) -> None:
+    stages = data.draw(st.integers(1, 2))
+    pipeline = data.draw(dags(stages, max_operations=5))
+    profile = data.draw(profiles(stages, max_options=3))
+    frontier = trace_frontier(pipeline, profile, blocking_power=POWER)
+    tables = [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
+    power = total_power(pipeline)
+    outcomes = []
+    for rows in itertools.product(*(range(len(t)) for t in tables)):
+        times = np.array([t.time_ns[k] for t, k in zip(tables, rows, strict=True)])
+        cost = sum(
+            int(t.energy_fj[k]) - uw_from_w(POWER) * int(t.time_ns[k])
+            for t, k in zip(tables, rows, strict=True)
+        )
+        _, makespan = pipeline.earliest_starts(times)
+        outcomes.append((makespan, cost + power * makespan))
+    assert min(makespan for makespan, _ in outcomes) == frontier.min_time_ns
+    for makespan, energy in outcomes:
+        reached = min(makespan, frontier.min_energy_time_ns)
+        assert energy >= frontier.lower_bound_fj(reached)
+    for part in (0.0, 0.5, 1.0):
+        span = frontier.min_energy_time_ns - frontier.min_time_ns
+        target = frontier.min_time_ns + int(span * part)
+        plan = frontier.plan(target / 1e9 + 1e-12)
+        best = min(energy for makespan, energy in outcomes if makespan <= target)
+        assert best <= round(plan.energy * 1e15) * (1 + 1e-12)
+
+
+def test_relaxed_energy_is_convex_and_falls_to_t_star() -> None:
+    frontier = trace_frontier(
+        Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"), full=True
+    )
+    slopes = np.diff(frontier.energies) / np.diff(frontier.times)
+    assert np.all(np.diff(slopes) > 0)
+    before = frontier.times[1:] <= frontier.min_energy_time
+    assert np.all(slopes[before] < 0)
+    assert np.all(slopes[~before] >= 0)
