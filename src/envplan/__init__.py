@@ -20,6 +20,7 @@ from envplan.errors import EnvplanError, InputError, NoAnswerError
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier, trace_frontier
+    from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEDULES",
+    "UNLIMITED",
     "EnvplanError",
     "Frontier",
     "InputError",
+    "MinimumCut",
     "NoAnswerError",
     "Operation",
     "Pipeline",
@@ -40,6 +43,7 @@ __all__ = [
     "ProfileMetadata",
     "__version__",
     "builtin_profiles",
+    "minimum_cut",
     "trace_frontier",
     "verify_plan",
 ]
@@ -47,6 +51,9 @@ __all__ = [
 _HOME = {
     "Frontier": "envplan.frontier",
     "trace_frontier": "envplan.frontier",
+    "UNLIMITED": "envplan.frontier.mincut",
+    "MinimumCut": "envplan.frontier.mincut",
+    "minimum_cut": "envplan.frontier.mincut",
     "SCHEDULES": "envplan.pipeline",
     "Operation": "envplan.pipeline",
     "Pipeline": "envplan.pipeline",

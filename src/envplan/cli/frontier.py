@@ -109,7 +109,10 @@ def frontier(
     _check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
     traced = job.trace(quiet=quiet)
     refuse_overwriting(traced.profile, plot, output)
-    along = distinct(traced.sample_plans(plans))
+    from envplan.cli.output import progress_bar
+
+    with progress_bar("choosing frequencies", quiet=quiet) as progress:
+        along = distinct(traced.sample_plans(plans, progress=progress))
     if output is not None:
         _write(traced, along, output)
     if plot is not None:

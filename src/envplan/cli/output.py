@@ -136,6 +136,18 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
         bar.stop()
 
 
+@contextmanager
+def spinner(task: str, *, quiet: bool) -> Iterator[None]:
+    """A sign of life on a terminal during work whose end is known and whose progress is not."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(task):
+        yield
+
+
 class _Bar:
     """A rich progress bar that is imported and drawn only when it is late enough."""
 

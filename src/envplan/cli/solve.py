@@ -109,10 +109,12 @@ def solve(
     }
     option, value = _only_target(targets, straggler_time)
     finite(polish, "--polish")
+    from envplan.cli.output import spinner
 
     frontier = job.trace(quiet=quiet)
     refuse_overwriting(frontier.profile, output)
-    plan = _solve(frontier, option, value, straggler_time, polish)
+    with spinner(f"polishing for {polish:g} s", quiet=quiet or polish == 0):
+        plan = _solve(frontier, option, value, straggler_time, polish)
     plan.save(output)
     if json:
         _print_json(frontier, plan, output)

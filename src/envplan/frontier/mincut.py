@@ -55,9 +55,9 @@ def minimum_cut(
         InputError: arrays do not fit together, or a number is out of range.
         NoAnswerError: no flow keeps the lower bounds, or the flow is unbounded.
     """
-    tails, heads = np.asarray(tail, np.int32), np.asarray(head, np.int32)
-    uppers = np.asarray(upper, np.int64)
-    lowers = np.zeros(len(uppers), np.int64) if lower is None else np.asarray(lower, np.int64)
+    tails, heads = np.ascontiguousarray(tail, np.int32), np.ascontiguousarray(head, np.int32)
+    uppers = np.ascontiguousarray(upper, np.int64)
+    lowers = np.ascontiguousarray(np.zeros(len(uppers)) if lower is None else lower, np.int64)
     if num_nodes is None:
         num_nodes = 1 + max([source, sink, *tails.tolist(), *heads.tolist()])
     try:

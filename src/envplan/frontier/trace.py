@@ -64,7 +64,6 @@ def trace_frontier(
         InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
             outgrow exact 64-bit arithmetic.
     """
-    powers, source = _blocking_powers(pipeline, profile, blocking_power)
     for name, value in (("gpus_per_stage", gpus_per_stage), ("replicas", replicas)):
         if not 1 <= value <= 10**6:
             raise InputError(f"{name} must be between 1 and 1000000, not {value}")
@@ -75,6 +74,7 @@ def trace_frontier(
             f"{pipeline.num_chunks} chunks)",
             path=profile.path,
         )
+    powers, source = _blocking_powers(pipeline, profile, blocking_power)
     network = build_network(pipeline, profile, powers)
     total_power = sum(powers)
     try:
@@ -238,33 +238,27 @@ class Frontier:
 
         options = max_frequency_options(self.pipeline, self.profile)
         priced = price(self.pipeline, self.profile, options, self.blocking_power_uw)
-        return self._priced(
-            options,
-            {"kind": "max-frequency"},
-            priced.makespan_ns,
-            self.lower_bound_fj(min(priced.makespan_ns, self.min_energy_time_ns)),
-            planner="max_frequency",
+        return self.priced_plan(
+            options, {"kind": "max-frequency"}, priced.makespan_ns, planner="max_frequency"
         )
 
-    def sample_plans(
-        self, count: int, *, progress: Callable[[int, int], None] | None = None
-    ) -> list[Plan]:
+    def sample_plans(self, count: int, *, progress: Progress | None = None) -> list[Plan]:
         """Plans at `count` times evenly spread over [T_min, T_star], ascending.
 
         Made with less effort each than plan() takes, for pictures and tables of many.
 
         Args:
-            progress: called after each plan with (plans done, plans in all).
+            progress: called with (plans to go, 0), the former falling to the latter.
         """
         span = self.min_energy_time_ns - self.min_time_ns
         steps = max(1, count - 1)
         times = sorted({self.min_time_ns + span * k // steps for k in range(max(1, count))})
         plans = []
         for time_ns in times:
+            if progress is not None:
+                progress(len(times) - len(plans), 0)
             target: dict[str, float | str] = {"kind": "time", "time_s": s_from_ns(time_ns)}
             plans.append(self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS))
-            if progress is not None:
-                progress(len(plans), len(times))
         return plans
 
     def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
@@ -343,19 +337,32 @@ class Frontier:
             proved = polish_plan(rounding, self._network, flows, self._power_uw, bound_fj, polish)
             if proved > bound_fj:
                 bound_fj, bound = proved, "cp-sat"
-        return self._priced(rounding.options, target, time_ns, bound_fj, bound)
+        return self.priced_plan(rounding.options, target, time_ns, bound_fj=bound_fj, bound=bound)
 
-    def _priced(
+    def priced_plan(
         self,
         options: NDArray[np.int32],
         target: dict[str, float | str],
         deadline_ns: int,
-        bound_fj: int,
+        *,
+        bound_fj: int | None = None,
         bound: str = "relaxation",
         planner: str = "frontier",
     ) -> Plan:
+        """The plan of a choice of options, replayed, priced and set against the lower bound.
+
+        Args:
+            options: int32 (N,), for each operation the row of its option table.
+            target: what was asked: `kind` and the number that goes with it.
+            deadline_ns: the time that was planned for, not below T_min, ns.
+            bound_fj: least energy possible by then for one GPU a stage, fJ; default: the relaxed.
+            bound: what that follows from, "relaxation" or "cp-sat".
+            planner: what chose the options.
+        """
         from envplan.plan import build_plan
 
+        if bound_fj is None:
+            bound_fj = self.lower_bound_fj(min(deadline_ns, self.min_energy_time_ns))
         return build_plan(
             self.pipeline,
             self.profile,

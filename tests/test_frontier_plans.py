@@ -1,0 +1,225 @@
+"""Plans on the frontier: deadlines, bounds, look-up, polish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier import Frontier, trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile, builtin_profiles
+from envplan.units import ns_from_s, ns_from_s_floor
+from envplan.verify import verify_plan
+from strategies import dags, falling_profiles, pipelines, profiles
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_plan_meets_its_target_and_is_proved_by_its_file(data: Any) -> None:
+    stages = data.draw(st.integers(1, 3))
+    pipeline = data.draw(st.one_of(dags(stages, max_operations=12), pipelines()))
+    kind = data.draw(st.sampled_from([profiles, falling_profiles]))
+    profile = data.draw(kind(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile, gpus_per_stage=2, replicas=3)
+    slowdown = data.draw(st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]))
+    plan = frontier.plan(slowdown=slowdown)
+    assert ns_from_s(plan.iteration_time) <= frontier.min_time_ns * (1 + slowdown)
+    assert plan.energy_lower_bound <= plan.energy
+    assert verify_plan(plan, profile)
+
+
+def test_plan_at_t_min_is_no_slower_than_maximum_frequency_and_uses_less(
+    frontier: Frontier,
+) -> None:
+    plan, before = frontier.plan(), frontier.max_frequency_plan()
+    assert plan.iteration_time <= before.iteration_time
+    assert plan.energy < before.energy
+
+
+@pytest.mark.parametrize("profile", builtin_profiles(), ids=lambda p: p.name)
+def test_every_built_in_profile_has_plans_within_a_fraction_of_a_percent(
+    profile: Profile,
+) -> None:
+    frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, 12), profile)
+    for plan in frontier.sample_plans(3):
+        assert 0 <= plan.gap < 0.005
+
+
+def test_target_below_t_min_says_t_min(frontier: Frontier) -> None:
+    with pytest.raises(NoAnswerError, match=f"T_min is {frontier.min_time:.9f} s"):
+        frontier.plan(frontier.min_time - 1e-9)
+
+
+def test_t_min_itself_can_be_asked_for(frontier: Frontier) -> None:
+    assert frontier.plan(frontier.min_time).iteration_time <= frontier.min_time
+
+
+def test_target_beyond_t_star_gives_the_t_star_plan(frontier: Frontier) -> None:
+    late, star = frontier.plan(10 * frontier.min_energy_time), frontier.min_energy_plan()
+    assert late.energy == star.energy
+    assert late.frequencies == star.frequencies
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_numbers_that_are_none_are_refused(frontier: Frontier, value: float) -> None:
+    with pytest.raises((InputError, NoAnswerError)):
+        frontier.plan(value)
+    with pytest.raises(InputError):
+        frontier.plan(slowdown=value)
+
+
+def test_two_targets_are_refused(frontier: Frontier) -> None:
+    with pytest.raises(InputError, match="not both"):
+        frontier.plan(14.0, slowdown=0.1)
+
+
+def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) -> None:
+    middle = (frontier.plan().energy + frontier.min_energy_plan().energy) / 2
+    plan = frontier.plan_for_energy_budget(middle)
+    assert plan.energy <= middle
+    faster = frontier.plan(max(frontier.min_time, plan.iteration_time * 0.99))
+    assert faster.energy > middle
+    with pytest.raises(NoAnswerError, match="the least is"):
+        frontier.plan_for_energy_budget(frontier.energies[-1] * 0.99)
+
+
+def test_power_cap_holds_on_the_average(frontier: Frontier) -> None:
+    middle = (frontier.plan().average_power + frontier.min_energy_plan().average_power) / 2
+    assert frontier.plan_for_power_cap(middle).average_power <= middle
+    with pytest.raises(NoAnswerError, match="the least is"):
+        frontier.plan_for_power_cap(10.0)
+
+
+def test_power_cap_that_even_t_min_keeps_costs_no_time(frontier: Frontier) -> None:
+    assert frontier.plan_for_power_cap(1e5).iteration_time <= frontier.min_time
+
+
+def test_looking_up_the_same_time_twice_and_in_any_order_gives_the_same_plan(
+    frontier: Frontier,
+) -> None:
+    times = np.linspace(frontier.min_time, frontier.min_energy_time, 7)
+    forwards = [frontier.plan(t).frequencies for t in times]
+    backwards = [frontier.plan(t).frequencies for t in reversed(times)]
+    assert forwards == backwards[::-1]
+
+
+def test_energy_at_interpolates_breakpoints_and_rests_beyond_t_star(frontier: Frontier) -> None:
+    for time_s, energy in zip(frontier.times, frontier.energies, strict=True):
+        assert frontier.energy_at(time_s) == energy
+    a, b = frontier.times[3:5]
+    middle = ns_from_s_floor((a + b) / 2) / 1e9
+    weight = (middle - a) / (b - a)
+    between = frontier.energies[3] * (1 - weight) + frontier.energies[4] * weight
+    assert frontier.energy_at(middle) == pytest.approx(between, rel=1e-12)
+    assert frontier.energy_at(1e6) == frontier.energy_at(frontier.min_energy_time)
+    with pytest.raises(NoAnswerError):
+        frontier.energy_at(frontier.min_time * 0.999)
+
+
+def test_one_frequency_only_leaves_one_point() -> None:
+    rows = [(s, i, 1000, 0.1, 20.0) for s in range(2) for i in ("forward", "backward")]
+    frontier = trace_frontier(Pipeline("1f1b", 2, 3), Profile.from_rows(rows))
+    assert frontier.times.tolist() == [frontier.min_time] == [frontier.min_energy_time]
+    plan = frontier.plan()
+    assert plan.gap == 0
+    assert plan.energy == frontier.max_frequency_plan().energy
+
+
+def test_waiting_that_costs_nothing_makes_slow_best_and_dear_waiting_makes_fast_best() -> None:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    pipeline = Pipeline("1f1b", 4, 4)
+    free = trace_frontier(pipeline, profile, blocking_power=0)
+    dear = trace_frontier(pipeline, profile, blocking_power=3e3)
+    assert free.min_energy_time > trace_frontier(pipeline, profile).min_energy_time
+    assert dear.min_energy_time == dear.min_time
+
+
+def test_gpus_and_replicas_multiply_energy(frontier: Frontier) -> None:
+    more = trace_frontier(frontier.pipeline, frontier.profile, gpus_per_stage=2, replicas=5)
+    assert more.energy_at(more.min_time) == pytest.approx(10 * frontier.energy_at(more.min_time))
+    assert more.plan().energy == pytest.approx(10 * frontier.plan().energy)
+
+
+@pytest.mark.parametrize("microbatches", [3, 20])
+def test_polish_keeps_the_deadline_and_never_makes_it_worse(microbatches: int) -> None:
+    rng = np.random.default_rng(1)
+    modelled = Profile.builtin("a40-gpt3-1.3b-4stage")
+    rows = [
+        (s, i, int(t.frequency_mhz[k]), float(t.time_ns[k]) / 1e9 * rng.normal(1, 0.002),
+         float(t.energy_fj[k]) / 1e15 * rng.normal(1, 0.002))
+        for s in range(4)
+        for i in ("forward", "backward")
+        for t in [modelled.table(s, i)]
+        for k in range(len(t))
+    ]  # fmt: skip
+    profile = Profile.from_rows(rows)
+    frontier = trace_frontier(Pipeline("1f1b", 4, microbatches), profile)
+    plain, polished = frontier.plan(slowdown=0.01), frontier.plan(slowdown=0.01, polish=3)
+    assert polished.energy <= plain.energy
+    assert polished.energy_lower_bound >= plain.energy_lower_bound
+    assert polished.gap <= plain.gap
+    assert verify_plan(polished, profile)
+
+
+def test_profile_for_another_number_of_stages_is_refused() -> None:
+    with pytest.raises(InputError, match="has 4 stages and the pipeline needs 6"):
+        trace_frontier(Pipeline("1f1b", 6, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
+
+
+def test_numbers_beyond_the_integer_range_are_refused() -> None:
+    rows = [
+        (0, i, f, t, e)
+        for i in ("forward", "backward")
+        for f, t, e in ((1000, 9e8, 1.0), (1200, 8e8, 2.0))
+    ]
+    with pytest.raises(InputError, match=r"range|64-bit"):
+        trace_frontier(Pipeline("1f1b", 1, 10_000), Profile.from_rows(rows), blocking_power=0)
+
+
+def test_progress_falls_to_t_min_and_an_exception_in_it_ends_the_trace() -> None:
+    pipeline, profile = Pipeline("1f1b", 8, 64), Profile.builtin("a40-gpt3-1.3b-8stage")
+    seen: list[tuple[int, int]] = []
+    trace_frontier(pipeline, profile, progress=lambda now, least: seen.append((now, least)))
+    assert len(seen) > 2
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1][0] == seen[-1][1]
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(now: int, least: int) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        trace_frontier(pipeline, profile, progress=stop)
+
+
+def test_other_threads_run_while_a_frontier_is_traced() -> None:
+    pipeline, profile = Pipeline("1f1b", 8, 64), Profile.builtin("a40-gpt3-1.3b-8stage")
+    ticks, done = [0], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = ticks[0]
+    trace_frontier(pipeline, profile, full=True)
+    during = ticks[0] - before
+    done.set()
+    thread.join()
+    assert during > 5
