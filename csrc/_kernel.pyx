@@ -33,7 +33,7 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         int32_t source, sink
     cdef cppclass CppWalk "envplan::Walk":
         CppWalk(const Network&) except +
-        void start(const int64_t*, int64_t) except +
+        void start(const int64_t*, int64_t, cbool) except +
         int64_t time()
         int64_t min_time()
         int64_t max_time()
@@ -152,8 +152,11 @@ cdef class Trace:
         """T_max, ns: the longest path with every activity at its slowest."""
         return self._walk.max_time()
 
-    def start(self, const int64_t[::1] guess, int64_t flow):
-        """Jump to the least cost at flow value `flow` (uW), from a guessed flow int64 (arcs,)."""
+    def start(self, const int64_t[::1] guess, int64_t flow, cbool rough):
+        """Jump to the least cost at flow value `flow` (uW), from a guessed flow int64 (arcs,).
+
+        The result does not depend on the guess, nor on whether it is said to be `rough`.
+        """
         if guess.shape[0] != self.num_arcs:
             raise ValueError("guess must have one entry an arc")
         if flow < 0 or flow >= kInfinite // 4 or (
@@ -161,7 +164,7 @@ cdef class Trace:
         ):
             raise ValueError("flow is out of range")
         with nogil:
-            self._walk.start(&guess[0], flow)
+            self._walk.start(&guess[0], flow, rough)
 
     def flows(self):
         """Flow on each arc where the walk stands before run(), int64 (arcs,), uW."""

@@ -4,7 +4,11 @@ namespace envplan {
 
 namespace {
 
-constexpr Time kInputLimit = Time{1} << 60;
+constexpr Time kInputLimit = Time{1} << 58;
+// Farther than any residual path, and nearer than any way back over an arc without flow.
+constexpr Time kAnywhere = kFar / 2;
+static_assert(3 * kInputLimit < kAnywhere && kAnywhere <= kFar - 2 * kInputLimit);
+constexpr Power kScaling = 16;  // between the amounts that start() settles first and next
 
 void require(bool ok, const char* message) {
   if (!ok) throw std::invalid_argument(message);
@@ -122,7 +126,7 @@ Time Walk::longest_path(bool fastest, std::vector<Time>* at) const {
   return (*at)[sink_];
 }
 
-void Walk::start(const Power* guess, Power total) {
+void Walk::start(const Power* guess, Power total, bool rough) {
   const Index n = num_nodes();
   std::vector<Time> at(n, 0);
   for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a)
@@ -149,13 +153,27 @@ void Walk::start(const Power* guess, Power total) {
     excess[arc.tail] -= arc.flow;
     excess[arc.head] += arc.flow;
   }
-  for (Index v = 0; v < n; ++v) {
-    while (excess[v] > 0) {
-      const Index to = search(v, kFar, [&](Index w) { return excess[w] < 0; });
-      lower(nodes_[to].dist);
-      const Power sent = augment(v, to, std::min(excess[v], -excess[to]));
-      excess[v] -= sent;
-      excess[to] += sent;
+  // From the last event back, and after a rough guess large amounts first (Edmonds and Karp 1972):
+  // both only make the searches end sooner, for shortest augmentations lead to the optimum in any
+  // order. After a good guess large amounts would travel far past the small ones next to them.
+  Power least = 1;
+  while (rough && least <= *std::max_element(excess.begin(), excess.end()) / kScaling) {
+    least *= kScaling;
+  }
+  for (; least > 0; least /= kScaling) {
+    const auto lacks = [&](Index v) { return excess[v] <= -least; };
+    Index lacking = 0;
+    for (Index v = 0; v < n; ++v) lacking += lacks(v);
+    for (Index v = n - 1; v >= 0; --v) {
+      while (lacking > 0 && excess[v] >= least) {
+        const Index to = search(v, kAnywhere, lacks);
+        if (to < 0) break;
+        lower(nodes_[to].dist);
+        const Power sent = augment(v, to, std::min(excess[v], -excess[to]));
+        excess[v] -= sent;
+        excess[to] += sent;
+        lacking -= !lacks(to);
+      }
     }
   }
   const Time end = nodes_[sink_].y;

@@ -61,8 +61,9 @@ class Walk {
 
   // Moves to the least total cost at flow value `total` without walking there: takes the flow in
   // `guess` (num_arcs, the caller's numbering, non-negative) as far as complementary slackness
-  // allows and repairs what is left over. Exact whatever the guess; a good one makes it quick.
-  void start(const Power* guess, Power total);
+  // allows and repairs what is left over. Exact whatever the guess; a good one makes it quick, and
+  // saying whether it is only a rough one makes it quicker.
+  void start(const Power* guess, Power total, bool rough);
 
   // One event of the walk: find the nearest cut or path, lower T (never below `floor`), send flow.
   // Returns false when T has reached max(floor, T_min).

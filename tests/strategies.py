@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
+from envplan.units import j_from_fj, s_from_ns
 
 #: Round numbers make ties, uneven ones make none: both belong in tests.
 _TIMES = st.one_of(
@@ -16,6 +18,20 @@ _TIMES = st.one_of(
 _ENERGIES = st.one_of(
     st.integers(1, 60).map(float), st.floats(0.0, 80.0).map(lambda e: round(e, 6))
 )
+
+
+def noisy(modelled: Profile, noise: float = 0.002) -> Profile:
+    """A profile as a measurement would see it: seeded relative noise on times and energies."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for stage in range(modelled.num_stages):
+        for instruction in ("forward", "backward"):
+            table = modelled.table(stage, instruction)
+            for option in range(len(table)):
+                time = s_from_ns(table.time_ns[option]) * rng.normal(1, noise)
+                energy = j_from_fj(table.energy_fj[option]) * rng.normal(1, noise)
+                rows.append((stage, instruction, table.frequency_mhz[option], time, energy))
+    return Profile.from_rows(rows)
 
 
 @st.composite

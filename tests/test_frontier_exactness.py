@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from envplan.frontier import Frontier, trace_frontier
 from envplan.frontier.network import build_network
-from envplan.frontier.start import start_flow
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.units import uw_from_w
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
-from strategies import dags, falling_profiles, pipelines, profiles
+from strategies import dags, falling_profiles, noisy, pipelines, profiles
 
 POWER = 70.0
 
@@ -91,17 +90,38 @@ def test_start_at_t_star_gives_the_same_frontier_as_the_walk_from_t_max(
         assert quick.lower_bound_fj(time_ns) == full.lower_bound_fj(time_ns)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_long_pipeline_started_from_a_short_one_is_the_same(schedule: str) -> None:
-    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
-    pipeline = Pipeline(schedule, 4, 41, p2p_latency=0.001)
-    powers = [uw_from_w(POWER)] * 4
-    network = build_network(pipeline, profile, powers)
-    assert start_flow(pipeline, profile, powers, network) is not None
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "chunks"),
+    [("1f1b", 4, 41, 1), ("gpipe", 4, 41, 1), ("interleaved", 4, 40, 2), ("1f1b", 8, 70, 1)],
+)
+def test_long_pipeline_started_from_a_short_one_is_the_same(
+    schedule: str, stages: int, microbatches: int, chunks: int
+) -> None:
+    profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage"))
+    pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks, p2p_latency=0.001)
     quick = trace_frontier(pipeline, profile, blocking_power=POWER)
     full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
     assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
     assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_guess_leads_to_the_same_start(data: st.DataObject) -> None:
+    pipeline = data.draw(pipelines(max_stages=3))
+    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    powers = [uw_from_w(POWER)] * pipeline.num_stages
+    network = build_network(pipeline, profile, powers)
+    full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
+    trace = network.trace()
+    flows = st.integers(0, 4 * sum(powers))
+    guess = data.draw(st.lists(flows, min_size=len(network.tail), max_size=len(network.tail)))
+    trace.start(np.array(guess, np.int64), sum(powers), rough=data.draw(st.booleans()))
+    trace.run(sum(powers))
+    times, _, costs = trace.breakpoints()
+    assert np.array_equal(times[::-1], full.times_ns[full.times_ns <= full.min_energy_time_ns])
+    for time_ns, cost in zip(times.tolist(), costs, strict=True):
+        assert network.base_cost_fj + cost == cost_at(full, time_ns)
 
 
 @given(st.data())

@@ -17,7 +17,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import Profile, builtin_profiles
 from envplan.units import ns_from_s, ns_from_s_floor
 from envplan.verify import verify_plan
-from strategies import dags, falling_profiles, pipelines, profiles
+from strategies import dags, falling_profiles, noisy, pipelines, profiles
 
 
 @pytest.fixture(scope="module")
@@ -154,17 +154,7 @@ def test_gpus_and_replicas_multiply_energy(frontier: Frontier) -> None:
 
 @pytest.mark.parametrize("microbatches", [3, 20])
 def test_polish_keeps_the_deadline_and_never_makes_it_worse(microbatches: int) -> None:
-    rng = np.random.default_rng(1)
-    modelled = Profile.builtin("a40-gpt3-1.3b-4stage")
-    rows = [
-        (s, i, int(t.frequency_mhz[k]), float(t.time_ns[k]) / 1e9 * rng.normal(1, 0.002),
-         float(t.energy_fj[k]) / 1e15 * rng.normal(1, 0.002))
-        for s in range(4)
-        for i in ("forward", "backward")
-        for t in [modelled.table(s, i)]
-        for k in range(len(t))
-    ]  # fmt: skip
-    profile = Profile.from_rows(rows)
+    profile = noisy(Profile.builtin("a40-gpt3-1.3b-4stage"))
     frontier = trace_frontier(Pipeline("1f1b", 4, microbatches), profile)
     plain, polished = frontier.plan(slowdown=0.01), frontier.plan(slowdown=0.01, polish=3)
     assert polished.energy <= plain.energy

@@ -199,7 +199,7 @@ def test_schema_file_is_the_one_the_models_give() -> None:
 
 
 def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
-    schema, document = json.loads(schema_text()), json.loads(plan.to_json())
+    schema, document = json.loads(schema_text()), json.loads(plan.with_ladder([plan]).to_json())
     assert set(document) == set(schema["properties"])
     operation = schema["$defs"]["PlannedOperation"]
     assert set(document["stages"][0][0]) == set(operation["required"])

@@ -124,7 +124,7 @@ void test_start_at_a_flow_meets_the_walk() {
     for (Power guessed = 0; guessed <= 8; guessed += 4) {
       Walk jumped = walk;
       const std::vector<Power> guess(5, guessed);
-      jumped.start(guess.data(), flow);
+      jumped.start(guess.data(), flow, flow % 2 == 0);
       CHECK(jumped.flow() == flow);
       const Trace rest = traced(jumped, flow);
       std::size_t k = 0;

@@ -43,6 +43,7 @@ __all__ = [
     "Predicted",
     "Priced",
     "ProfileReference",
+    "Rung",
     "Target",
     "build_plan",
     "first_problem",
@@ -69,6 +70,7 @@ TargetKind = Literal[
     "energy-budget",
     "power-cap",
     "max-frequency",
+    "planner",
 ]
 Bound = Literal["relaxation", "cp-sat"]
 Seconds = Annotated[float, Field(ge=0)]
@@ -92,6 +94,9 @@ class Job(_Model):
     microbatches: Count
     chunks: Count
     p2p_latency_s: Seconds
+    forwards_ahead: list[Index] | None = Field(
+        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
+    )
     dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
     replicas: GpuCount
@@ -168,11 +173,26 @@ class PlannedOperation(_Model):
     energy_j: Joules
 
 
+class Rung(_Model):
+    """A further plan of the same job, for when a straggler makes everyone wait.
+
+    Attributes:
+        frequencies_mhz: MHz of each stage's operations in execution order.
+        configs: likewise; absent where no operation has one.
+    """
+
+    iteration_time_s: Seconds
+    energy_j: Joules
+    frequencies_mhz: list[list[Index]]
+    configs: list[list[str]] | None = None
+
+
 class Plan(_Model):
     """A frequency for every operation of a pipeline, checked and priced.
 
     Attributes:
         stages: for each stage its operations in execution order.
+        ladder: slower plans by ascending iteration time, for stragglers; absent if not asked for.
     """
 
     schema_id: Literal["envplan/plan/v1"] = Field(alias="schema")
@@ -182,6 +202,7 @@ class Plan(_Model):
     target: Target
     predicted: Predicted
     stages: list[list[PlannedOperation]]
+    ladder: list[Rung] | None = None
 
     @property
     def iteration_time(self) -> float:
@@ -229,6 +250,25 @@ class Plan(_Model):
         """This plan, with a note that it was made to wait for a straggler of `time` s."""
         target = self.target.model_copy(update={"straggler_time_s": time})
         return self.model_copy(update={"target": target})
+
+    def with_ladder(self, plans: Sequence[Plan]) -> Self:
+        """This plan, carrying those of `plans` that are slower and use less energy than it."""
+        rungs = [
+            plan.as_rung()
+            for plan in plans
+            if plan.iteration_time > self.iteration_time and plan.energy < self.energy
+        ]
+        return self.model_copy(update={"ladder": rungs})
+
+    def as_rung(self) -> Rung:
+        """This plan in the short form that a ladder holds."""
+        configs = [[operation.config for operation in stage] for stage in self.stages]
+        return Rung(
+            iteration_time_s=self.iteration_time,
+            energy_j=self.energy,
+            frequencies_mhz=self.frequencies,
+            configs=configs if any(any(stage) for stage in configs) else None,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write plan.json, whole or not at all.

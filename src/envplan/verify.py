@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,7 @@ from envplan.plan import (
     Plan,
     Priced,
     ProfileReference,
+    Rung,
     gap_over,
     max_frequency_baseline,
     option_tables,
@@ -27,7 +28,7 @@ from envplan.plan import (
     price,
 )
 from envplan.profile import OptionTable, Profile, builtin_paths
-from envplan.units import j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w
+from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns, uw_from_w
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
@@ -96,6 +97,7 @@ def verify_plan(
     powers = _stated_powers(plan, pipeline)
     priced = price(pipeline, profile, options, powers)
     proved += _check_replay(plan, priced)
+    proved += _check_ladder(plan, pipeline, profile, powers)
     proved += _check_derived(plan, pipeline, profile, priced, powers)
     proved += _check_target(plan, priced.makespan_ns)
     return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
@@ -209,6 +211,54 @@ def _check_replay(plan: Plan, priced: Priced) -> list[str]:
         f"replayed, the iteration takes {time!r} s and every operation starts when stated",
         f"energy recomputed from the profile is {energy!r} J, as stated",
     ]
+
+
+def _check_ladder(
+    plan: Plan, pipeline: Pipeline, profile: Profile, powers: Sequence[int]
+) -> list[str]:
+    """Every rung's frequencies, iteration time and energy, by replay."""
+    if plan.ladder is None:
+        return []
+    last = ns_from_s(plan.iteration_time)
+    for n, rung in enumerate(plan.ladder):
+        options = _rung_options(f"ladder[{n}]", rung, pipeline, profile)
+        priced = price(pipeline, profile, options, powers)
+        time = s_from_ns(priced.makespan_ns)
+        energy = j_from_fj(priced.energy_fj * plan.job.num_gpus)
+        for field, stated, true in (
+            ("iteration_time_s", rung.iteration_time_s, time),
+            ("energy_j", rung.energy_j, energy),
+        ):
+            if stated != true:
+                raise InputError(f"ladder[{n}].{field} is {stated!r}; recomputed it is {true!r}")
+        if priced.makespan_ns <= last:
+            raise InputError(f"ladder[{n}] is not slower than the plan before it")
+        last = priced.makespan_ns
+    return [f"the ladder's {len(plan.ladder)} slower plans take and use what they state"]
+
+
+def _rung_options(name: str, rung: Rung, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
+    lengths = [last - first for first, last in pairwise(pipeline.stage_begin.tolist())]
+    configs = rung.configs
+    if configs is None:
+        configs = [[""] * length for length in lengths]
+    for field, lists in (("frequencies_mhz", rung.frequencies_mhz), ("configs", configs)):
+        if [len(stage) for stage in lists] != lengths:
+            raise InputError(f"{name}.{field} does not have one entry for every operation")
+    knobs = zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True)
+    rows: dict[int, dict[tuple[int, str], int]] = {}
+    chosen = []
+    for i, (knob, table) in enumerate(zip(knobs, option_tables(pipeline, profile), strict=True)):
+        if id(table) not in rows:
+            rows[id(table)] = _by_knobs(table)
+        if knob not in rows[id(table)]:
+            op = pipeline.operations[i]
+            raise InputError(
+                f"{name}: {knob[0]} MHz for {op.instruction} {op.microbatch} of stage {op.stage} "
+                f"is not a row of profile {profile.name}"
+            )
+        chosen.append(rows[id(table)][knob])
+    return np.array(chosen, np.int32)
 
 
 def _check_derived(
@@ -333,6 +383,9 @@ def _check_kind(plan: Plan, frontier: Frontier) -> None:
             meant = min(ns_from_s_floor(target.time_s or 0.0), star)
         case "min-energy":
             meant = star
+        case "planner":
+            asked = plan.iteration_time if target.time_s is None else target.time_s
+            meant = ns_from_s_floor(asked)
         case _:
             return
     if target.deadline_s != s_from_ns(meant):

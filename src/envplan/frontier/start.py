@@ -12,6 +12,7 @@ only the repair takes longer. Two guesses are good ones:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +21,31 @@ from envplan.frontier.network import Network, build_network
 from envplan.pipeline import Operation, Pipeline
 from envplan.profile import Profile
 
+if TYPE_CHECKING:
+    from envplan._kernel import Trace
+
 # The chain guess needs a repair that grows with the square of the operations; from about here on
 # walking down from T_max is as quick.
 _MAX_CHAIN_OPERATIONS = 6000
 _ROUNDS = 4  # rounds (of one microbatch per stage) in the pipeline that stands for a long one
 
 
-def start_flow(
-    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int], network: Network
-) -> NDArray[np.int64] | None:
-    """A guess of the flow at T_star, int64 (arcs,), uW; None where walking from T_max is better."""
+def start_at_t_star(
+    trace: Trace,
+    pipeline: Pipeline,
+    profile: Profile,
+    blocking_power_uw: Sequence[int],
+    network: Network,
+) -> None:
+    """Move a trace that stands at T_max to T_star, unless walking there is better."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
     short = _ROUNDS * stages + microbatches % stages
     if pipeline.schedule != "dag" and microbatches >= short + 2 * stages:
-        return _repeated_flow(pipeline, short, profile, blocking_power_uw)
-    if len(pipeline.operations) <= _MAX_CHAIN_OPERATIONS:
-        return _chain_flow(pipeline, blocking_power_uw, network)
-    return None
+        guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
+        trace.start(guess, sum(blocking_power_uw), rough=False)
+    elif len(pipeline.operations) <= _MAX_CHAIN_OPERATIONS:
+        guess = _chain_flow(pipeline, blocking_power_uw, network)
+        trace.start(guess, sum(blocking_power_uw), rough=True)
 
 
 def _chain_flow(
@@ -58,16 +67,10 @@ def _chain_flow(
 def _repeated_flow(
     pipeline: Pipeline, short_microbatches: int, profile: Profile, blocking_power_uw: Sequence[int]
 ) -> NDArray[np.int64]:
-    short = Pipeline(
-        pipeline.schedule,
-        pipeline.num_stages,
-        short_microbatches,
-        num_chunks=pipeline.num_chunks,
-        p2p_latency=pipeline.p2p_latency_ns / 1e9,
-    )
+    short = pipeline.with_microbatches(short_microbatches)
     network = build_network(short, profile, blocking_power_uw)
     trace = network.trace()
-    trace.start(_chain_flow(short, blocking_power_uw, network), sum(blocking_power_uw))
+    start_at_t_star(trace, short, profile, blocking_power_uw, network)
     short_flow = trace.flows().tolist()
 
     first_edge = len(short.operations)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network
 from envplan.frontier.rounding import HEATS, Rounding
-from envplan.frontier.start import start_flow
+from envplan.frontier.start import start_at_t_star
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.units import (
@@ -50,7 +52,7 @@ def trace_frontier(
     """Trace the whole relaxed frontier between T_min and T_star, exactly.
 
     The linear time-cost tradeoff problem (Kelley 1961; Fulkerson 1961; Phillips and Dessouky 1977)
-    on effective costs (Perseus, SOSP 2024, section 4.1), walked cut by cut without a time quantum.
+    on effective costs (Perseus, SOSP 2024), walked cut by cut without a time quantum.
 
     Args:
         blocking_power: W drawn by a waiting GPU, on every stage; default: the profile's blocking
@@ -79,9 +81,8 @@ def trace_frontier(
     total_power = sum(powers)
     try:
         trace = network.trace()
-        guess = None if full else start_flow(pipeline, profile, powers, network)
-        if guess is not None:
-            trace.start(guess, total_power)
+        if not full:
+            start_at_t_star(trace, pipeline, profile, powers, network)
         trace.run(-1 if full else total_power, progress)
     except (ValueError, OverflowError) as error:
         raise InputError(
@@ -136,6 +137,7 @@ class Frontier:
             network.base_cost_fj + cost + power * time
             for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
         ]
+        self._ladders: dict[int, list[Plan]] = {}
         self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
 
     @property
@@ -253,13 +255,43 @@ class Frontier:
         span = self.min_energy_time_ns - self.min_time_ns
         steps = max(1, count - 1)
         times = sorted({self.min_time_ns + span * k // steps for k in range(max(1, count))})
-        plans = []
+        plans: list[Plan] = []
         for time_ns in times:
             if progress is not None:
                 progress(len(times) - len(plans), 0)
             target: dict[str, float | str] = {"kind": "time", "time_s": s_from_ns(time_ns)}
             plans.append(self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS))
         return plans
+
+    def ladder(self, count: int = 64) -> list[Plan]:
+        """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
+
+        Sampled at `count` times once, then kept.
+        """
+        if count not in self._ladders:
+            waiting_w = sum(self.blocking_power_w) * self.gpus_per_stage * self.replicas
+            rungs: list[Plan] = []
+            least = math.inf
+            for plan in self.sample_plans(count):
+                # What the plan uses until any later time, but for a constant.
+                energy = plan.energy - waiting_w * plan.iteration_time
+                if energy < least:
+                    rungs.append(plan)
+                    least = energy
+            self._ladders[count] = rungs
+        return self._ladders[count]
+
+    def plan_for_straggler(self, time: float) -> Plan:
+        """The plan to follow while a straggler makes everyone finish at `time` s.
+
+        The slowest worthwhile plan that is still in time: looked up in the ladder, not solved for,
+        as Perseus (SOSP 2024) does. A straggler faster than T_min is none: the T_min plan. One
+        slower than T_star leaves the T_star plan and waits out the rest.
+        """
+        ladder = self.ladder()
+        _finite(time, "straggler time")
+        rung = bisect_right(ladder, time, key=lambda plan: plan.iteration_time)
+        return ladder[max(0, rung - 1)]
 
     def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
         """The fastest plan found that uses at most `joules` per iteration over all GPUs.
