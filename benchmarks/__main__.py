@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 import time
 from datetime import date
@@ -30,13 +31,14 @@ def main() -> None:
     loads = [os.getloadavg()[0]]
     print(_machine_text(machine), flush=True)
     sections: dict[str, Section] = {}
+    path = _results_path(machine["CPU"], options)
     with tempfile.TemporaryDirectory(prefix="envplan-bench-") as folder:
         for letter in options.only:
             note(f"section {letter}")
             sections[letter] = SECTIONS[letter](options.quick, Path(folder))
             loads.append(os.getloadavg()[0])
             print(f"\n## ({letter}) {sections[letter].markdown}", flush=True)
-            path = _save(machine, sections, loads)
+            _save(path, machine, sections, loads)
     print("\n## Targets\n\n" + _targets_table([t for s in sections.values() for t in s.targets]))
     spent = time.monotonic() - begin
     print(f"\nLoad of the machine from section to section: {', '.join(f'{x:.1f}' for x in loads)}.")
@@ -75,9 +77,18 @@ def _targets_table(targets: list[Target]) -> str:
     return table(["target", "limit", "measured", "met"], rows)
 
 
-def _save(machine: dict[str, str], sections: dict[str, Section], loads: list[float]) -> Path:
-    cpu = "".join(c if c.isalnum() else "-" for c in machine["CPU"].lower()).strip("-")
-    path = ROOT / "out" / "bench" / f"{date.today().isoformat()}-{cpu}.json"
+def _results_path(cpu: str, options: argparse.Namespace) -> Path:
+    words = [date.today().isoformat(), *re.findall("[a-z0-9]+", cpu.lower())]
+    if options.only != list(SECTIONS):
+        words.append("only-" + "".join(options.only))
+    if options.quick:
+        words.append("quick")
+    return ROOT / "out" / "bench" / ("-".join(words) + ".json")
+
+
+def _save(
+    path: Path, machine: dict[str, str], sections: dict[str, Section], loads: list[float]
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": machine,
@@ -86,7 +97,6 @@ def _save(machine: dict[str, str], sections: dict[str, Section], loads: list[flo
         "targets": [t._asdict() for s in sections.values() for t in s.targets],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
 
 
 if __name__ == "__main__":

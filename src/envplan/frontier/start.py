@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 from envplan.frontier.network import Network, build_network
 from envplan.pipeline import Operation, Pipeline
 from envplan.profile import Profile
+from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
     from envplan._kernel import Trace
 
-# The chain guess needs a repair that grows with the square of the operations; from about here on
-# walking down from T_max is as quick.
-_MAX_CHAIN_OPERATIONS = 6000
+# The repair of the chain guess grows with the square of the operations: up to the first number it is
+# quicker than anything, from the second on walking down from T_max is quicker.
+_FEW_OPERATIONS = 2048
+_MANY_OPERATIONS = 6000
+# Schedules whose rounds follow each other alike, and that microbatches alone determine.
+_REPEATING = ("1f1b", "gpipe", "interleaved")
 _ROUNDS = 4  # rounds (of one microbatch per stage) in the pipeline that stands for a long one
 
 
@@ -39,11 +43,13 @@ def start_at_t_star(
 ) -> None:
     """Move a trace that stands at T_max to T_star, unless walking there is better."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+    operations = len(pipeline.operations)
     short = _ROUNDS * stages + microbatches % stages
-    if pipeline.schedule != "dag" and microbatches >= short + 2 * stages:
+    repeats = pipeline.schedule in _REPEATING and microbatches >= short + 2 * stages
+    if repeats and operations > _FEW_OPERATIONS:
         guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
         trace.start(guess, sum(blocking_power_uw), rough=False)
-    elif len(pipeline.operations) <= _MAX_CHAIN_OPERATIONS:
+    elif operations <= _MANY_OPERATIONS:
         guess = _chain_flow(pipeline, blocking_power_uw, network)
         trace.start(guess, sum(blocking_power_uw), rough=True)
 
