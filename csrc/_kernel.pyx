@@ -39,8 +39,7 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         int64_t max_time()
         int64_t flow()
         wide cost()
-        void event_times(int64_t*)
-        void extreme_event_times(cbool, int64_t*) except +
+        void event_times(int64_t*) except +
         void arc_flows(int64_t*)
     cdef cppclass CppTrace "envplan::Trace":
         CppTrace(const CppWalk&, int64_t) except +
@@ -210,27 +209,24 @@ cdef class Trace:
         return times, slopes, costs
 
     def state_at(self, int64_t time):
-        """The optimum at `time` ns: (earliest, latest) event times and flows.
+        """The optimum at `time` ns: (event times, flows).
 
-        Of all optimal event times those with every event as early and as late as can be, both
-        int64 (nodes,), ns; and the flow on each arc, int64 (arcs,), uW.
+        Of all optimal event times those with every event as early as can be, int64 (nodes,), ns;
+        and the flow on each arc, int64 (arcs,), uW.
 
         Raises:
             IndexError: time lies outside the recorded breakpoints.
         """
         if self._trace == NULL:
             raise RuntimeError("run() comes first")
-        earliest = np.empty(self.num_nodes, np.int64)
-        latest = np.empty(self.num_nodes, np.int64)
+        times = np.empty(self.num_nodes, np.int64)
         flows = np.empty(self.num_arcs, np.int64)
-        cdef int64_t[::1] e = earliest
-        cdef int64_t[::1] l = latest
+        cdef int64_t[::1] t = times
         cdef int64_t[::1] f = flows
         cdef const CppWalk* walk = &self._trace.at(time)
-        walk.extreme_event_times(False, &e[0])
-        walk.extreme_event_times(True, &l[0])
+        walk.event_times(&t[0])
         walk.arc_flows(&f[0])
-        return earliest, latest, flows
+        return times, flows
 
 
 cdef class Rounding:

@@ -306,13 +306,9 @@ void Walk::set_flow(Index a, Power flow) {
   in_[arc.in_slot].duration = flow > 0 ? duration_[holding] : kFar;
 }
 
-void Walk::event_times(Time* out) const {
-  for (Index v = 0; v < num_nodes(); ++v) out[order_[v]] = nodes_[v].y + time();
-}
-
 // The optimal event times are all those without negative slack on a residual arc, so an event can
-// move by its slack distance from (earlier) or to (later) the two that stay.
-void Walk::extreme_event_times(bool latest, Time* out) const {
+// be earlier by its slack distance from the two that stay.
+void Walk::event_times(Time* out) const {
   std::vector<Time> dist(num_nodes(), kFar);
   std::vector<std::pair<Time, Index>> heap;
   const auto reach = [&](Index v, Time d) {
@@ -330,17 +326,15 @@ void Walk::extreme_event_times(bool latest, Time* out) const {
     if (d > dist[v]) continue;
     for (Index a = nodes_[v].out_begin; a < nodes_[v + 1].out_begin; ++a) {
       const Time length = nodes_[out_[a].head].y - nodes_[v].y;
-      const Time held = in_[arcs_[a].in_slot].duration;
-      reach(out_[a].head, d + (latest ? held - length : length - out_[a].duration));
+      reach(out_[a].head, d + length - out_[a].duration);
     }
     for (Index k = nodes_[v].in_begin; k < nodes_[v + 1].in_begin; ++k) {
       const Time length = nodes_[v].y - nodes_[in_[k].tail].y;
-      reach(in_[k].tail,
-            d + (latest ? length - out_[in_[k].arc].duration : in_[k].duration - length));
+      reach(in_[k].tail, d + in_[k].duration - length);
     }
   }
   for (Index v = 0; v < num_nodes(); ++v) {
-    out[order_[v]] = nodes_[v].y + time() + (latest ? dist[v] : -dist[v]);
+    out[order_[v]] = nodes_[v].y + time() - dist[v];
   }
 }
 

@@ -77,11 +77,9 @@ class Walk {
   Index num_nodes() const { return static_cast<Index>(position_.size()); }
   std::uint64_t touched() const { return touched_; }
 
-  // Event time of each node in the caller's numbering, source at 0. out: (num_nodes)
+  // Event times in the caller's numbering, source at 0: of all optimal ones those with every event
+  // as early as can be. out: (num_nodes)
   void event_times(Time* out) const;
-  // Event times that are just as optimal, with every event but source and sink as early (or as
-  // late) as the optimum allows. out: (num_nodes)
-  void extreme_event_times(bool latest, Time* out) const;
   // Flow on each arc in the caller's numbering. out: (num_arcs)
   void arc_flows(Power* out) const;
 

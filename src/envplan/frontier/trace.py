@@ -359,7 +359,7 @@ class Frontier:
         polish: float,
         heats: Sequence[float] = HEATS,
     ) -> Plan:
-        event_times, _, flows = self._trace.state_at(time_ns)
+        event_times, flows = self._trace.state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
         rounding.anneal(heats)
         bound_fj, bound = self.lower_bound_fj(time_ns), "relaxation"
