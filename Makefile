@@ -38,7 +38,7 @@ bench: $(VENV)/.installed-bench
 
 # Makes the built-in profiles and the JSON Schema anew; tests check that they are current.
 profiles: $(VENV)/.installed
-	$(BIN)/python -m envplan.profiling.builtin profiles
+	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 
 clean:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from envplan.profile import Profile, builtin_profiles, cost_curve
-from envplan.profiling.builtin import BUILTINS, main
+from envplan.profiling.builtin import BUILTINS, listing, main
+from envplan.profiling.document import block
 
-COMMITTED = Path(__file__).resolve().parents[1] / "profiles"
+ROOT = Path(__file__).resolve().parents[1]
+COMMITTED = ROOT / "profiles"
 NAMES = [builtin.name for builtin in BUILTINS]
 
 every_profile = pytest.mark.parametrize("name", NAMES)
@@ -29,6 +31,94 @@ def test_committed_files_are_what_the_script_makes(regenerated: Path) -> None:
     assert committed == made
 
 
+def test_the_list_in_the_documentation_is_current() -> None:
+    document = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
+    assert block(document, "list") == listing(builtin_profiles())
+
+
+def test_the_list_is_written_into_a_document(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- list: begin -->\nold\n<!-- list: end -->\nafter\n")
+    (tmp_path / "profiles").mkdir()
+    assert main([str(tmp_path / "profiles"), str(document)]) == 0
+    text = document.read_text()
+    assert block(text, "list") == listing(builtin_profiles())
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+
+
+def test_all_of_them_together_are_small() -> None:
+    assert sum(path.stat().st_size for path in COMMITTED.iterdir()) < 3_000_000
+
+
+def test_all_families_are_there() -> None:
+    for name in NAMES:
+        assert Profile.builtin(name).num_stages == int(name.rpartition("-")[2].rstrip("stage"))
+    for family in ("gpt3", "bloom", "bert", "t5", "wide-resnet101"):
+        assert any(name.startswith(f"a100-{family}") and "4stage" in name for name in NAMES)
+        assert any(name.startswith(f"a40-{family}") and "8stage" in name for name in NAMES)
+    assert "h100-gpt3-175b-8stage" in NAMES
+
+
+@pytest.mark.parametrize(
+    ("model", "num_stages", "size", "count"),
+    [
+        ("bert-336m", 4, 4, 16),
+        ("gpt-125m", 4, 2, 16),
+        ("megatron-125m", 4, 4, 16),
+        ("resnet-152", 4, 2, 16),
+        ("megatron-1.3b", 8, 2, 128),
+        ("megatron-1.3b", 4, 2, 64),
+        ("megatron-1.3b", 2, 2, 32),
+    ],
+)
+def test_v100_profiles_have_the_microbatches_of_envpipe(
+    model: str, num_stages: int, size: int, count: int
+) -> None:
+    metadata = Profile.builtin(f"v100-{model}-{num_stages}stage").metadata
+    assert (metadata.microbatch_size, metadata.num_microbatches) == (size, count)
+
+
+@pytest.mark.parametrize("model", ["bert-336m", "gpt-125m", "resnet-152", "megatron-1.3b"])
+def test_v100_valleys_are_near_the_middle_of_the_range(model: str) -> None:
+    profile = Profile.builtin(f"v100-{model}-4stage")
+    for stage in range(4):
+        for instruction in profile.instructions:
+            table = profile.table(stage, instruction)
+            valley = table.frequency_mhz[np.argmin(table.energy_fj)]
+            assert valley == pytest.approx((135 + 1530) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "savings"),
+    [
+        ("a100-gpt3-1.3b-4stage", 15.5),
+        ("a100-bloom-3b-4stage", 15.6),
+        ("a100-bert-1.3b-4stage", 16.9),
+        ("a100-t5-3b-4stage", 18.0),
+        ("a100-wide-resnet101-8-4stage", 12.7),
+        ("a40-gpt3-2.7b-8stage", 26.0),
+        ("a40-bloom-3b-8stage", 26.4),
+        ("a40-bert-1.3b-8stage", 24.1),
+        ("a40-t5-3b-8stage", 28.5),
+        ("a40-wide-resnet101-8-8stage", 26.3),
+        ("v100-resnet-152-4stage", 25.2),
+        ("v100-megatron-1.3b-8stage", 28.4),
+    ],
+)
+def test_published_figures_come_with_source_and_meaning(name: str, savings: float) -> None:
+    published = Profile.builtin(name).metadata.extra["published"]
+    assert list(published) == ["savings_percent", "slowdown_percent", "source", "note"]
+    assert published["savings_percent"] == savings
+    if name.startswith("v100"):
+        assert published["slowdown_percent"] == 1.0
+        assert "EnvPipe" in published["source"]
+        assert f"up to {savings}%" in published["note"]
+    else:
+        assert published["slowdown_percent"] is None
+        assert "Perseus" in published["source"]
+
+
 def test_all_of_them_are_found_by_name() -> None:
     assert [profile.name for profile in builtin_profiles()] == sorted(NAMES)
 
@@ -39,7 +129,8 @@ def test_profile_says_that_it_is_modelled_and_how_it_was_made(name: str) -> None
     assert metadata.source == "modelled"
     assert metadata.gpu is not None
     assert metadata.workload is not None
-    assert (metadata.microbatch_size, metadata.tensor_parallel) == (4, 1)
+    assert metadata.microbatch_size is not None
+    assert metadata.tensor_parallel == (8 if name.startswith("h100") else 1)
     assert metadata.schedule == "1f1b"
     assert metadata.num_microbatches is not None
     assert metadata.date is not None
@@ -56,12 +147,12 @@ def test_every_clock_from_the_top_to_below_the_valley_is_there(name: str) -> Non
             table = profile.table(stage, instruction)
             clocks = np.sort(table.frequency_mhz)
             assert len(table) >= fewest
-            assert set(np.diff(clocks)) == {15}
+            assert set(np.diff(clocks)) == ({7, 8} if name.startswith("v100") else {15})
             valley = table.frequency_mhz[np.argmin(table.energy_fj)]
             assert clocks[0] < valley < clocks[-1]
 
 
-@every_profile
+@pytest.mark.parametrize("name", [name for name in NAMES if "gpt3-1.3b" in name])
 def test_stages_are_imbalanced_by_a_layer_and_by_the_head(name: str) -> None:
     # Seven layers against six, four against three: no whole number of layers offsets the head.
     profile = Profile.builtin(name)
@@ -72,10 +163,10 @@ def test_stages_are_imbalanced_by_a_layer_and_by_the_head(name: str) -> None:
 
 
 @every_profile
-def test_waiting_draws_sixty_to_ninety_watts(name: str) -> None:
+def test_waiting_draws_about_sixty_to_ninety_watts(name: str) -> None:
     powers = Profile.builtin(name).blocking_power_w
     assert powers is not None
-    assert all(60 <= power <= 90 for power in powers)
+    assert all(55 <= power <= 90 for power in powers)
 
 
 @every_profile
@@ -120,7 +211,7 @@ def test_a100_saves_less_at_its_valleys_than_a40() -> None:
     assert 0.18 < savings("a40-gpt3-1.3b-4stage") < 0.28
 
 
-@pytest.mark.parametrize("arguments", [[], ["one", "two"], ["/nowhere/at/all"]])
+@pytest.mark.parametrize("arguments", [[], ["one", "two", "three"], ["/nowhere/at/all"]])
 def test_script_refuses_wrong_arguments_with_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.profiling.workloads import GPT3_1_3B, StageWork, Work, partition, stage_works
+from envplan.profiling.models import (
+    BERT_336M,
+    GPT3_1_3B,
+    GPT3_175B,
+    RESNET_152,
+    T5_3B,
+    WIDE_RESNET_101_8,
+)
+from envplan.profiling.workloads import Model, StageWork, Work, partition, stage_works
 
 
 def stages(num_stages: int, **arguments: int) -> list[StageWork]:
@@ -28,39 +37,49 @@ def compositions(total: int, parts: int) -> list[list[int]]:
     return [[high - low for low, high in itertools.pairwise((0, *cut, total))] for cut in cuts]
 
 
-@given(
-    st.integers(1, 9),
-    st.integers(1, 9),
-    st.floats(0, 4),
-    st.floats(0, 4),
-)
-def test_no_split_is_less_imbalanced(layers: int, parts: int, first: float, last: float) -> None:
-    def imbalance(split: list[int]) -> float:
-        costs = [float(count) for count in split]
-        costs[0] += first
-        costs[-1] += last
-        return max(costs) / min(costs)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 9))
+def test_no_split_is_less_imbalanced(costs: list[int], parts: int) -> None:
+    def imbalance(split: list[int]) -> Fraction:
+        ends = list(itertools.accumulate(split))
+        sums = [sum(costs[end - count : end]) for end, count in zip(ends, split, strict=True)]
+        return Fraction(max(sums), min(sums))
 
-    if parts > layers:
-        with pytest.raises(InputError, match=f"{layers} layers cannot be split"):
-            partition(layers, parts, layer=1.0, first=first, last=last)
+    if parts > len(costs):
+        with pytest.raises(InputError, match=f"{len(costs)} layers cannot be split"):
+            partition(costs, parts)
         return
-    found = partition(layers, parts, layer=1.0, first=first, last=last)
-    assert sum(found) == layers
+    found = partition(costs, parts)
+    assert sum(found) == len(costs)
     assert len(found) == parts
     assert min(found) >= 1
-    assert imbalance(found) == min(map(imbalance, compositions(layers, parts)))
+    best = min(map(imbalance, compositions(len(costs), parts)))
+    assert float(imbalance(found)) == pytest.approx(float(best), rel=1e-9)
+
+
+def layers(number: int, *, first: float = 0.0, last: float = 0.0) -> list[float]:
+    costs = [1.0] * number
+    costs[0] += first
+    costs[-1] += last
+    return costs
 
 
 def test_layers_split_evenly_where_nothing_is_added() -> None:
-    assert partition(24, 4, layer=1.0) == [6, 6, 6, 6]
-    assert partition(24, 1, layer=1.0) == [24]
-    assert partition(7, 2, layer=1.0) == [3, 4]
+    assert partition(layers(24), 4) == [6, 6, 6, 6]
+    assert partition(layers(24), 1) == [24]
+    assert partition(layers(7), 2) == [3, 4]
 
 
 def test_heavy_head_takes_layers_off_the_last_stage() -> None:
-    assert partition(24, 4, layer=1.0, last=1.7) == [6, 6, 7, 5]
-    assert partition(24, 8, layer=1.0, last=1.7) == [3, 3, 3, 3, 3, 3, 4, 2]
+    assert partition(layers(24, last=1.7), 4) == [6, 6, 7, 5]
+    assert partition(layers(24, last=1.7), 8) == [3, 3, 3, 3, 3, 3, 4, 2]
+
+
+def test_unequal_layers_split_by_cost_and_not_by_number() -> None:
+    assert partition([1, 1, 1, 1, 4, 4], 3) == [4, 1, 1]
+
+
+def test_of_equally_imbalanced_splits_the_most_alike_wins() -> None:
+    assert partition(layers(7), 4) == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("num_stages", [0, -1, 25])
@@ -120,3 +139,87 @@ def test_longer_sequences_cost_more_than_in_proportion() -> None:
 
 def test_works_add_up() -> None:
     assert Work(1.0, 2.0) + Work(3.0, 4.0) == Work(4.0, 6.0)
+
+
+def whole(model: Model, **arguments: object) -> StageWork:
+    [stage] = stage_works(
+        model,
+        num_stages=1,
+        microbatch_size=1,
+        cost=lambda work: work.flops + work.traffic,
+        **arguments,  # type: ignore[arg-type]
+    )
+    return stage
+
+
+def test_recomputation_does_the_forward_over_again() -> None:
+    plain, again = whole(GPT3_1_3B), whole(GPT3_1_3B, recompute=True)
+    assert again.forward == plain.forward
+    assert again.backward.flops == plain.backward.flops + plain.forward.flops
+    assert again.backward.traffic == pytest.approx(plain.backward.traffic + plain.forward.traffic)
+
+
+def test_single_precision_moves_twice_the_bytes() -> None:
+    half, single = whole(GPT3_1_3B), whole(GPT3_1_3B, precision="single")
+    assert single.forward == Work(half.forward.flops, 2 * half.forward.traffic)
+
+
+def test_fused_attention_moves_less_and_computes_the_same() -> None:
+    fused, plain = whole(GPT3_175B), whole(replace(GPT3_175B, fused_attention=False))
+    assert fused.forward.flops == plain.forward.flops
+    assert fused.forward.traffic < plain.forward.traffic
+
+
+def test_model_without_vocabulary_has_equal_units() -> None:
+    units = BERT_336M.units(4, 1)
+    assert len(units) == 24
+    assert len(set(units)) == 1
+
+
+def test_decoder_layer_of_t5_does_more_than_an_encoder_layer() -> None:
+    units = T5_3B.units(4, 1)
+    assert len(units) == 48
+    encoder, decoder = units[1], units[25]
+    h, inner, tokens = 1024, 32 * 128, 4 * 512
+    cross = 8 * tokens * h * inner + 4 * tokens * 512 * inner
+    assert decoder.forward.flops - encoder.forward.flops == pytest.approx(cross)
+    assert decoder.forward.traffic > encoder.forward.traffic
+
+
+def test_t5_puts_more_encoder_than_decoder_layers_on_a_stage() -> None:
+    first, *_, last = stage_works(
+        T5_3B, num_stages=4, microbatch_size=4, cost=lambda work: work.flops
+    )
+    assert first.num_layers > last.num_layers
+
+
+def test_resnet_152_computes_what_is_published_of_it_at_full_resolution() -> None:
+    # 11.5 billion products at 224 x 224 (He et al., 2016) with stem and pooling, which divide
+    # each side by 4; EnvPipe's stem does not.
+    forward = whole(replace(RESNET_152, downsampling_stem=True)).forward
+    assert forward.flops / 2 == pytest.approx(11.5e9, rel=0.02)
+    assert whole(RESNET_152).forward.flops == pytest.approx(16 * forward.flops, rel=0.05)
+
+
+def test_wide_resnet_has_one_and_a_half_billion_weights() -> None:
+    # Two microbatches tell traffic of activations, which doubles, from that of weights.
+    one, two = (
+        whole(WIDE_RESNET_101_8),
+        stage_works(
+            WIDE_RESNET_101_8, num_stages=1, microbatch_size=2, cost=lambda work: work.flops
+        )[0],
+    )
+    weight_bytes = 2 * one.forward.traffic - two.forward.traffic
+    assert weight_bytes / 2 == pytest.approx(1.5e9, rel=0.05)
+    assert one.num_layers == 33
+
+
+def test_resnet_is_not_split_over_tensor_parallel_gpus() -> None:
+    with pytest.raises(InputError, match="without tensor parallelism"):
+        RESNET_152.units(1, 2)
+
+
+@pytest.mark.parametrize("model", [BERT_336M, GPT3_175B, T5_3B, RESNET_152])
+def test_models_describe_their_sizes(model: Model) -> None:
+    assert any(character.isdigit() for character in model.describe())
+    assert not model.describe().endswith(".")

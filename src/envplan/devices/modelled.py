@@ -23,8 +23,11 @@ Where the figures come from:
   iterations of GPT-3, Bloom and BERT under power limits of 225 to 300 W in the same artifact
   (zeus_global), with a, b and the busy share free for each: 0.8% at most. The 40 GB card is the
   same with its lower limit.
-- V100: fitted to Zeus's points under power limits of 100 to 250 W (four workloads), with knee
-  and g held near those of the A100 and a, b and activity free for each workload.
+- V100, P100, RTX 6000: fitted by `envplan.profiling.fit` to time and energy under power limits
+  that the Zeus repository publishes (summary_power_*.csv), with a, b, waits for the host and
+  activity free for each workload; activity 1 is the transformers' median. The V100 measured took
+  limits of 100 to 250 W and is taken for the PCIe card; the SXM2 card gets the same parameters
+  (the same chip) with its own clocks and limit.
 - RTX 3090 and H100: no points. The 3090 takes the A40's values (the same GA102 chip), the H100
   plausible ones that hold it at its limit under dense products.
 - compute efficiency: A40 so that a GPT-3 1.3B stage meets the Zeus documentation's times, A100 so
@@ -32,11 +35,7 @@ Where the figures come from:
 - blocking power: 60 to 90 W were seen on waits for neighbours; its split between idle and clock
   is assumed.
 
-Judged against Zeus's points under power limits, to which no figure of the A40 was fitted, with
-activity, a and b free for each workload: energy at equal slowdown (up to 2.5) is off by 2.7% rms
-for BERT, 4.4% for ResNet-50, 3.8% for ShuffleNet v2 and 10.8% for ResNet-18. On the V100, whose
-own fit this is: 7.0%, 0.3%, 1.5% and 8.9%. The files scatter by up to 10% from one power limit to
-the next.
+How far the model is from every measured file is in docs/profiles.md, which the fit writes.
 
 Two things to know. Energy of the A40 points of the Zeus documentation rises from 690 down to 660
 MHz, so that stage's valley lies above 690 MHz; the measured 175B stages have theirs at 1050
@@ -67,6 +66,7 @@ class ModelledGpu:
         memory_clock_mhz: the memory clock that goes with them under CUDA.
         power_limit_w: the limit at which clocks settle, W.
         peak_flops_per_mhz: dense half-precision FLOP/s for each MHz of SM clock.
+        single_flops_per_mhz: the same in single precision; None where no profile needs it.
         bandwidth: memory bandwidth, bytes/s.
         compute_efficiency: share of the peak that matrix products reach.
         memory_efficiency: share of the bandwidth that other kernels reach.
@@ -76,6 +76,8 @@ class ModelledGpu:
         voltage_slope_per_mhz: g, rise of the relative voltage for each MHz.
         idle_power_w: what waiting draws apart from its clock, W.
         waiting_activity: activity of a GPU that polls for its neighbour.
+        host_wait_power_w: what it drew while the host of a measured workload kept it waiting, W;
+            None where nothing was measured. Only `envplan.profiling.fit` uses it.
     """
 
     key: str
@@ -93,6 +95,8 @@ class ModelledGpu:
     voltage_slope_per_mhz: float
     idle_power_w: float
     waiting_activity: float = 0.04
+    single_flops_per_mhz: float | None = None
+    host_wait_power_w: float | None = None
 
     def uncapped_power_w(self, clock_mhz: float, activity: float = 1.0) -> float:
         """P(f), W, were there no power limit."""
@@ -118,15 +122,23 @@ class ModelledGpu:
         """The clock an operation really runs at when `clock_mhz` is asked for."""
         return min(clock_mhz, self.capped_clock_mhz)
 
-    def time_s(self, flops: float, traffic: float, clock_mhz: float) -> float:
+    def time_s(
+        self, flops: float, traffic: float, clock_mhz: float, precision: str = "half"
+    ) -> float:
         """t(f) of an operation, s.
 
         Args:
             flops: its floating-point operations.
             traffic: bytes that its memory-bound kernels move.
             clock_mhz: the clock asked for.
+            precision: of its matrix products, "half" or "single".
         """
-        rate = self.compute_efficiency * self.peak_flops_per_mhz * self.settled_clock_mhz(clock_mhz)
+        peak = self.peak_flops_per_mhz
+        if precision == "single":
+            if self.single_flops_per_mhz is None:
+                raise InputError(f"single precision is not modelled for the {self.name}")
+            peak = self.single_flops_per_mhz
+        rate = self.compute_efficiency * peak * self.settled_clock_mhz(clock_mhz)
         return traffic / (self.memory_efficiency * self.bandwidth) + flops / rate
 
     def power_w(self, clock_mhz: float, activity: float = 1.0) -> float:
@@ -184,25 +196,66 @@ def _a100(
     )
 
 
+def _v100(key: str, name: str, *, highest_mhz: int, power_limit_w: float) -> ModelledGpu:
+    return ModelledGpu(
+        key=key,
+        name=name,
+        clocks_mhz=tuple(
+            135 + 15 * half // 2 for half in range((highest_mhz - 135) * 2 // 15, -1, -1)
+        ),
+        memory_clock_mhz=877,
+        power_limit_w=power_limit_w,
+        peak_flops_per_mhz=125e12 / 1530,
+        single_flops_per_mhz=80 * 64 * 2 * 1e6,
+        bandwidth=900e9,
+        compute_efficiency=0.65,
+        static_power_w=50.5,
+        dynamic_power_w_per_mhz=0.1355,
+        knee_mhz=807.0,
+        voltage_slope_per_mhz=0.000489,
+        idle_power_w=46.0,
+        waiting_activity=0.06,
+        host_wait_power_w=32.8,
+    )
+
+
 _PCIE: Final = {"static_power_w": 61.4, "dynamic_power_w_per_mhz": 0.1652}
 _SXM4: Final = {"static_power_w": 50.5, "dynamic_power_w_per_mhz": 0.2153}
 
 _ALL: Final = (
+    _v100("v100", "Tesla V100-SXM2-16GB", highest_mhz=1530, power_limit_w=300.0),
+    _v100("v100-pcie", "Tesla V100-PCIE-16GB", highest_mhz=1380, power_limit_w=250.0),
     ModelledGpu(
-        key="v100",
-        name="Tesla V100-SXM2-16GB",
-        clocks_mhz=tuple(135 + 15 * half // 2 for half in range(186, -1, -1)),
-        memory_clock_mhz=877,
-        power_limit_w=300.0,
-        peak_flops_per_mhz=125e12 / 1530,
-        bandwidth=900e9,
+        key="p100",
+        name="Tesla P100-PCIE-16GB",
+        clocks_mhz=tuple(step * 405 // 32 for step in range(105, 42, -1)),
+        memory_clock_mhz=715,
+        power_limit_w=250.0,
+        peak_flops_per_mhz=56 * 64 * 4 * 1e6,
+        bandwidth=732e9,
         compute_efficiency=0.65,
-        static_power_w=46.7,
-        dynamic_power_w_per_mhz=0.0956,
-        knee_mhz=934.0,
-        voltage_slope_per_mhz=7.0e-4,
-        idle_power_w=46.0,
-        waiting_activity=0.06,
+        static_power_w=93.5,
+        dynamic_power_w_per_mhz=0.0768,
+        knee_mhz=465.0,
+        voltage_slope_per_mhz=0.0,
+        idle_power_w=40.0,
+        host_wait_power_w=23.4,
+    ),
+    ModelledGpu(
+        key="rtx6000",
+        name="Quadro RTX 6000",
+        clocks_mhz=_steps(300, 2100, 15),
+        memory_clock_mhz=7001,
+        power_limit_w=260.0,
+        peak_flops_per_mhz=130.5e12 / 1770,
+        bandwidth=672e9,
+        compute_efficiency=0.65,
+        static_power_w=83.8,
+        dynamic_power_w_per_mhz=0.0341,
+        knee_mhz=793.0,
+        voltage_slope_per_mhz=0.00053,
+        idle_power_w=55.0,
+        host_wait_power_w=56.7,
     ),
     ModelledGpu(
         key="rtx3090",
@@ -233,6 +286,7 @@ _ALL: Final = (
         knee_mhz=1128.0,
         voltage_slope_per_mhz=5.32e-4,
         idle_power_w=64.0,
+        host_wait_power_w=82.4,
     ),
     _a100(
         "a100-pcie-40gb",

@@ -1,19 +1,32 @@
-"""What a pipeline stage of a transformer has to do: arithmetic and memory traffic per microbatch.
+"""What a pipeline stage of a model has to do: arithmetic and memory traffic per microbatch.
 
-The counts follow published formulas; how often the saved activations travel through memory in a
-pass is calibrated, as said at the constants below. Nothing here knows a GPU: `devices.modelled`
-turns work into seconds and joules.
+A model is a chain of units that a stage boundary may separate: transformer layers, or the blocks
+of a ResNet; what comes before and after them (embedding, stem; norm, head) belongs to the first
+and the last unit. The counts follow published formulas; how often the saved activations of a
+transformer travel through memory in a pass is calibrated, as said at the constants below. Nothing
+here knows a GPU: `devices.modelled` turns work into seconds and joules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from fractions import Fraction
+from itertools import accumulate
+from typing import Final, Protocol
 
 from envplan.errors import InputError
 
-__all__ = ["GPT3_1_3B", "StageWork", "TransformerModel", "Work", "partition", "stage_works"]
+__all__ = [
+    "ConvolutionalModel",
+    "EncoderDecoderModel",
+    "Model",
+    "StageWork",
+    "TransformerModel",
+    "Work",
+    "partition",
+    "stage_works",
+]
 
 # A backward multiplies by the weights and by the activations where a forward multiplies once.
 _BACKWARD_FLOPS: Final = 2.0
@@ -34,6 +47,13 @@ _NORM_BYTES: Final = 8.0
 # Bytes per logit with a fused cross entropy: written, read twice, probabilities written; the
 # backward reads them, writes their gradient and reads it for two products.
 _LOGIT_BYTES: Final = 8.0
+
+# How many times an activation of a ResNet crosses the memory bus. Forward: written by the
+# convolution, read twice and written by the normalization, read and written by the activation,
+# read by the next convolution. Backward: three by the activation, five by the normalization, and
+# the convolution reads activation and gradient, the gradient once more, and writes its own twice.
+_CONVOLUTION_FORWARD_PASSES: Final = 7.0
+_CONVOLUTION_BACKWARD_PASSES: Final = 13.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,7 @@ class StageWork:
     """Forward and backward of one microbatch on one stage.
 
     Attributes:
-        num_layers: transformer layers of the stage.
+        num_layers: transformer layers, or blocks of a ResNet, of the stage.
         forward: work of the forward.
         backward: work of the backward, without recomputation.
     """
@@ -66,18 +86,41 @@ class StageWork:
     forward: Work
     backward: Work
 
+    def __add__(self, other: StageWork) -> StageWork:
+        return StageWork(
+            self.num_layers + other.num_layers,
+            self.forward + other.forward,
+            self.backward + other.backward,
+        )
+
+
+class Model(Protocol):
+    """What can be split over pipeline stages."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+        """The chain of units, in order, for one microbatch on one GPU, in half precision."""
+
+    def describe(self) -> str:
+        """Its sizes, in a sentence without a full stop."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerModel:
-    """A decoder-only transformer.
+    """A stack of equal transformer layers, decoders (GPT-3, Bloom) or encoders (BERT) alike.
 
     Attributes:
         name: for people.
         num_layers: transformer layers.
         hidden_size: width h.
         num_heads: attention heads a.
-        vocabulary_size: rows of the embedding and of the head, with padding.
+        vocabulary_size: rows of the embedding and of the head, with padding; 0 where a benchmark
+            leaves both out.
         sequence_length: tokens s of a sample.
+        fused_attention: the scores never reach memory.
     """
 
     name: str
@@ -86,31 +129,242 @@ class TransformerModel:
     num_heads: int
     vocabulary_size: int
     sequence_length: int
+    fused_attention: bool = False
+
+    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+        """The layers, with the embedding on the first and norm and head on the last.
+
+        A layer: 24 B s h^2 + 4 B s^2 h FLOPs forward (Narayanan et al., SC 2021, appendix) and
+        s b h (10 + 24 / t + 5 a s / (h t)) bytes of activations (Korthikanti et al., MLSys 2023,
+        section 4.2).
+        """
+        tokens = microbatch_size * self.sequence_length
+        layer = _layer(
+            _attention(
+                tokens,
+                tokens,
+                self.sequence_length,
+                hidden_size=self.hidden_size,
+                num_heads=self.num_heads,
+                inner_size=self.hidden_size,
+                tensor_parallel=tensor_parallel,
+                fused=self.fused_attention,
+            ),
+            _feed_forward(tokens, self.hidden_size, 4 * self.hidden_size, tensor_parallel),
+            _norms(2, tokens, self.hidden_size),
+        )
+        units = [layer] * self.num_layers
+        if self.vocabulary_size:
+            units[0] += _embedding(tokens, self.hidden_size)
+            units[-1] += _head(tokens, self.hidden_size, self.vocabulary_size, tensor_parallel)
+        return units
+
+    def describe(self) -> str:
+        """Its sizes, in a sentence without a full stop."""
+        ends = (
+            f"{self.vocabulary_size} words; embedding on the first stage, final norm and "
+            "vocabulary head on the last"
+            if self.vocabulary_size
+            else "without embedding and head"
+        )
+        return (
+            f"{self.num_layers} layers of {self.hidden_size} units and {self.num_heads} heads, "
+            f"{self.sequence_length} tokens, {ends}"
+        )
 
 
-#: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1, with the 16 heads that
-#: its 2048 units make at 128 each, and the vocabulary padded to a multiple of 128.
-GPT3_1_3B: Final = TransformerModel(
-    name="GPT-3 1.3B",
-    num_layers=24,
-    hidden_size=2048,
-    num_heads=16,
-    vocabulary_size=50304,
-    sequence_length=2048,
-)
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderModel:
+    """A transformer of encoder layers followed by decoder layers that attend to them (T5).
 
-
-def _layer(model: TransformerModel, microbatch_size: int, tensor_parallel: int) -> StageWork:
-    """One transformer layer.
-
-    FLOPs: 24 B s h^2 + 4 B s^2 h forward (Narayanan et al., SC 2021, appendix). Activations:
-    s b h (10 + 24 / t + 5 a s / (h t)) bytes (Korthikanti et al., MLSys 2023, section 4.2).
+    Attributes:
+        name: for people.
+        num_encoder_layers: encoder layers.
+        num_decoder_layers: decoder layers.
+        hidden_size: width h.
+        num_heads: attention heads.
+        head_size: width of a head; all heads together need not be as wide as h.
+        feed_forward_size: width between the two products of a feed-forward part.
+        vocabulary_size: rows of the embedding and of the head.
+        source_length: tokens that the encoder reads.
+        target_length: tokens that the decoder writes.
     """
-    h, s, t = model.hidden_size, model.sequence_length, tensor_parallel
-    tokens = microbatch_size * s
-    flops = tokens * h * (24 * h + 4 * s) / t
-    activations = tokens * h * (10 + 24 / t + 5 * model.num_heads * s / (h * t))
-    weights = 12 * h * h / t
+
+    name: str
+    num_encoder_layers: int
+    num_decoder_layers: int
+    hidden_size: int
+    num_heads: int
+    head_size: int
+    feed_forward_size: int
+    vocabulary_size: int
+    source_length: int
+    target_length: int
+
+    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+        """Encoder layers, then decoder layers, each part with its embedding on its first layer.
+
+        Counts as for `TransformerModel`, with a second attention in each decoder layer whose keys
+        and values come from the encoder's tokens.
+        """
+        source = microbatch_size * self.source_length
+        target = microbatch_size * self.target_length
+
+        def attention(queries: int, keys: int, key_length: int) -> _Part:
+            return _attention(
+                queries,
+                keys,
+                key_length,
+                hidden_size=self.hidden_size,
+                num_heads=self.num_heads,
+                inner_size=self.num_heads * self.head_size,
+                tensor_parallel=tensor_parallel,
+                fused=False,
+            )
+
+        def feed_forward(tokens: int) -> _Part:
+            return _feed_forward(tokens, self.hidden_size, self.feed_forward_size, tensor_parallel)
+
+        encoder = _layer(
+            attention(source, source, self.source_length),
+            feed_forward(source),
+            _norms(2, source, self.hidden_size),
+        )
+        decoder = _layer(
+            attention(target, target, self.target_length),
+            attention(target, source, self.source_length),
+            feed_forward(target),
+            _norms(3, target, self.hidden_size),
+        )
+        units = [encoder] * self.num_encoder_layers + [decoder] * self.num_decoder_layers
+        units[0] += _embedding(source, self.hidden_size)
+        units[self.num_encoder_layers] += _embedding(target, self.hidden_size)
+        units[-1] += _head(target, self.hidden_size, self.vocabulary_size, tensor_parallel)
+        return units
+
+    def describe(self) -> str:
+        """Its sizes, in a sentence without a full stop."""
+        return (
+            f"{self.num_encoder_layers} encoder and {self.num_decoder_layers} decoder layers of "
+            f"{self.hidden_size} units, {self.num_heads} heads of {self.head_size}, feed-forward "
+            f"{self.feed_forward_size}, {self.source_length} tokens in and {self.target_length} "
+            f"out, {self.vocabulary_size} words; encoder embedding on the first stage, decoder "
+            "embedding with the first decoder layer, vocabulary head on the last stage"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionalModel:
+    """A ResNet of bottleneck blocks (He et al., 2016), wide or not (Zagoruyko et al., 2016).
+
+    Attributes:
+        name: for people.
+        blocks: bottleneck blocks of the four groups.
+        width_factor: how much wider the 3x3 convolutions are than in the plain ResNet.
+        image_size: pixels on a side.
+        classes: rows of the head.
+        downsampling_stem: a 7x7 convolution of stride 2 and pooling come first, as for ImageNet;
+            otherwise a 3x3 convolution of stride 1 alone.
+    """
+
+    name: str
+    blocks: tuple[int, int, int, int]
+    width_factor: int
+    image_size: int
+    classes: int
+    downsampling_stem: bool
+
+    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+        """The blocks, with the stem on the first and the head on the last.
+
+        Raises:
+            InputError: tensor_parallel is not 1: ResNets are not split that way here.
+        """
+        if tensor_parallel != 1:
+            raise InputError(f"{self.name} is modelled without tensor parallelism only")
+        units = []
+        channels = 64
+        size = self.image_size // 4 if self.downsampling_stem else self.image_size
+        for group, count in enumerate(self.blocks):
+            for block in range(count):
+                stride = 2 if group > 0 and block == 0 else 1
+                width, out = 64 * 2**group * self.width_factor, 256 * 2**group
+                convolutions = [
+                    _Convolution(channels, width, 1, size),
+                    _Convolution(width, width, 3, size // stride),
+                    _Convolution(width, out, 1, size // stride),
+                ]
+                if block == 0:
+                    convolutions.append(_Convolution(channels, out, 1, size // stride))
+                units.append(_convolved(convolutions, microbatch_size, num_layers=1))
+                channels, size = out, size // stride
+        if self.downsampling_stem:
+            stem = _Convolution(3, 64, 7, self.image_size // 2)
+        else:
+            stem = _Convolution(3, 64, 3, self.image_size)
+        head = _Convolution(channels, self.classes, 1, 1)
+        units[0] += _convolved([stem], microbatch_size, num_layers=0)
+        units[-1] += _convolved([head], microbatch_size, num_layers=0)
+        return units
+
+    def describe(self) -> str:
+        """Its sizes, in a sentence without a full stop."""
+        stem = "7x7 stem of stride 2 and pooling" if self.downsampling_stem else "3x3 stem"
+        return (
+            f"bottleneck blocks {list(self.blocks)} with 3x3 convolutions {self.width_factor} "
+            f"times as wide as ResNet's, {stem}, images of {self.image_size} x "
+            f"{self.image_size}, {self.classes} classes; a block is never split, stem on the "
+            "first stage, pooling and classifier on the last"
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a transformer layer: forward FLOPs, saved activations (bytes), weights."""
+
+    flops: float
+    activations: float
+    weights: float
+
+
+def _attention(
+    queries: int,
+    keys: int,
+    key_length: int,
+    *,
+    hidden_size: int,
+    num_heads: int,
+    inner_size: int,
+    tensor_parallel: int,
+    fused: bool,
+) -> _Part:
+    """Projections, scores and their product with the values; tokens of queries and of keys."""
+    h, a, t = inner_size, num_heads, tensor_parallel
+    scores = 0.0 if fused else 5 * a * queries * key_length
+    return _Part(
+        flops=(4 * hidden_size * h * (queries + keys) + 4 * queries * key_length * h) / t,
+        activations=3 * queries * hidden_size + (4 * (queries + keys) * h + scores) / t,
+        weights=4 * hidden_size * h / t,
+    )
+
+
+def _feed_forward(tokens: int, hidden_size: int, inner_size: int, tensor_parallel: int) -> _Part:
+    return _Part(
+        flops=4 * tokens * hidden_size * inner_size / tensor_parallel,
+        activations=3 * tokens * hidden_size + 4 * tokens * inner_size / tensor_parallel,
+        weights=2 * hidden_size * inner_size / tensor_parallel,
+    )
+
+
+def _norms(count: int, tokens: int, hidden_size: int) -> _Part:
+    return _Part(flops=0.0, activations=2 * count * tokens * hidden_size, weights=0.0)
+
+
+def _layer(*parts: _Part) -> StageWork:
+    """One transformer layer."""
+    flops = sum(part.flops for part in parts)
+    activations = sum(part.activations for part in parts)
+    weights = sum(part.weights for part in parts)
     return StageWork(
         num_layers=1,
         forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
@@ -121,19 +375,18 @@ def _layer(model: TransformerModel, microbatch_size: int, tensor_parallel: int) 
     )
 
 
-def _embedding(model: TransformerModel, microbatch_size: int) -> Work:
-    """The embedding, forward or backward: memory traffic alone."""
-    tokens = microbatch_size * model.sequence_length
-    return Work(0.0, _EMBEDDING_BYTES * tokens * model.hidden_size)
+def _embedding(tokens: int, hidden_size: int) -> StageWork:
+    """The embedding: memory traffic alone."""
+    work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
+    return StageWork(num_layers=0, forward=work, backward=work)
 
 
-def _head(model: TransformerModel, microbatch_size: int, tensor_parallel: int) -> StageWork:
+def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
     """The final norm, the product with the vocabulary, and the loss."""
-    tokens = microbatch_size * model.sequence_length
-    logits = tokens * model.vocabulary_size / tensor_parallel
-    flops = 2 * model.hidden_size * logits
-    weights = model.hidden_size * model.vocabulary_size / tensor_parallel
-    traffic = _NORM_BYTES * tokens * model.hidden_size + _LOGIT_BYTES * logits + _HALF * weights
+    logits = tokens * vocabulary_size / tensor_parallel
+    flops = 2 * hidden_size * logits
+    weights = hidden_size * vocabulary_size / tensor_parallel
+    traffic = _NORM_BYTES * tokens * hidden_size + _LOGIT_BYTES * logits + _HALF * weights
     return StageWork(
         num_layers=0,
         forward=Work(flops, traffic),
@@ -141,105 +394,160 @@ def _head(model: TransformerModel, microbatch_size: int, tensor_parallel: int) -
     )
 
 
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution with its normalization and activation; size is that of its output."""
+
+    channels_in: int
+    channels_out: int
+    kernel: int
+    size: int
+
+
+def _convolved(
+    convolutions: Sequence[_Convolution], microbatch_size: int, *, num_layers: int
+) -> StageWork:
+    forward, backward = Work(0.0, 0.0), Work(0.0, 0.0)
+    for one in convolutions:
+        pixels = microbatch_size * one.size**2
+        weights = one.channels_in * one.channels_out * one.kernel**2
+        flops = 2.0 * pixels * weights
+        activations = _HALF * pixels * one.channels_out
+        forward += Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
+        backward += Work(
+            _BACKWARD_FLOPS * flops,
+            _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
+        )
+    return StageWork(num_layers, forward, backward)
+
+
 def stage_works(
-    model: TransformerModel,
+    model: Model,
     *,
     num_stages: int,
     microbatch_size: int,
     tensor_parallel: int = 1,
+    recompute: bool = False,
+    precision: str = "half",
     cost: Callable[[Work], float],
 ) -> list[StageWork]:
     """Split a model over pipeline stages for least imbalance, and say what each has to do.
 
-    The embedding is on the first stage, the final norm and the vocabulary head on the last.
-
     Args:
         model: what is trained.
-        num_stages: pipeline stages, at most one per layer.
+        num_stages: pipeline stages, at most one per unit of the model.
         microbatch_size: samples per microbatch.
         tensor_parallel: GPUs that share each layer; the work is that of one of them.
+        recompute: a backward does its forward over again, instead of keeping activations.
+        precision: "half" or "single"; single moves twice the bytes.
         cost: seconds (or any measure) of a piece of work, by which stages are balanced.
 
     Returns:
         num_stages stages in order.
 
     Raises:
-        InputError: there are more stages than layers, or none.
+        InputError: there are more stages than units, or none.
     """
-    layer = _layer(model, microbatch_size, tensor_parallel)
-    embedding = _embedding(model, microbatch_size)
-    head = _head(model, microbatch_size, tensor_parallel)
-    layers = partition(
-        model.num_layers,
-        num_stages,
-        layer=cost(layer.forward) + cost(layer.backward),
-        first=2 * cost(embedding),
-        last=cost(head.forward) + cost(head.backward),
-    )
+    bytes_factor = 2.0 if precision == "single" else 1.0
+    units = [
+        _adapted(unit, bytes_factor, recompute)
+        for unit in model.units(microbatch_size, tensor_parallel)
+    ]
+    counts = partition([cost(unit.forward) + cost(unit.backward) for unit in units], num_stages)
     stages = []
-    for stage, count in enumerate(layers):
-        forward = _times(count, layer.forward)
-        backward = _times(count, layer.backward)
-        if stage == 0:
-            forward, backward = forward + embedding, backward + embedding
-        if stage == num_stages - 1:
-            forward, backward = forward + head.forward, backward + head.backward
-        stages.append(StageWork(count, forward, backward))
+    for begin, count in zip(accumulate(counts, initial=0), counts, strict=False):
+        stage = units[begin]
+        for unit in units[begin + 1 : begin + count]:
+            stage += unit
+        stages.append(stage)
     return stages
 
 
-def _times(count: int, work: Work) -> Work:
-    return Work(count * work.flops, count * work.traffic)
+def _adapted(unit: StageWork, bytes_factor: float, recompute: bool) -> StageWork:
+    forward = Work(unit.forward.flops, bytes_factor * unit.forward.traffic)
+    backward = Work(unit.backward.flops, bytes_factor * unit.backward.traffic)
+    return StageWork(unit.num_layers, forward, backward + forward if recompute else backward)
 
 
-def partition(
-    num_layers: int, num_stages: int, *, layer: float, first: float = 0.0, last: float = 0.0
-) -> list[int]:
-    """Layers per stage such that the slowest stage is the least times slower than the fastest.
+# Costs are compared as integers, of which all units together make this many: equal units stay
+# equal, and ties are broken by rule instead of by rounding.
+_RESOLUTION: Final = 10**12
 
-    That ratio is how Perseus (SOSP 2024) measures imbalance. Layers cost the same, so a split
-    is a number of layers for the first stage, one for the last, and an even share of the rest for
-    those between. Of equal splits the one with fewer layers on earlier stages wins: those keep
-    the activations of more microbatches.
+
+def partition(costs: Sequence[float], num_stages: int) -> list[int]:
+    """Units per stage such that the slowest stage is the least times slower than the fastest.
+
+    That ratio is how Perseus (SOSP 2024) measures imbalance. Of equal splits the one whose stages
+    are most alike wins (least sum of squared costs), then the one with fewer units on earlier
+    stages: those keep the activations of more microbatches.
 
     Args:
-        num_layers: layers to split.
-        num_stages: stages, each of which gets at least one layer.
-        layer: cost of a layer.
-        first: further cost on the first stage.
-        last: further cost on the last stage.
+        costs: of each unit, above 0, in order.
+        num_stages: stages, each of which gets at least one unit.
 
     Returns:
-        num_stages counts that sum to num_layers.
+        num_stages counts that sum to len(costs).
 
     Raises:
-        InputError: there are more stages than layers, or none.
+        InputError: there are more stages than units, or none.
     """
-    if not 1 <= num_stages <= num_layers:
+    number = len(costs)
+    if not 1 <= num_stages <= number:
         raise InputError(
-            f"{num_layers} layers cannot be split over {num_stages} stages; "
-            f"choose 1 to {num_layers} stages"
+            f"{number} layers cannot be split over {num_stages} stages; choose 1 to {number} stages"
         )
-    if num_stages == 1:
-        return [num_layers]
-    between = num_stages - 2
-    splits = []
-    for head in range(1, num_layers - num_stages + 2):
-        for tail in range(1, num_layers - head - between + 1):
-            middle = num_layers - head - tail
-            if (between == 0) != (middle == 0):
-                continue
-            splits.append([head, *_even(middle, between), tail])
-    return min(splits, key=lambda split: (_imbalance(split, layer, first, last), split))
+    scale = _RESOLUTION / sum(costs)
+    upto = [0, *accumulate(round(cost * scale) for cost in costs)]
+    least, most = _narrowest(upto, num_stages)
+    return _most_alike(upto, num_stages, least, most)
 
 
-def _even(total: int, parts: int) -> list[int]:
-    """Shares of `total` that differ by one at most, the smaller ones in front."""
-    return [(total + part) // parts for part in range(parts)]
+def _narrowest(upto: Sequence[int], num_stages: int) -> tuple[int, int]:
+    """Costs of the fastest and of the slowest stage with the least ratio between them."""
+    number, mean = len(upto) - 1, Fraction(upto[-1], num_stages)
+    sums = {upto[j] - upto[i] for i in range(number) for j in range(i + 1, number + 1)}
+    best: tuple[int, int] | None = None
+    for least in sorted((cost for cost in sums if cost <= mean), reverse=True):
+        if best and mean / least >= Fraction(best[1], best[0]):
+            break  # the slowest stage takes the mean at least
+        most = _least_maximum(upto, num_stages, least)
+        if most is not None and (not best or most * best[0] < best[1] * least):
+            best = least, most
+    assert best is not None  # the least of all sums forbids nothing
+    return best
 
 
-def _imbalance(split: Sequence[int], layer: float, first: float, last: float) -> float:
-    costs = [count * layer for count in split]
-    costs[0] += first
-    costs[-1] += last
-    return max(costs) / min(costs)
+def _least_maximum(upto: Sequence[int], num_stages: int, least: int) -> int | None:
+    """The least possible cost of the slowest stage if none may cost less than `least`."""
+    number = len(upto) - 1
+    slowest: list[int | None] = [0, *[None] * number]
+    for _ in range(num_stages):
+        following: list[int | None] = [None] * (number + 1)
+        for end in range(1, number + 1):
+            choices = [
+                max(before, upto[end] - upto[begin])
+                for begin, before in enumerate(slowest[:end])
+                if before is not None and upto[end] - upto[begin] >= least
+            ]
+            following[end] = min(choices, default=None)
+        slowest = following
+    return slowest[number]
+
+
+def _most_alike(upto: Sequence[int], num_stages: int, least: int, most: int) -> list[int]:
+    """The split within [least, most] with the least sum of squares, then fewest units first."""
+    number = len(upto) - 1
+    # From each unit to the end: least sum of squares, and the units that come first.
+    best: list[tuple[int, list[int]] | None] = [*[None] * number, (0, [])]
+    for _ in range(num_stages):
+        longer: list[tuple[int, list[int]] | None] = [None] * (number + 1)
+        for begin in range(number):
+            choices = [
+                ((upto[end] - upto[begin]) ** 2 + rest[0], [end - begin, *rest[1]])
+                for end in range(begin + 1, number + 1)
+                if least <= upto[end] - upto[begin] <= most and (rest := best[end]) is not None
+            ]
+            longer[begin] = min(choices, default=None)
+        best = longer
+    assert best[0] is not None  # the bounds come from such a split
+    return best[0][1]
