@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test lint format bench profiles clean
+.PHONY: demo test lint format bench profiles results clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
 demo: $(VENV)/.installed
@@ -14,6 +14,7 @@ demo: $(VENV)/.installed
 	$(BIN)/envplan frontier a40-gpt3-1.3b-4stage --plot out/frontier.png -o out/frontier.csv
 	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --slowdown 1 -o out/plan.json
 	$(BIN)/envplan check out/plan.json
+	$(BIN)/envplan simulate out/plan.json --plot out/timeline.png --trace out/timeline.json
 
 test: $(VENV)/.installed-test
 	$(BIN)/cmake -S csrc -B build/core -DENVPLAN_EXTENSION=OFF -DENVPLAN_TESTS=ON > build/core.log
@@ -40,6 +41,10 @@ bench: $(VENV)/.installed-bench
 profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
+
+# Sets every planner beside the published figures on every built-in workload: about a minute.
+results: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.results docs/results.md
 
 clean:
 	rm -rf $(VENV) build out

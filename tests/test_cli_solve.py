@@ -209,3 +209,17 @@ def test_old_plan_survives_a_run_that_fails(folder: Path) -> None:
     before = (folder / "plan.json").read_bytes()
     assert app._run(["solve", "--target-time", "0.01"]) == 1
     assert (folder / "plan.json").read_bytes() == before
+
+
+def test_ladder_is_stored_proved_and_slower_rung_by_rung(folder: Path) -> None:
+    plan = solved(folder, "--ladder", "6")
+    assert plan.ladder
+    times = [rung.iteration_time_s for rung in plan.ladder]
+    assert times == sorted(set(times))
+    assert times[0] > plan.iteration_time
+    assert solved(folder).ladder is None
+
+
+def test_negative_ladder_is_refused(folder: Path) -> None:
+    assert_refused(envplan("solve", "--ladder", "-1", cwd=folder), 2, "--ladder", "at least 0")
+    assert not (folder / "plan.json").exists()

@@ -19,18 +19,23 @@ from typing import TYPE_CHECKING
 from envplan.errors import EnvplanError, InputError, NoAnswerError
 
 if TYPE_CHECKING:
+    from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
     from envplan.frontier import Frontier, trace_frontier
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
+    from envplan.planners import PLANNERS, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
+    from envplan.simulation import Timeline, simulate
     from envplan.verify import verify_plan
 
     __version__: str
 
 __all__ = [
+    "PLANNERS",
     "SCHEDULES",
     "UNLIMITED",
+    "ClusterReport",
     "EnvplanError",
     "Frontier",
     "InputError",
@@ -41,9 +46,16 @@ __all__ = [
     "Plan",
     "Profile",
     "ProfileMetadata",
+    "Timeline",
     "__version__",
     "builtin_profiles",
+    "compare",
+    "forwards_ahead",
     "minimum_cut",
+    "read_slowdowns",
+    "simulate",
+    "simulate_cluster",
+    "strong_scaling",
     "trace_frontier",
     "verify_plan",
 ]
@@ -58,7 +70,16 @@ _HOME = {
     "Operation": "envplan.pipeline",
     "Pipeline": "envplan.pipeline",
     "Plan": "envplan.plan",
+    "PLANNERS": "envplan.planners",
+    "compare": "envplan.planners",
+    "forwards_ahead": "envplan.planners",
     "verify_plan": "envplan.verify",
+    "Timeline": "envplan.simulation",
+    "simulate": "envplan.simulation",
+    "ClusterReport": "envplan.cluster",
+    "read_slowdowns": "envplan.cluster",
+    "simulate_cluster": "envplan.cluster",
+    "strong_scaling": "envplan.cluster",
     "Profile": "envplan.profile",
     "ProfileMetadata": "envplan.profile",
     "builtin_profiles": "envplan.profile",

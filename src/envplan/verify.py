@@ -33,7 +33,15 @@ from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns, uw_f
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
 
-__all__ = ["check_reference", "find_profile", "trace_job", "verify_plan"]
+__all__ = [
+    "check_operations",
+    "check_reference",
+    "chosen_options",
+    "find_profile",
+    "stated_powers",
+    "trace_job",
+    "verify_plan",
+]
 
 #: How far above its re-traced value a stated lower bound may lie: it was rounded to a float.
 _BOUND_TOLERANCE: Final = 1e-9
@@ -90,11 +98,11 @@ def verify_plan(
     """
     proved = [check_reference(plan.profile, profile, force)]
     pipeline = plan.job.pipeline()
-    proved.append(_check_operations(plan, pipeline))
-    options = _chosen_options(plan, pipeline, profile)
+    proved.append(check_operations(plan, pipeline))
+    options = chosen_options(plan, pipeline, profile)
     count = len(options)
     proved.append(f"all {count} frequencies, times and energies are rows of the profile")
-    powers = _stated_powers(plan, pipeline)
+    powers = stated_powers(plan, pipeline)
     priced = price(pipeline, profile, options, powers)
     proved += _check_replay(plan, priced)
     proved += _check_ladder(plan, pipeline, profile, powers)
@@ -120,7 +128,12 @@ def check_reference(reference: ProfileReference, profile: Profile, force: bool) 
     )
 
 
-def _check_operations(plan: Plan, pipeline: Pipeline) -> str:
+def check_operations(plan: Plan, pipeline: Pipeline) -> str:
+    """That a plan has the operations of its pipeline, in the same order.
+
+    Raises:
+        InputError: the first that differs.
+    """
     if len(plan.stages) != pipeline.num_stages:
         raise InputError(
             f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
@@ -151,7 +164,7 @@ def _check_operations(plan: Plan, pipeline: Pipeline) -> str:
     )
 
 
-def _chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
+def chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
     """The row of each operation's option table, (N), once all are seen to be rows of the profile.
 
     Raises:
@@ -184,7 +197,7 @@ def _by_knobs(table: OptionTable) -> dict[tuple[int, str], int]:
     return {knob: row for row, knob in enumerate(knobs)}
 
 
-def _stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
+def stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
     powers = plan.job.blocking_power_w
     if len(powers) != pipeline.num_stages:
         raise InputError(

@@ -11,8 +11,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from envplan.cli.check import check
+from envplan.cli.compare import CompareCommand, compare
 from envplan.cli.frontier import FrontierCommand, frontier
 from envplan.cli.profiles import profiles
+from envplan.cli.simulate import SimulateCommand, simulate
 from envplan.cli.solve import solve
 from envplan.errors import EnvplanError
 
@@ -26,6 +28,8 @@ app = typer.Typer(
 app.command(cls=FrontierCommand)(frontier)
 app.command()(solve)
 app.command()(profiles)
+app.command(cls=CompareCommand)(compare)
+app.command(cls=SimulateCommand)(simulate)
 app.command()(check)
 
 # Releases of typer differ in whether click is inside it or beside it; its errors derive from one

@@ -23,6 +23,7 @@ from envplan.cli.inputs import (
     QuietOption,
     ReplicasOption,
     ScheduleOption,
+    SlotsOption,
     at_least,
     refuse_overwriting,
 )
@@ -45,12 +46,12 @@ class FrontierCommand(TyperCommand):
         return super().parse_args(ctx, name_bare_plot(args))
 
 
-def name_bare_plot(arguments: list[str]) -> list[str]:
+def name_bare_plot(arguments: list[str], default: str = _DEFAULT_PLOT) -> list[str]:
     """Give a `--plot` that no file name follows its default one."""
     named = []
     for argument, following in pairwise([*arguments, "--"]):
         bare = argument == "--plot" and following.startswith("-")
-        named.append(f"--plot={_DEFAULT_PLOT}" if bare else argument)
+        named.append(f"--plot={default}" if bare else argument)
     return named
 
 
@@ -58,6 +59,7 @@ def frontier(
     profile: ProfileArgument = DEFAULT_PROFILE,
     microbatches: MicrobatchesOption = None,
     schedule: ScheduleOption = None,
+    activation_slots: SlotsOption = None,
     chunks: ChunksOption = None,
     p2p_latency: LatencyOption = None,
     dag: DagOption = None,
@@ -103,10 +105,11 @@ def frontier(
         blocking_power,
         gpus_per_stage,
         replicas,
+        activation_slots,
     )
     at_least(plans, "--plans", 2)
-    _check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
-    _check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
+    check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
     traced = job.trace(quiet=quiet)
     refuse_overwriting(traced.profile, plot, output)
     from envplan.cli.output import progress_bar
@@ -125,7 +128,8 @@ def frontier(
         _print(traced, along, [path for path in (output, plot) if path])
 
 
-def _check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
+def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
+    """Raises: InputError: the file an option names does not end in one of the types."""
     if path is not None and path.suffix.lower() not in types:
         raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
 

@@ -38,7 +38,8 @@ ScheduleOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="1f1b, gpipe or interleaved; default: what the profile's sidecar says, else 1f1b.",
+        help="1f1b, gpipe, interleaved or envpipe; default: what the profile's sidecar says, else "
+        "1f1b.",
     ),
 ]
 ChunksOption = Annotated[
@@ -74,6 +75,22 @@ GpusOption = Annotated[
 ReplicasOption = Annotated[
     int, typer.Option(metavar="N", help="Data-parallel replicas of the pipeline.")
 ]
+SlotsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--activation-slots",
+        metavar="N[,N...]",
+        help="Microbatches whose activations fit into a stage's memory, one number for all stages "
+        "or one for each: caps how far schedule envpipe runs ahead.",
+    ),
+]
+ReconfigureOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="With planner envpipe: balanced (the default) or greedy.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but errors; files are still written.")
@@ -93,6 +110,7 @@ class JobOptions:
     blocking_power: float | None
     gpus_per_stage: int
     replicas: int
+    activation_slots: str | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -141,6 +159,7 @@ class JobOptions:
             "--microbatches": self.microbatches,
             "--chunks": self.chunks,
             "--p2p-latency": self.p2p_latency,
+            "--activation-slots": self.activation_slots,
         }
         for option, value in scheduling.items():
             if value is not None:
@@ -164,13 +183,46 @@ class JobOptions:
                 f"{profile.name} does not say)"
             )
         usual = "interleaved" if chunks > 1 else "1f1b"
+        schedule = self.schedule or profile.metadata.schedule or usual
         return Pipeline(
-            self.schedule or profile.metadata.schedule or usual,
+            schedule,
             num_stages=profile.num_stages // chunks,
             num_microbatches=microbatches,
             num_chunks=chunks,
             p2p_latency=self.p2p_latency or 0.0,
+            forwards_ahead=self._forwards_ahead(profile, schedule, chunks, microbatches),
         )
+
+    def _forwards_ahead(
+        self, profile: Profile, schedule: str, chunks: int, microbatches: int
+    ) -> tuple[int, ...] | None:
+        slots = parse_slots(self.activation_slots)
+        if schedule != "envpipe":
+            if slots is not None:
+                raise InputError(f"--activation-slots goes with schedule envpipe, not {schedule}")
+            return None
+        if chunks > 1:
+            return None  # the schedule itself says why it cannot
+        from envplan.planners import forwards_ahead
+
+        return forwards_ahead(profile, microbatches, slots)
+
+
+def parse_slots(text: str | None) -> int | list[int] | None:
+    """The numbers that --activation-slots gives.
+
+    Raises:
+        InputError: it is no number, and no list of them.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
+        ) from None
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def open_profile(path_or_name: str) -> Profile:

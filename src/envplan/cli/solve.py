@@ -19,8 +19,11 @@ from envplan.cli.inputs import (
     MicrobatchesOption,
     ProfileArgument,
     QuietOption,
+    ReconfigureOption,
     ReplicasOption,
     ScheduleOption,
+    SlotsOption,
+    at_least,
     finite,
     refuse_overwriting,
 )
@@ -29,6 +32,7 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
     from envplan.plan import Plan
+    from envplan.planners import EnvPipeRun
 
 _STRAGGLER = "--straggler-time"
 
@@ -66,8 +70,30 @@ def solve(
         float,
         typer.Option(metavar="SECONDS", help="Time to spend on improving the plan with CP-SAT."),
     ] = 0.0,
+    ladder: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Put up to N slower plans, evenly spread up to T_star, into the file for when a "
+            "straggler appears.",
+        ),
+    ] = 0,
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
+            "its own schedule unless one is named.",
+        ),
+    ] = "frontier",
+    reconfigure: ReconfigureOption = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="With planner envpipe: print each of its iterations."),
+    ] = False,
     microbatches: MicrobatchesOption = None,
     schedule: ScheduleOption = None,
+    activation_slots: SlotsOption = None,
     chunks: ChunksOption = None,
     p2p_latency: LatencyOption = None,
     dag: DagOption = None,
@@ -88,7 +114,10 @@ def solve(
     Example:
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
+      envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
     """
+    if planner == "envpipe" and not dag and chunks in (None, 1):
+        schedule = schedule or "envpipe"
     job = JobOptions(
         profile,
         microbatches,
@@ -99,6 +128,7 @@ def solve(
         blocking_power,
         gpus_per_stage,
         replicas,
+        activation_slots,
     )
     targets: dict[str, float | None] = {
         "--target-time": target_time,
@@ -109,16 +139,32 @@ def solve(
     }
     option, value = _only_target(targets, straggler_time)
     finite(polish, "--polish")
-    from envplan.cli.output import spinner
+    at_least(ladder, "--ladder", 0)
+    from envplan.cli.output import progress_bar, spinner
+    from envplan.cli.planning import chosen_planner, plan_of, print_run
 
+    chosen = chosen_planner(
+        planner, reconfigure=reconfigure, explain=explain, target=option, polish=polish
+    )
+    run: EnvPipeRun | None = None
     frontier = job.trace(quiet=quiet)
     refuse_overwriting(frontier.profile, output)
     with spinner(f"polishing for {polish:g} s", quiet=quiet or polish == 0):
-        plan = _solve(frontier, option, value, straggler_time, polish)
+        if planner == "frontier":
+            plan = _solve(frontier, option, value, straggler_time, polish)
+        else:
+            plan, run = plan_of(chosen, frontier, option, value, straggler_time)
+    if ladder > 0:
+        with progress_bar("building the ladder", quiet=quiet) as progress:
+            plan = plan.with_ladder(frontier.ladder(ladder, progress=progress))
     plan.save(output)
+    if not explain:
+        run = None
     if json:
-        _print_json(frontier, plan, output)
+        _print_json(frontier, plan, output, run)
     elif not quiet:
+        if run is not None:
+            print_run(run, frontier.pipeline)
         _print(frontier, plan, output)
 
 
@@ -175,7 +221,7 @@ def _notes(frontier: Frontier, plan: Plan) -> list[str]:
 
     notes = []
     target, star = plan.target, frontier.min_energy_time
-    if target.time_s is not None and target.time_s > star:
+    if target.kind == "time" and target.time_s is not None and target.time_s > star:
         notes.append(
             f"{exact_seconds(target.time_s)} s is beyond T_star, {exact_seconds(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
@@ -207,6 +253,8 @@ def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s"
     )
+    if plan.ladder is not None:
+        say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
     say(f"wrote {output}")
 
 
@@ -237,10 +285,13 @@ def _straggler_row(plan: Plan) -> list[tuple[str, int, float, float]]:
     return [("energy with waiting (J)", 5, old, plan.energy + waiting)]
 
 
-def _print_json(frontier: Frontier, plan: Plan, output: Path) -> None:
+def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None) -> None:
     from envplan.cli.output import print_json
+    from envplan.cli.planning import run_document
 
-    head = plan.model_dump(by_alias=True, exclude_none=True, exclude={"stages", "schema_id"})
+    head = plan.model_dump(
+        by_alias=True, exclude_none=True, exclude={"stages", "schema_id", "ladder"}
+    )
     head["job"].pop("dag", None)
     summary: dict[str, Any] = {
         "plan": str(output),
@@ -249,4 +300,6 @@ def _print_json(frontier: Frontier, plan: Plan, output: Path) -> None:
         "notes": _notes(frontier, plan),
         **head,
     }
+    if run is not None:
+        summary["envpipe"] = run_document(run, frontier.pipeline)
     print_json(summary)

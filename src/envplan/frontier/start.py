@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from envplan.frontier.network import Network, build_network
 from envplan.pipeline import Operation, Pipeline
 from envplan.profile import Profile
-from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
     from envplan._kernel import Trace
 
-# The repair of the chain guess grows with the square of the operations: up to the first number it is
-# quicker than anything, from the second on walking down from T_max is quicker.
+# The repair of the chain guess grows with the square of the operations: up to the first number
+# nothing is quicker, from the second on walking down from T_max is.
 _FEW_OPERATIONS = 2048
 _MANY_OPERATIONS = 6000
 # Schedules whose rounds follow each other alike, and that microbatches alone determine.

@@ -263,16 +263,19 @@ class Frontier:
             plans.append(self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS))
         return plans
 
-    def ladder(self, count: int = 64) -> list[Plan]:
+    def ladder(self, count: int = 32, *, progress: Progress | None = None) -> list[Plan]:
         """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
 
         Sampled at `count` times once, then kept.
+
+        Args:
+            progress: as in sample_plans.
         """
         if count not in self._ladders:
             waiting_w = sum(self.blocking_power_w) * self.gpus_per_stage * self.replicas
             rungs: list[Plan] = []
             least = math.inf
-            for plan in self.sample_plans(count):
+            for plan in self.sample_plans(count, progress=progress):
                 # What the plan uses until any later time, but for a constant.
                 energy = plan.energy - waiting_w * plan.iteration_time
                 if energy < least:

@@ -81,6 +81,7 @@ class Job:
 
     Attributes:
         p2p_latency: in seconds.
+        forwards_ahead: as the job has it, not yet checked; None where it has none.
         dag: None for a schedule.
     """
 
@@ -89,6 +90,7 @@ class Job:
     num_microbatches: int
     num_chunks: int
     p2p_latency: float
+    forwards_ahead: Any
     dag: Dag | None
 
 
@@ -349,6 +351,7 @@ def parse_job(job: object) -> Job:
         whole_number(job.get("microbatches"), "job: microbatches", least=1),
         whole_number(job.get("chunks", 1), "job: chunks", least=1),
         p2p_latency,
+        job.get("forwards_ahead"),
         dag,
     )
 
@@ -359,6 +362,7 @@ def _refuse_contradiction(job: dict[str, Any], dag: Dag) -> None:
         "microbatches": dag.num_microbatches,
         "chunks": dag.num_chunks,
         "p2p_latency_s": 0,
+        "forwards_ahead": None,
     }
     for field, value in meant.items():
         if field in job and job[field] != value:

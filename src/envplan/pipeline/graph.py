@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from envplan.errors import InputError
 from envplan.pipeline import formats
 from envplan.pipeline.formats import Dag, latency_ns, shown, whole_number
-from envplan.pipeline.schedules import SCHEDULES, Operation
+from envplan.pipeline.schedules import (
+    SCHEDULES,
+    Operation,
+    envpipe,
+    fitting_ahead,
+    most_forwards_ahead,
+)
 from envplan.units import MAX_INTEGER, s_from_ns
 
 Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
@@ -24,6 +30,9 @@ Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 # before it, a backward from the layers after it. Other instructions stay on their stage.
 _INPUT_FROM = {"forward": -1, "backward": +1}
 
+#: The schedule that runs some forwards earlier than 1F1B.
+ENVPIPE = "envpipe"
+
 _MOST_NAMED = 8
 
 
@@ -31,12 +40,16 @@ class Pipeline:
     """One training iteration: which operations run on which stage, in which order, after what.
 
     Args:
-        schedule: a name in SCHEDULES: `1f1b`, `gpipe` or `interleaved`.
+        schedule: a name in SCHEDULES: `1f1b`, `gpipe`, `interleaved` or `envpipe`.
         num_stages: pipeline stages (ranks), at least 1.
         num_microbatches: microbatches per iteration, at least 1.
         num_chunks: model chunks per stage; more than 1 for `interleaved` only.
         p2p_latency: seconds between an operation's end and the start of one on another stage
             that needs its output.
+        forwards_ahead: for `envpipe` only: how many forwards more than in 1F1B each stage runs
+            before its first backward, (num_stages). None on the last stage, never more on a stage
+            than on the one before unless that one has no microbatches left. Default: none at all;
+            envplan.planners.forwards_ahead works them out from a profile.
 
     Raises:
         InputError: an argument is out of range, or the schedule has no such shape.
@@ -45,6 +58,7 @@ class Pipeline:
         num_profile_stages: how many stages a profile must have: num_stages * num_chunks, or what
             a custom DAG uses.
         p2p_latency_ns: the latency in whole ns; 0 for a custom DAG, whose edges have their own.
+        forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
             operations[stage_begin[s]:stage_begin[s + 1]].
@@ -61,6 +75,7 @@ class Pipeline:
     num_chunks: int
     num_profile_stages: int
     p2p_latency_ns: int
+    forwards_ahead: tuple[int, ...]
     operations: tuple[Operation, ...]
     stage_begin: NDArray[np.int32]
     succ_begin: NDArray[np.int32]
@@ -76,6 +91,7 @@ class Pipeline:
         *,
         num_chunks: int = 1,
         p2p_latency: float = 0.0,
+        forwards_ahead: Sequence[int] | None = None,
     ) -> None:
         _refuse_unknown_schedule(schedule)
         self.schedule = schedule
@@ -85,7 +101,14 @@ class Pipeline:
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = latency_ns(p2p_latency, "p2p_latency")
         _refuse_too_large(2 * self.num_profile_stages * self.num_microbatches)
-        stages = SCHEDULES[schedule](self.num_stages, self.num_microbatches, self.num_chunks)
+        self.forwards_ahead = _checked_ahead(
+            forwards_ahead, schedule, self.num_stages, self.num_microbatches
+        )
+        shape = (self.num_stages, self.num_microbatches, self.num_chunks)
+        if schedule == ENVPIPE:
+            stages = envpipe(*shape, self.forwards_ahead)
+        else:
+            stages = SCHEDULES[schedule](*shape)
         operations = tuple(operation for stage in stages for operation in stage)
         self._build(operations, _transfers(operations, self.p2p_latency_ns))
 
@@ -130,6 +153,28 @@ class Pipeline:
             read.num_microbatches,
             num_chunks=read.num_chunks,
             p2p_latency=read.p2p_latency,
+            forwards_ahead=read.forwards_ahead,
+        )
+
+    def with_microbatches(self, num_microbatches: int) -> Pipeline:
+        """The same pipeline with another number of microbatches.
+
+        Forwards ahead stay as they are, as far as that many microbatches allow.
+
+        Raises:
+            InputError: the schedule has no such shape, or this is a custom DAG.
+        """
+        if self._dag is not None:
+            raise InputError("a custom DAG has its own microbatches; they cannot be changed")
+        count = whole_number(num_microbatches, "num_microbatches", least=1)
+        ahead = fitting_ahead(self.forwards_ahead, count) if self.forwards_ahead else None
+        return Pipeline(
+            self.schedule,
+            self.num_stages,
+            num_microbatches,
+            num_chunks=self.num_chunks,
+            p2p_latency=s_from_ns(self.p2p_latency_ns),
+            forwards_ahead=ahead,
         )
 
     def to_job(self) -> dict[str, Any]:
@@ -141,6 +186,8 @@ class Pipeline:
             "chunks": self.num_chunks,
             "p2p_latency_s": s_from_ns(self.p2p_latency_ns),
         }
+        if self.forwards_ahead:
+            job["forwards_ahead"] = list(self.forwards_ahead)
         if self._dag is not None:
             job["dag"] = formats.dag_document(self._dag)
         return job
@@ -205,6 +252,8 @@ class Pipeline:
             shape += f", num_chunks={self.num_chunks}"
         if self.p2p_latency_ns:
             shape += f", p2p_latency={s_from_ns(self.p2p_latency_ns)!r}"
+        if self.forwards_ahead:
+            shape += f", forwards_ahead={list(self.forwards_ahead)}"
         return f"Pipeline({self.schedule!r}, {shape})"
 
     @classmethod
@@ -216,6 +265,7 @@ class Pipeline:
         self.num_chunks = dag.num_chunks
         self.num_profile_stages = dag.num_profile_stages
         self.p2p_latency_ns = 0
+        self.forwards_ahead = ()
         self._build(dag.operations, dict(dag.after), dag)
         return self
 
@@ -290,6 +340,36 @@ def _refuse_unknown_schedule(schedule: object) -> None:
         raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise InputError(f"unknown schedule {shown(schedule)}; known: {', '.join(SCHEDULES)}")
+
+
+def _checked_ahead(
+    forwards_ahead: object, schedule: str, num_stages: int, num_microbatches: int
+) -> tuple[int, ...]:
+    """The forwards ahead of a schedule; empty where it is not `envpipe`."""
+    if schedule != ENVPIPE:
+        if forwards_ahead is not None:
+            raise InputError(f"forwards_ahead goes with schedule {ENVPIPE}, not {schedule}")
+        return ()
+    if forwards_ahead is None:
+        return (0,) * num_stages
+    if not isinstance(forwards_ahead, list | tuple) or len(forwards_ahead) != num_stages:
+        raise InputError(f"forwards_ahead must be a list of {num_stages} numbers, one a stage")
+    checked: list[int] = []
+    capped = True
+    for stage, value in enumerate(forwards_ahead):
+        ahead = whole_number(value, f"forwards_ahead[{stage}]", least=0)
+        most = most_forwards_ahead(num_stages, num_microbatches, stage)
+        if ahead > most:
+            raise InputError(f"forwards_ahead[{stage}] must be at most {most}, not {ahead}")
+        # More than on the stage before, the stages would wait for each other for ever.
+        if not capped and ahead > checked[-1]:
+            raise InputError(
+                f"forwards_ahead[{stage}] must be at most {checked[-1]}, that of the stage before, "
+                f"not {ahead}"
+            )
+        checked.append(ahead)
+        capped = ahead == most
+    return tuple(checked)
 
 
 def _refuse_too_large(count: int) -> None:

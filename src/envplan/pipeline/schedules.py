@@ -7,8 +7,9 @@ schedule. Data dependencies are not its business: they follow from the instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from envplan.errors import InputError
 
@@ -39,10 +40,13 @@ Generator = Callable[[int, int, int], list[list[Operation]]]
 SCHEDULES: dict[str, Generator] = {}
 
 
-def schedule(name: str) -> Callable[[Generator], Generator]:
+_AnyGenerator = TypeVar("_AnyGenerator", bound=Generator)
+
+
+def schedule(name: str) -> Callable[[_AnyGenerator], _AnyGenerator]:
     """Decorator that makes a generator known under `name`."""
 
-    def register(generator: Generator) -> Generator:
+    def register(generator: _AnyGenerator) -> _AnyGenerator:
         SCHEDULES[name] = generator
         return generator
 
@@ -117,6 +121,59 @@ def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> list
         )
         for stage in range(num_stages)
     ]
+
+
+@schedule("envpipe")
+def envpipe(
+    num_stages: int,
+    num_microbatches: int,
+    num_chunks: int,
+    forwards_ahead: Sequence[int] = (),
+) -> list[list[Operation]]:
+    """EnvPipe's rescheduled 1F1B (Choi et al., "EnvPipe", USENIX ATC 2023): stage s
+    runs forwards_ahead[s] forwards more before its first backward than 1F1B does.
+
+    Args:
+        forwards_ahead: for each stage, as most_forwards_ahead allows; none: 1F1B's own order.
+
+    Raises:
+        InputError: more than one chunk.
+    """
+    _refuse_chunks("envpipe", num_chunks)
+    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
+    return [
+        _alternate(
+            _operations("forward", stage, num_stages, blocks),
+            _operations("backward", stage, num_stages, blocks),
+            warmup=num_stages - stage - 1 + ahead,
+        )
+        for stage, ahead in enumerate(forwards_ahead or [0] * num_stages)
+    ]
+
+
+def most_forwards_ahead(num_stages: int, num_microbatches: int, stage: int) -> int:
+    """How many forwards more than in 1F1B a stage can run before its first backward: M - (S - s).
+
+    None on the last stage, whose first backward follows its first forward.
+    """
+    if stage == num_stages - 1:
+        return 0
+    return max(0, num_microbatches - (num_stages - stage))
+
+
+def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
+    """As many forwards ahead as wanted of each stage, or as many as it may run.
+
+    At most M - (S - s), and never more than the stage before, unless that one is held back by this
+    first limit: else the two would wait for each other.
+    """
+    ahead: list[int] = []
+    limit = num_microbatches
+    for stage, count in enumerate(wanted):
+        most = most_forwards_ahead(len(wanted), num_microbatches, stage)
+        ahead.append(min(count, most, limit))
+        limit = ahead[-1] if ahead[-1] < most else num_microbatches
+    return ahead
 
 
 def _operations(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from envplan.frontier import Frontier
     from envplan.plan import Plan
 
-__all__ = ["frontier_figure", "plot_frontier", "save_figure"]
+__all__ = ["STYLE", "energy_unit", "frontier_figure", "plot_frontier", "save_figure", "title"]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
 _CURVE = "#0072B2"
@@ -26,7 +26,8 @@ _PLANS = "#E69F00"
 _ENDS = "#000000"
 _BASELINE = "#D55E00"
 _SAVINGS = "#007A5A"
-_STYLE: Any = {
+#: How all our figures look.
+STYLE: Any = {
     "font.size": 12,
     "axes.titlesize": 13,
     "axes.labelsize": 13,
@@ -56,8 +57,8 @@ def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    scale, unit = _unit(plans[0].predicted.baseline.energy_j)
-    with mpl.rc_context(_STYLE):
+    scale, unit = energy_unit(plans[0].predicted.baseline.energy_j)
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 4.8), layout="constrained")
         axes = figure.add_subplot()
         _set_limits(axes, frontier, plans, scale)
@@ -68,7 +69,7 @@ def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
         axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
         axes.ticklabel_format(useOffset=False, style="plain")
         axes.locator_params(nbins=7)
-        axes.set_title(_title(frontier), loc="left")
+        axes.set_title(title(frontier), loc="left")
         axes.grid(color="0.92", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
@@ -88,12 +89,12 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     kind = Path(path).suffix.lower().removeprefix(".")
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(buffer, format=kind, dpi=200, metadata=dated.get(kind))
     atomic_write(path, buffer.getvalue())
 
 
-def _unit(joules: float) -> tuple[float, str]:
+def energy_unit(joules: float) -> tuple[float, str]:
     """What to divide joules by, and what they are then called."""
     factors = {1e9: "GJ", 1e6: "MJ", 1e3: "kJ"}
     return next(((f, unit) for f, unit in factors.items() if joules >= 10 * f), (1.0, "J"))
@@ -210,7 +211,8 @@ def _note(
     )
 
 
-def _title(frontier: Frontier) -> str:
+def title(frontier: Frontier) -> str:
+    """Two lines that say what a figure is about."""
     pipeline, profile = frontier.pipeline, frontier.profile
     name = profile.name if len(profile.name) <= 44 else profile.name[:43] + "…"
     modelled = " (modelled)" if profile.metadata.source == "modelled" else ""

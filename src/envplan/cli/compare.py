@@ -1,0 +1,316 @@
+"""`envplan compare`: every planner on one profile, side by side."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from envplan.cli.frontier import check_type, name_bare_plot
+from envplan.cli.inputs import (
+    DEFAULT_PROFILE,
+    BlockingPowerOption,
+    ChunksOption,
+    DagOption,
+    GpusOption,
+    JobOptions,
+    JsonOption,
+    LatencyOption,
+    MicrobatchesOption,
+    ProfileArgument,
+    QuietOption,
+    ReconfigureOption,
+    ReplicasOption,
+    ScheduleOption,
+    SlotsOption,
+    finite,
+    parse_slots,
+    refuse_overwriting,
+)
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.planners import Comparison, Entry
+
+_DEFAULT_PLOT = "compare.png"
+_PLOT_TYPES = (".png", ".svg", ".pdf")
+
+
+class CompareCommand(TyperCommand):
+    """The command, with a `--plot` that may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+
+
+def compare(
+    profile: ProfileArgument = DEFAULT_PROFILE,
+    straggler_time: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Some replica takes S seconds: count energy until then."),
+    ] = None,
+    straggler_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PCT", help="Instead: it takes PCT percent longer than maximum frequency."
+        ),
+    ] = None,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = None,
+    activation_slots: SlotsOption = None,
+    reconfigure: ReconfigureOption = None,
+    chunks: ChunksOption = None,
+    p2p_latency: LatencyOption = None,
+    dag: DagOption = None,
+    blocking_power: BlockingPowerOption = None,
+    gpus_per_stage: GpusOption = 1,
+    replicas: ReplicasOption = 1,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help="Draw all planners on one frontier, as .png, .svg or .pdf; without a name: "
+            f"{_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Set every planner's plan beside ours for the same time.
+
+    All but envpipe keep the schedule; envpipe reschedules 1f1b as EnvPipe does.
+
+    \b
+    Example:
+      envplan compare a40-gpt3-1.3b-4stage --microbatches 32 --plot
+      envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
+    """
+    slots = parse_slots(activation_slots)
+    rescheduled = schedule == "envpipe"
+    job = JobOptions(
+        profile,
+        microbatches,
+        schedule,
+        chunks,
+        p2p_latency,
+        dag,
+        blocking_power,
+        gpus_per_stage,
+        replicas,
+        activation_slots if rescheduled else None,
+    )
+    check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    if straggler_time is not None:
+        if straggler_slowdown is not None:
+            raise InputError(
+                "--straggler-time and --straggler-slowdown exclude each other; give one of them"
+            )
+        finite(straggler_time, "--straggler-time")
+    if straggler_slowdown is not None:
+        straggler_slowdown = finite(straggler_slowdown, "--straggler-slowdown") / 100
+
+    import envplan.frontier  # noqa: F401  # so that the trace's time has no imports in it
+    from envplan import planners
+    from envplan.cli.output import spinner
+
+    how = planners.EnvPipe(reconfigure or "balanced").reconfigure
+    job.load()  # first imports and first checks, before the clock runs
+    begin = time.perf_counter()
+    frontier = job.trace(quiet=quiet)
+    trace_time = time.perf_counter() - begin
+    refuse_overwriting(frontier.profile, plot)
+    with spinner("Comparing planners", quiet=quiet):
+        comparison = planners.compare(
+            frontier,
+            reconfigure=how,
+            activation_slots=None if rescheduled else slots,
+            straggler_time=straggler_time,
+            straggler_slowdown=straggler_slowdown,
+            trace_time=trace_time,
+        )
+    if plot is not None:
+        from envplan.plotting.compare import plot_comparison
+
+        plot_comparison(comparison, plot)
+    if json:
+        _print_json(comparison)
+    elif not quiet:
+        _print(comparison, plot)
+
+
+def _print(comparison: Comparison, plot: Path | None) -> None:
+    from envplan.cli.output import describe_job, exact_seconds, say
+
+    frontier = comparison.frontier
+    modelled = ", modelled" if frontier.profile.metadata.source == "modelled" else ""
+    say(describe_job(frontier))
+    _print_columns(f"One iteration, all GPUs{modelled}", _columns(comparison))
+    if comparison.straggler_time is not None:
+        until = exact_seconds(comparison.straggler_time)
+        _print_columns(
+            f"Until a straggler is finished at {until} s{modelled}", _straggler_columns(comparison)
+        )
+    say(
+        f"T_min {exact_seconds(frontier.min_time)} s, "
+        f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
+        f"max_frequency on {frontier.pipeline.schedule}"
+    )
+    extrinsic = "; extrinsic: that plan's above the best one for the straggler"
+    say(
+        "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
+        "and schedule" + (extrinsic if comparison.straggler_time is not None else "")
+    )
+    for note in _notes(comparison):
+        say(note)
+    if plot is not None:
+        say(f"wrote {plot}")
+
+
+def _print_columns(title: str, columns: dict[str, list[str]]) -> None:
+    from envplan.cli.output import print_table
+
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    print_table(title, list(columns), rows, words=2)
+
+
+def _columns(comparison: Comparison) -> dict[str, list[str]]:
+    from envplan.cli.output import column, signed_percent
+
+    entries = comparison.entries
+    return {
+        **_names(comparison),
+        "time (s)": column([entry.plan.iteration_time for entry in entries], 6),
+        "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
+        "energy (J)": column([entry.plan.energy for entry in entries], 5),
+        "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
+        "gap (%)": [f"{100 * entry.plan.gap:.3f}" for entry in entries],
+        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
+        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
+    }
+
+
+def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
+    from envplan.cli.output import column
+
+    entries = comparison.entries
+    straggler = comparison.straggler_time or 0.0
+    energies = [entry.straggler_energy or 0.0 for entry in entries]
+    finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
+    return {
+        **_names(comparison),
+        "time (s)": column(finished, 6),
+        "energy (J)": column(energies, 5),
+        "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
+        "intrinsic (%)": [
+            _share(entry.intrinsic_j, joules)
+            for entry, joules in zip(entries, energies, strict=True)
+        ],
+        "extrinsic (%)": [
+            _share(entry.extrinsic_j, joules)
+            for entry, joules in zip(entries, energies, strict=True)
+        ],
+    }
+
+
+def _names(comparison: Comparison) -> dict[str, list[str]]:
+    return {
+        "planner": [label(entry) for entry in comparison.entries],
+        "schedule": [entry.plan.job.schedule for entry in comparison.entries],
+    }
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole if whole else 0.0:.2f}"
+
+
+def label(entry: Entry) -> str:
+    """How a table or legend calls the plan."""
+    place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
+    return entry.planner + place[entry.point]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    from envplan.cli.output import exact_seconds
+
+    notes = []
+    ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
+    running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
+    notes.append(
+        f"envpipe stopped after {len(comparison.envpipe.iterations)} iterations: "
+        + {
+            "outer envelope": "its critical path is the outer envelope",
+            "highest clocks": "its critical path has only highest clocks left",
+        }[comparison.envpipe.stopped]
+        + running
+    )
+    straggler, usual = comparison.straggler_time, comparison.baseline.iteration_time_s
+    if straggler is not None and straggler <= usual:
+        notes.append(
+            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            "straggler: it leaves no time to use"
+        )
+    published = comparison.published
+    if published is not None:
+        slower = published.slowdown_percent
+        slowly = "" if slower is None else f" at {slower:g}% slowdown"
+        notes.append(
+            f"published for this workload, measured there and not here: "
+            f"{published.savings_percent:g}% saved{slowly} ({published.source})"
+        )
+    return notes
+
+
+def _print_json(comparison: Comparison) -> None:
+    from envplan.cli.output import print_json
+
+    frontier, published = comparison.frontier, comparison.published
+    job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
+    job.pop("dag", None)
+    print_json(
+        {
+            "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
+            "job": job,
+            "t_min_s": frontier.min_time,
+            "t_star_s": frontier.min_energy_time,
+            "baseline": comparison.baseline.model_dump(),
+            "straggler_time_s": comparison.straggler_time,
+            "planners": [_entry_document(entry) for entry in comparison.entries],
+            "envpipe": {
+                "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
+                "iterations": len(comparison.envpipe.iterations),
+                "stopped": comparison.envpipe.stopped,
+            },
+            "published": None
+            if published is None
+            else {
+                "savings_percent": published.savings_percent,
+                "slowdown_percent": published.slowdown_percent,
+                "source": published.source,
+            },
+        }
+    )
+
+
+def _entry_document(entry: Entry) -> dict[str, Any]:
+    plan = entry.plan
+    document: dict[str, Any] = {
+        "planner": entry.planner,
+        "point": entry.point,
+        "schedule": plan.job.schedule,
+        "iteration_time_s": plan.iteration_time,
+        "slowdown_percent": entry.slowdown_percent,
+        "energy_j": plan.energy,
+        "savings_percent": entry.savings_percent,
+        "energy_lower_bound_j": plan.energy_lower_bound,
+        "gap": plan.gap,
+        "frontier_energy_j": entry.ours.energy,
+        "intrinsic_bloat_j": entry.intrinsic_j,
+        "extrinsic_bloat_j": None if entry.straggler_energy is None else entry.extrinsic_j,
+        "straggler_energy_j": entry.straggler_energy,
+        "straggler_savings_percent": entry.straggler_savings_percent,
+        "planning_time_s": entry.planning_time,
+    }
+    return document

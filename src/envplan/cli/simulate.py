@@ -1,0 +1,474 @@
+"""`envplan simulate`: replay a plan, on one pipeline or on a cluster with stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from envplan.cli.frontier import check_type, name_bare_plot
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.cluster import ClusterReport, Slowdowns
+    from envplan.plan import Plan
+    from envplan.profile import Profile
+    from envplan.simulation import Timeline
+
+_DEFAULT_PLOT = "timeline.png"
+_PLOT_TYPES = (".png", ".svg", ".pdf")
+_PERCENTS = (5, 25, 50, 75, 95, 99)
+
+
+class SimulateCommand(TyperCommand):
+    """The command, with a `--plot` that may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(metavar="[PLAN]", help="A plan file.")] = Path(
+        "plan.json"
+    ),
+    noise: Annotated[
+        float | None,
+        typer.Option(metavar="PCT", help="Vary times by PCT percent (standard deviation)."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Noise of another seed is other noise.")
+    ] = 0,
+    runs: Annotated[
+        int, typer.Option(metavar="N", help="With --noise: replay N times, for percentiles.")
+    ] = 1,
+    switch_latency: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Clocks change MS milliseconds after they are requested."),
+    ] = None,
+    sync_time: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Everybody waits until S seconds have passed."),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(metavar="R", help="Replicas in the cluster; default: as the plan says."),
+    ] = None,
+    gpus_per_stage: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="GPUs a stage in the cluster; default: as the plan says."),
+    ] = None,
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[REPLICA:]FACTOR",
+            help="A replica takes FACTOR times the plan's time; may be given more than once.",
+        ),
+    ] = None,
+    straggler_trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
+        ),
+    ] = None,
+    strong_scaling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,R,...",
+            help="The same global batch on so many replicas, with fewer microbatches each.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on though the profile has changed since.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help=f"Draw the timeline, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Replay a plan: what runs when, where GPUs wait, and what it all draws.
+
+    Without noise and switch latency this is exact. With replicas or stragglers it also reckons a
+    cluster, in which the other replicas switch to the plan looked up for the straggler's time.
+
+    \b
+    Example:
+      envplan simulate plan.json --trace trace.json --plot
+      envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10
+      envplan simulate plan.json --replicas 128 --straggler 1.2
+    """
+    from envplan.plan import Plan
+    from envplan.profile import Profile
+    from envplan.simulation import simulate as replay
+    from envplan.verify import find_profile
+
+    check_type(trace, "--trace", (".json",), "a plan goes before --trace")
+    check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
+    cluster = _Cluster(replicas, gpus_per_stage, straggler, straggler_trace, strong_scaling)
+    disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
+    for option, value in disturbed.items():
+        if value is not None:
+            finite(value, option)
+            cluster.refuse_with(option)
+    if (noise or 0.0) > 100:
+        raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
+    at_least(seed, "--seed", 0)
+    at_least(runs, "--runs", 1)
+
+    loaded = Plan.load(plan)
+    source = find_profile(loaded.profile, plan) if profile is None else Profile.open(profile)
+    refuse_overwriting(source, trace, plot)
+    _refuse_overwriting_plan(plan, trace, plot)
+    timeline = replay(
+        loaded,
+        source,
+        noise=(noise or 0.0) / 100,
+        seed=seed,
+        switch_latency=(switch_latency or 0.0) / 1000,
+        runs=runs,
+        sync_time=sync_time,
+        force=force,
+    )
+    reports = cluster.reports(loaded, source, force=force, quiet=quiet)
+    if trace is not None:
+        from envplan.chrome_trace import save_chrome_trace
+
+        save_chrome_trace(timeline, trace)
+    if plot is not None:
+        from envplan.plotting.timeline import plot_timeline
+
+        plot_timeline(timeline, plot)
+    notes = _notes(timeline, sync_time, disturbed=bool(noise or switch_latency))
+    written = [str(output) for output in (trace, plot) if output is not None]
+    if json:
+        _print_json(timeline, reports, notes, written)
+    elif not quiet:
+        _print(timeline, source, reports, notes, written)
+
+
+def _refuse_overwriting_plan(plan: Path, *outputs: Path | None) -> None:
+    for output in outputs:
+        if output and output.exists() and output.samefile(plan):
+            raise InputError("is the plan itself; choose another output file", path=output)
+
+
+class _Cluster:
+    """What the options say about a cluster; checked where that needs no plan."""
+
+    def __init__(
+        self,
+        replicas: int | None,
+        gpus_per_stage: int | None,
+        stragglers: Sequence[str] | None,
+        trace: Path | None,
+        scaling: str | None,
+    ) -> None:
+        options = {
+            "--replicas": replicas,
+            "--gpus-per-stage": gpus_per_stage,
+            "--straggler": stragglers or None,
+            "--straggler-trace": trace,
+            "--strong-scaling": scaling,
+        }
+        self._given = [option for option, value in options.items() if value is not None]
+        for option, count in (("--replicas", replicas), ("--gpus-per-stage", gpus_per_stage)):
+            if count is not None:
+                at_least(count, option, 1)
+        if stragglers and trace:
+            raise InputError(
+                "--straggler and --straggler-trace exclude each other; give one of them"
+            )
+        self._replicas, self._gpus, self._trace = replicas, gpus_per_stage, trace
+        self._stragglers = _parse_stragglers(stragglers or ())
+        self._scaling = _parse_counts(scaling)
+
+    def refuse_with(self, option: str) -> None:
+        """Raises: InputError: this is about a cluster, which an option does not go with."""
+        if self._given:
+            raise InputError(
+                f"{option} and {self._given[0]} exclude each other: clusters are reckoned exactly"
+            )
+
+    def reports(
+        self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
+    ) -> list[ClusterReport]:
+        """The cluster, and then its further shapes; none where no option asks for it."""
+        if not self._given:
+            return []
+        from envplan.cli.output import progress_bar
+        from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
+        from envplan.verify import trace_job
+
+        replicas = self._replicas or plan.job.replicas
+        slowdowns: Sequence[Slowdowns] = [self._stragglers]
+        if self._trace is not None:
+            slowdowns = read_slowdowns(self._trace, replicas)
+        looks_up = plan.ladder is None and any(
+            factor > 1 for factors in slowdowns for factor in factors.values()
+        )
+        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+            frontier = trace_job(plan.job, profile, progress) if looks_up else None
+        reports = [
+            simulate_cluster(
+                plan,
+                profile,
+                frontier,
+                slowdowns=slowdowns,
+                replicas=replicas,
+                gpus_per_stage=self._gpus,
+                force=force,
+            )
+        ]
+        if self._scaling:
+            reports += strong_scaling(
+                plan,
+                profile,
+                self._scaling,
+                global_batch=plan.job.microbatches * replicas,
+                slowdowns=slowdowns,
+                gpus_per_stage=self._gpus,
+                force=force,
+            )
+        return reports
+
+
+def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
+    """Slowdown by replica; those without a replica get the lowest that are free."""
+    from envplan.cluster import check_slowdown
+
+    named: dict[int, float] = {}
+    unnamed: list[float] = []
+    for text in texts:
+        replica, colon, factor = text.rpartition(":")
+        try:
+            slowdown = check_slowdown(float(factor))
+            number = int(replica) if colon else None
+        except (ValueError, InputError):
+            raise InputError(
+                "--straggler must be a slowdown above 0, such as 1.2, or 3:1.2 for replica 3, "
+                f"not {text}"
+            ) from None
+        if number is None:
+            unnamed.append(slowdown)
+        elif number in named:
+            raise InputError(f"--straggler names replica {number} twice")
+        else:
+            named[number] = slowdown
+    free = (number for number in range(len(texts)) if number not in named)
+    return named | dict(zip(free, unnamed, strict=False))
+
+
+def _parse_counts(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--strong-scaling must be numbers of replicas, such as 32,64,128, not {text}"
+        ) from None
+    return [at_least(count, "--strong-scaling", 1) for count in counts]
+
+
+def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
+    plan = timeline.plan
+    if sync_time is not None:
+        late = timeline.sync_time_ns > timeline.iteration_time_ns
+        return [] if late else ["the plan takes longer than --sync-time, so nobody waits"]
+    if disturbed:
+        return []
+    if (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy):
+        return ["time and energy are exactly what the plan states"]
+    return ["the plan states another time or energy; `envplan check` says which is wrong"]
+
+
+def _print(
+    timeline: Timeline,
+    profile: Profile,
+    reports: Sequence[ClusterReport],
+    notes: Sequence[str],
+    written: Sequence[str],
+) -> None:
+    from envplan.cli.output import describe_profile, exact_seconds, print_table, say, significant
+
+    plan, pipeline = timeline.plan, timeline.pipeline
+    gpus = pipeline.num_stages * plan.job.num_gpus
+    say(
+        f"{describe_profile(profile)}; planner {plan.planner}; {pipeline.schedule}, "
+        f"{pipeline.num_stages} stages, {pipeline.num_microbatches} microbatches, {gpus} GPUs"
+    )
+    modelled = ", modelled" if plan.profile.source == "modelled" else ""
+    first = ", first run" if len(timeline.run_times_ns) > 1 else ""
+    print_table(f"One iteration, all GPUs{modelled}{first}", _STAGE_HEADERS, _stage_rows(timeline))
+    until = ""
+    if timeline.sync_time_ns > timeline.iteration_time_ns:
+        until = f", waited for until {exact_seconds(timeline.sync_time)} s"
+    say(f"iteration time {exact_seconds(timeline.iteration_time)} s{until}")
+    say(
+        f"energy {significant(timeline.energy, 7)} J = computation "
+        f"{significant(timeline.computation_energy, 7)} J + blocking "
+        f"{significant(timeline.blocking_energy, 7)} J"
+    )
+    say(
+        f"power {significant(timeline.average_power, 4)} W on average, "
+        f"{significant(timeline.peak_power, 4)} W at the peak"
+    )
+    say(f"critical path: {_path_in_words(timeline)}")
+    if len(timeline.run_times_ns) > 1:
+        _print_percentiles(timeline)
+    _print_clusters(reports, modelled)
+    for note in notes:
+        say(note)
+    for output in written:
+        say(f"wrote {output}")
+
+
+_STAGE_HEADERS = (
+    "stage",
+    "busy (s)",
+    "blocked (s)",
+    "busy (%)",
+    "computation (J)",
+    "blocking (J)",
+    "bubbles",
+    "usable",
+    "most stretch (s)",
+    "clock changes",
+)
+
+
+def _stage_rows(timeline: Timeline) -> list[list[str]]:
+    from envplan.cli.output import column
+    from envplan.units import j_from_fj, s_from_ns
+
+    stages = timeline.stages
+    of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
+    columns = [
+        [str(use.stage) for use in stages],
+        column([s_from_ns(use.busy_ns) for use in stages], 6),
+        column([s_from_ns(use.blocked_ns) for use in stages], 6),
+        [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
+        column([j_from_fj(use.computation_fj) for use in stages], 6),
+        column([j_from_fj(use.blocking_fj) for use in stages], 6),
+        [str(len(bubbles)) for bubbles in of_stage],
+        [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
+        column([s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage], 4),
+        [str(len(use.clock_changes) - 1) for use in stages],
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _path_in_words(timeline: Timeline) -> str:
+    """The critical path by the stages it goes through."""
+    stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
+    turns = [stage for k, stage in enumerate(stages) if k == 0 or stage != stages[k - 1]]
+    shown = " ".join(map(str, turns)) if len(turns) <= 24 else f"{len(turns) - 1} changes of stage"
+    return f"{len(stages)} operations, by stage {shown}"
+
+
+def _print_percentiles(timeline: Timeline) -> None:
+    from envplan.cli.output import column, print_table
+
+    times, energies = timeline.percentiles(_PERCENTS)
+    print_table(
+        f"{len(timeline.run_times_ns)} runs",
+        ("percent of runs", "iteration time at most (s)", "energy at most (J)"),
+        list(zip(map(str, _PERCENTS), column(times, 6), column(energies, 6), strict=True)),
+    )
+
+
+def _print_clusters(reports: Sequence[ClusterReport], modelled: str) -> None:
+    if not reports:
+        return
+    from envplan.cli.output import exact_seconds, print_table, say, significant
+
+    count = len(reports[0].iterations)
+    print_table(
+        f"Cluster, {count} iteration{'s' if count > 1 else ''}{modelled}; the first row is the "
+        "plan, others are planned anew for the same global batch"
+        if len(reports) > 1
+        else f"Cluster, {count} iteration{'s' if count > 1 else ''}{modelled}",
+        (
+            "GPUs",
+            "replicas",
+            "microbatches",
+            "time (s)",
+            "max frequency (J)",
+            "plan (J)",
+            "with look-up (J)",
+            "intrinsic saved (%)",
+            "extrinsic saved (%)",
+            "total saved (%)",
+        ),
+        [
+            [
+                str(report.num_gpus),
+                str(report.replicas),
+                str(report.num_microbatches),
+                exact_seconds(report.time),
+                significant(report.baseline_energy, 6),
+                significant(report.plan_energy, 6),
+                significant(report.energy, 6),
+                f"{report.percent(report.intrinsic_savings):.2f}",
+                f"{report.percent(report.extrinsic_savings):.2f}",
+                f"{report.percent(report.baseline_energy - report.energy):.2f}",
+            ]
+            for report in reports
+        ],
+        words=0,
+    )
+    straggling = [it for it in reports[0].iterations if it.stragglers]
+    if straggling:
+        worst = max(straggling, key=lambda it: it.sync_time_ns)
+        times = [worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9]
+        say(
+            f"somebody straggles in {len(straggling)} of {count}; at worst T' is "
+            f"{exact_seconds(times[0])} s, and the others follow the plan of "
+            f"{exact_seconds(times[1])} s"
+        )
+    for note in reports[0].notes:
+        say(note)
+
+
+def _print_json(
+    timeline: Timeline,
+    reports: Sequence[ClusterReport],
+    notes: Sequence[str],
+    written: Sequence[str],
+) -> None:
+    from envplan.cli.output import print_json
+
+    document: dict[str, Any] = timeline.to_dict()
+    if len(timeline.run_times_ns) > 1:
+        times, energies = timeline.percentiles(_PERCENTS)
+        document["runs"] = {
+            "count": len(timeline.run_times_ns),
+            "percents": list(_PERCENTS),
+            "iteration_time_s": times,
+            "energy_j": energies,
+        }
+    if reports:
+        document["cluster"] = [report.to_dict() for report in reports]
+    document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
+    document["written"] = list(written)
+    print_json(document)

@@ -1,0 +1,27 @@
+"""Planners: ways to choose a frequency for every operation, all behind one protocol."""
+
+from __future__ import annotations
+
+from envplan.planners.base import Planner
+from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
+from envplan.planners.comparison import Comparison, Entry, compare
+from envplan.planners.envpipe import EnvPipe, EnvPipeRun, Iteration, forwards_ahead
+from envplan.planners.ours import FrontierPlanner
+from envplan.planners.registry import PLANNERS, planner_named
+
+__all__ = [
+    "PLANNERS",
+    "Comparison",
+    "Entry",
+    "EnvPipe",
+    "EnvPipeRun",
+    "FrontierPlanner",
+    "Iteration",
+    "MaxFrequency",
+    "Planner",
+    "ZeusGlobal",
+    "ZeusPerStage",
+    "compare",
+    "forwards_ahead",
+    "planner_named",
+]

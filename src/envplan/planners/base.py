@@ -1,0 +1,115 @@
+"""What a planner is, and the frequencies it can choose from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.pipeline import Pipeline
+from envplan.profile import OptionTable, Profile
+from envplan.units import s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+
+
+class Planner(Protocol):
+    """Chooses a frequency for every operation of a traced pipeline."""
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether plan() can be asked for a time; if not, it settles on one of its own."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it, and plan.json's `planner`."""
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """The planner's plan, replayed, priced and set against the frontier's lower bound.
+
+        Args:
+            target_time_ns: when the iteration must be over, ns; default: as fast as it can.
+
+        Raises:
+            NoAnswerError: the planner has no plan that fast; says its fastest.
+            InputError: a target was given and the planner takes none.
+        """
+
+
+def refuse_target(planner: str, target_time_ns: int | None) -> None:
+    """For planners that settle on a time of their own.
+
+    Raises:
+        InputError: a target was given.
+    """
+    if target_time_ns is not None:
+        raise InputError(
+            f"planner {planner} takes no target: it settles on an iteration time of its own"
+        )
+
+
+def no_plan_so_fast(planner: str, target_time_ns: int, fastest_ns: int) -> NoAnswerError:
+    return NoAnswerError(
+        f"planner {planner} has no plan that finishes in {s_from_ns(target_time_ns):.9f} s; its "
+        f"fastest takes {s_from_ns(fastest_ns):.9f} s"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Clocks:
+    """One row of an option table for each of its frequencies: what a planner of clocks alone sees.
+
+    Where several rows share a frequency (they differ in config), the fastest stands for it, and of
+    equally fast ones the cheapest.
+
+    Attributes:
+        mhz: the frequencies, strictly ascending, (n).
+        row: the row of the option table for each, (n).
+        time_ns, energy_fj: of those rows, (n), Python ints.
+    """
+
+    mhz: tuple[int, ...]
+    row: tuple[int, ...]
+    time_ns: tuple[int, ...]
+    energy_fj: tuple[int, ...]
+
+    @classmethod
+    def of(cls, table: OptionTable) -> Clocks:
+        """The clocks of a table."""
+        # Rows are sorted by time and energy, and unique() reports the first of equals.
+        mhz, rows = np.unique(table.frequency_mhz, return_index=True)
+        return cls(
+            tuple(mhz.tolist()),
+            tuple(rows.tolist()),
+            tuple(table.time_ns[rows].tolist()),
+            tuple(table.energy_fj[rows].tolist()),
+        )
+
+    @property
+    def top(self) -> int:
+        """Index of the highest frequency."""
+        return len(self.mhz) - 1
+
+    def at_least(self, mhz: int) -> int:
+        """Index of the lowest frequency that is not below `mhz`; where there is none, the top."""
+        return min(bisect_left(self.mhz, mhz), self.top)
+
+
+def clocks_of_operations(pipeline: Pipeline, profile: Profile) -> list[Clocks]:
+    """The clocks of each operation, (N); operations with one table share them."""
+    known: dict[tuple[int, str], Clocks] = {}
+    for op in pipeline.operations:
+        key = (op.profile_stage, op.instruction)
+        if key not in known:
+            known[key] = Clocks.of(profile.table(*key))
+    return [known[op.profile_stage, op.instruction] for op in pipeline.operations]
+
+
+def all_clocks(clocks: list[Clocks]) -> list[int]:
+    """Every frequency that some operation can be set to, ascending; [0] if none is controlled."""
+    return sorted({mhz for one in set(clocks) for mhz in one.mhz if mhz}) or [0]

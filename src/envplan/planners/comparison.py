@@ -1,0 +1,348 @@
+"""Every planner on one profile, side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.pipeline.formats import shown
+from envplan.planners.baselines import (
+    Candidate,
+    MaxFrequency,
+    ZeusGlobal,
+    ZeusPerStage,
+    cheapest_in_time,
+)
+from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
+from envplan.planners.ours import FrontierPlanner, plan_in_view_of
+from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Baseline, Plan
+    from envplan.profile import Profile
+
+Point = Literal["T_min", "T_star", "straggler"]
+
+_MAX_STRAGGLER_S: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper says was saved on this workload; measured there, on real GPUs.
+
+    Attributes:
+        savings_percent: of the energy at maximum frequency.
+        slowdown_percent: None where it is not said.
+        source: where it was published.
+    """
+
+    savings_percent: float
+    slowdown_percent: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One planner's plan in a comparison.
+
+    Energies are J per iteration over all GPUs.
+
+    Attributes:
+        planner: its name.
+        point: which of our own planner's plans this is; None for all other planners.
+        plan: the plan.
+        ours: our plan of the same pipeline for the same time, which uses no more energy.
+        planning_time: s, the frontier's trace included where the planner needs it.
+        slowdown_percent, savings_percent: against Comparison.baseline.
+        intrinsic_j: what the plan uses above ours for the same time (intrinsic bloat).
+        extrinsic_j: what ours for the same time, waiting included, uses above the best that we
+            know for the straggler (extrinsic bloat); 0 without one.
+        straggler_energy: J until the straggler is finished; None without one.
+        straggler_savings_percent: likewise, against the baseline waiting for the same straggler.
+    """
+
+    planner: str
+    point: Point | None
+    plan: Plan
+    ours: Plan
+    planning_time: float
+    slowdown_percent: float
+    savings_percent: float
+    intrinsic_j: float
+    extrinsic_j: float
+    straggler_energy: float | None
+    straggler_savings_percent: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All planners on one profile.
+
+    Attributes:
+        frontier: of the pipeline as given, which all planners but EnvPipe keep.
+        envpipe_frontier: of EnvPipe's schedule; the same as frontier where EnvPipe could not
+            reschedule.
+        baseline: maximum frequency on the pipeline as given.
+        entries: one for each planner, several for ours, the last of them on EnvPipe's schedule.
+        curves: the own frontiers of planners that have one: planner -> (s, J), ascending time.
+        envpipe: what EnvPipe did.
+        straggler_time: s; None without a straggler.
+        published: what the profile's sidecar says of its workload; None where it says nothing.
+    """
+
+    frontier: Frontier
+    envpipe_frontier: Frontier
+    baseline: Baseline
+    entries: tuple[Entry, ...]
+    curves: Mapping[str, Sequence[tuple[float, float]]]
+    envpipe: EnvPipeRun
+    straggler_time: float | None
+    published: Published | None
+
+
+def compare(
+    frontier: Frontier,
+    *,
+    reconfigure: str = "balanced",
+    activation_slots: int | Sequence[int] | None = None,
+    straggler_time: float | None = None,
+    straggler_slowdown: float | None = None,
+    trace_time: float = 0.0,
+) -> Comparison:
+    """Run every planner on a traced pipeline and set its plan against ours for the same time.
+
+    EnvPipe reschedules a 1F1B pipeline first; any other one it takes as it is.
+
+    Args:
+        reconfigure, activation_slots: EnvPipe's, see EnvPipe and forwards_ahead.
+        straggler_time: s, when everyone is finished because some replica is that slow.
+        straggler_slowdown: instead, as a fraction above the baseline's iteration time.
+        trace_time: s that tracing the frontier took, which our planner needs.
+
+    Raises:
+        InputError: an argument is out of range, or the sidecar's `published` is malformed.
+    """
+    import envplan.plan  # noqa: F401  # so that no planner's time has the import in it
+
+    published = _published(frontier.profile)
+    envpipe = EnvPipe(reconfigure)
+    begin = time.perf_counter()
+    rescheduled = _rescheduled(frontier, activation_slots)
+    retrace_time = time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    baseline = MaxFrequency().plan(frontier)
+    seconds = time.perf_counter() - begin
+    others = [_Made(MaxFrequency.name, None, baseline, seconds, frontier)]
+    sync = _sync_time(baseline, straggler_time, straggler_slowdown)
+    points: dict[str, list[Candidate]] = {}
+    for planner in (ZeusGlobal(), ZeusPerStage()):
+        begin = time.perf_counter()
+        points[planner.name] = planner.candidates(frontier)
+        plan = cheapest_in_time(planner.name, frontier, points[planner.name], None)
+        seconds = time.perf_counter() - begin
+        others.append(_Made(planner.name, None, plan, seconds, frontier))
+    begin = time.perf_counter()
+    run = envpipe.run(rescheduled)
+    seconds = time.perf_counter() - begin
+    others.append(_Made(EnvPipe.name, None, run.plan(rescheduled), seconds, rescheduled))
+    sight = _Sight(others, sync)
+    own = _our_plans(frontier, sight, sync, trace_time)
+    if rescheduled is not frontier:
+        least = rescheduled.min_time_ns
+        own.append(_our_plan(rescheduled, sight, least, "T_min", retrace_time))
+    gpus = frontier.gpus_per_stage * frontier.replicas
+    return Comparison(
+        frontier=frontier,
+        envpipe_frontier=rescheduled,
+        baseline=baseline.predicted.baseline,
+        entries=tuple(_entry(made, sight, baseline, sync) for made in (*others, *own)),
+        curves={
+            name: [(s_from_ns(c.makespan_ns), j_from_fj(c.energy_fj * gpus)) for c in candidates]
+            for name, candidates in points.items()
+        },
+        envpipe=run,
+        straggler_time=sync,
+        published=published,
+    )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan, what made it in how many seconds, and on which pipeline."""
+
+    planner: str
+    point: Point | None
+    plan: Plan
+    seconds: float
+    frontier: Frontier
+
+
+def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
+    """The frontier of EnvPipe's schedule for a 1F1B pipeline; any other frontier as it is."""
+    pipeline = frontier.pipeline
+    if pipeline.schedule != "1f1b":
+        if activation_slots is not None:
+            raise InputError(
+                "activation slots are for rescheduling 1f1b; this pipeline runs "
+                f"{pipeline.schedule}"
+            )
+        return frontier
+    from envplan.frontier import trace_frontier
+
+    given = frontier.blocking_power_source == "argument"
+    return trace_frontier(
+        Pipeline(
+            "envpipe",
+            pipeline.num_stages,
+            pipeline.num_microbatches,
+            p2p_latency=s_from_ns(pipeline.p2p_latency_ns),
+            forwards_ahead=forwards_ahead(
+                frontier.profile, pipeline.num_microbatches, activation_slots
+            ),
+        ),
+        frontier.profile,
+        blocking_power=frontier.blocking_power_w[0] if given else None,
+        gpus_per_stage=frontier.gpus_per_stage,
+        replicas=frontier.replicas,
+    )
+
+
+def _sync_time(
+    baseline: Plan, straggler_time: float | None, straggler_slowdown: float | None
+) -> float | None:
+    """When a straggler is finished, s.
+
+    Raises:
+        InputError: both are given, or the time is not finite and positive.
+    """
+    if straggler_time is not None and straggler_slowdown is not None:
+        raise InputError("give straggler_time or straggler_slowdown, not both")
+    if straggler_slowdown is not None:
+        straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
+    if straggler_time is not None and not 0 <= straggler_time <= _MAX_STRAGGLER_S:
+        raise InputError(
+            f"a straggler's time must lie between 0 and {_MAX_STRAGGLER_S:.0e} s, not "
+            f"{straggler_time:g}"
+        )
+    return straggler_time
+
+
+def until(plan: Plan, sync_time: float | None) -> float:
+    """J until everyone is finished: the plan, and its waiting for a straggler if there is one."""
+    return plan.energy + (0.0 if sync_time is None else plan.waiting_energy(sync_time))
+
+
+class _Sight:
+    """Our plans for any time, each made once and in view of all other planners' plans."""
+
+    def __init__(self, others: Sequence[_Made], sync_time: float | None) -> None:
+        self._others = others
+        self._sync_time = sync_time
+        self._known: dict[tuple[int, int], Plan] = {}
+
+    def plan(self, frontier: Frontier, time_ns: int) -> Plan:
+        key = (id(frontier), time_ns)
+        if key not in self._known:
+            rivals = [made.plan for made in self._others if made.frontier is frontier]
+            self._known[key] = plan_in_view_of(frontier, time_ns, rivals)
+        return self._known[key]
+
+    def least_until(self, frontier: Frontier, sync_time: float) -> float:
+        """J until then of the best plan that we know to be in time."""
+        latest = min(ns_from_s_floor(sync_time), frontier.min_energy_time_ns)
+        if latest >= frontier.min_time_ns:
+            self.plan(frontier, latest)
+        return min(
+            until(plan, sync_time)
+            for (owner, _), plan in self._known.items()
+            if owner == id(frontier) and plan.iteration_time <= sync_time
+        )
+
+
+def _our_plans(
+    frontier: Frontier, sight: _Sight, sync_time: float | None, trace_time: float
+) -> list[_Made]:
+    """Our plans at T_min, for a straggler that leaves more time, and at T_star."""
+    least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+    points: dict[int, Point] = {least: "T_min"}
+    if sync_time is not None and least < ns_from_s_floor(sync_time) < star:
+        points[ns_from_s_floor(sync_time)] = "straggler"
+    points.setdefault(star, "T_star")
+    return [_our_plan(frontier, sight, at, point, trace_time) for at, point in points.items()]
+
+
+def _our_plan(
+    frontier: Frontier, sight: _Sight, time_ns: int, point: Point, trace_time: float
+) -> _Made:
+    begin = time.perf_counter()
+    plan = sight.plan(frontier, time_ns)
+    seconds = time.perf_counter() - begin + trace_time
+    return _Made(FrontierPlanner.name, point, plan, seconds, frontier)
+
+
+def _entry(made: _Made, sight: _Sight, baseline: Plan, straggler: float | None) -> Entry:
+    plan, frontier = made.plan, made.frontier
+    ours = plan if made.point else sight.plan(frontier, ns_from_s(plan.iteration_time))
+    # A plan that is slower than the straggler is one itself.
+    sync = None if straggler is None else max(straggler, plan.iteration_time)
+    spent = until(plan, sync)
+    extrinsic = 0.0 if sync is None else until(ours, sync) - sight.least_until(frontier, sync)
+    without = until(baseline, straggler)
+    return Entry(
+        planner=made.planner,
+        point=made.point,
+        plan=plan,
+        ours=ours,
+        planning_time=made.seconds,
+        slowdown_percent=_percent(
+            plan.iteration_time - baseline.iteration_time, baseline.iteration_time
+        ),
+        savings_percent=_percent(baseline.energy - plan.energy, baseline.energy),
+        intrinsic_j=plan.energy - ours.energy,
+        extrinsic_j=extrinsic,
+        straggler_energy=None if sync is None else spent,
+        straggler_savings_percent=None if sync is None else _percent(without - spent, without),
+    )
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _published(profile: Profile) -> Published | None:
+    """The published figure that a profile's sidecar names.
+
+    Raises:
+        InputError: it has a wrong form.
+    """
+    said = profile.metadata.extra.get("published")
+    if said is None:
+        return None
+    if not isinstance(said, dict):
+        raise InputError(f"metadata of {profile.name}: published must be an object")
+    numbers = {
+        name: _published_number(profile, name, said.get(name))
+        for name in ("savings_percent", "slowdown_percent")
+        if name == "savings_percent" or said.get(name) is not None
+    }
+    source = said.get("source")
+    if not isinstance(source, str):
+        raise InputError(
+            f"metadata of {profile.name}: published.source must say where, not {shown(source)}"
+        )
+    return Published(numbers["savings_percent"], numbers.get("slowdown_percent"), source)
+
+
+def _published_number(profile: Profile, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(
+            f"metadata of {profile.name}: published.{name} must be a number, not {shown(value)}"
+        )
+    return float(value)

@@ -1,0 +1,29 @@
+"""All planners by the name a user gives them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envplan.errors import InputError
+from envplan.pipeline.formats import shown
+from envplan.planners.base import Planner
+from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
+from envplan.planners.envpipe import EnvPipe
+from envplan.planners.ours import FrontierPlanner
+
+#: Every planner by name, in the order in which they are compared.
+PLANNERS: Final[dict[str, Planner]] = {
+    planner.name: planner
+    for planner in (MaxFrequency(), ZeusGlobal(), ZeusPerStage(), EnvPipe(), FrontierPlanner())
+}
+
+
+def planner_named(name: str) -> Planner:
+    """The planner of that name.
+
+    Raises:
+        InputError: there is none; lists those there are.
+    """
+    if name not in PLANNERS:
+        raise InputError(f"unknown planner {shown(name)}; known: {', '.join(PLANNERS)}")
+    return PLANNERS[name]

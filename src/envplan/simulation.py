@@ -1,0 +1,671 @@
+"""Replaying a plan: what every GPU does when, what it draws, and where it waits for nothing.
+
+Without noise and latency a replay is exact and gives a plan's stated time and energy to the last
+nanosecond and femtojoule. With them it tells how much of the plan survives on a real machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError
+from envplan.pipeline import Operation, Pipeline
+from envplan.plan import option_tables
+from envplan.profile import OptionTable, Profile
+from envplan.units import (
+    MAX_INTEGER,
+    UW_PER_W,
+    j_from_fj,
+    ns_from_s,
+    s_from_ns,
+)
+from envplan.verify import check_operations, check_reference, chosen_options, stated_powers
+
+if TYPE_CHECKING:
+    from envplan.plan import Plan
+
+__all__ = ["Bubble", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
+
+MAX_RUNS: Final = 100_000
+MAX_SWITCH_LATENCY_S: Final = 3600.0
+
+
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    switch_latency: float = 0.0,
+    runs: int = 1,
+    sync_time: float | None = None,
+    force: bool = False,
+) -> Timeline:
+    """Replay a plan: every operation starts as soon as those that it waits for let it.
+
+    Noise multiplies the time of each operation by a factor drawn for it, lognormal with mean 1 and
+    standard deviation `noise`. Power stays that of the option, so energy grows with time. All GPUs
+    of a stage, in all replicas, are drawn alike. Run k draws the same factors in the same order
+    whatever the plan and the number of runs, so plans can be compared draw by draw.
+
+    Switch latency: an operation requests its clock at the moment it starts, and the request takes
+    effect `switch_latency` later. So at time t a stage runs at the clock of the last request made
+    by t - switch_latency, even if a further one has been made since. An operation during which the
+    clock changes is split in proportion to the work done: if it has run for a share x of its time
+    at the old clock, the share 1 - x of its time at the new one is left (rounded up to a whole ns),
+    and each part draws the power of its clock. Running at a clock that the profile does not list
+    for an operation, it takes the time and energy of the nearest clock listed (the higher of two)
+    with the same config. Operations at 0 MHz request nothing and take their time at any clock. The
+    iteration begins at the clock that the stage's last request of the iteration before has left.
+
+    Args:
+        profile: what the plan was made from.
+        noise: standard deviation of times, as a fraction of them, 0 to 1.
+        seed: not negative; the same seed gives the same runs.
+        switch_latency: s from a clock request until the clock changes, up to 3600.
+        runs: how many times to replay with other noise, 1 to 100000.
+        sync_time: s; when the iteration is over for everybody, if that is later than for this
+            plan: its GPUs wait until then. In noisy runs, too.
+        force: go on though the profile has changed since the plan was made.
+
+    Returns:
+        The timeline of the first run, with time and energy of all runs.
+
+    Raises:
+        InputError: an argument is out of range, the profile has changed, or the plan does not fit
+            it or its own job.
+    """
+    _check_arguments(noise, seed, switch_latency, runs, sync_time)
+    check_reference(plan.profile, profile, force)
+    pipeline = plan.job.pipeline()
+    check_operations(plan, pipeline)
+    machine = _Machine(
+        pipeline,
+        option_tables(pipeline, profile),
+        chosen_options(plan, pipeline, profile).tolist(),
+        stated_powers(plan, pipeline),
+        ns_from_s(switch_latency),
+    )
+    first: _Replay | None = None
+    results: list[tuple[int, int]] = []
+    for factors in _noise(len(pipeline.operations), noise, seed, runs):
+        replay = machine.replay(factors)
+        sync_ns = max(replay.makespan_ns, ns_from_s(sync_time or 0.0))
+        results.append((replay.makespan_ns, machine.energy_fj(replay, sync_ns)))
+        first = first or replay
+    assert first is not None
+    return _timeline(plan, machine, first, ns_from_s(sync_time or 0.0), results)
+
+
+def _check_arguments(
+    noise: float, seed: int, switch_latency: float, runs: int, sync_time: float | None
+) -> None:
+    if not 0 <= noise <= 1:
+        raise InputError(f"noise must be a fraction between 0 and 1, not {noise}")
+    if seed < 0:
+        raise InputError(f"seed must not be negative, not {seed}")
+    if not 0 <= switch_latency <= MAX_SWITCH_LATENCY_S:
+        raise InputError(
+            f"switch_latency must be between 0 and {MAX_SWITCH_LATENCY_S:g} s, not {switch_latency}"
+        )
+    if not 1 <= runs <= MAX_RUNS:
+        raise InputError(f"runs must be between 1 and {MAX_RUNS}, not {runs}")
+    if runs > 1 and noise == 0:
+        raise InputError(f"without noise all {runs} runs are the same; give a noise or one run")
+    if sync_time is not None and not 0 <= sync_time <= s_from_ns(MAX_INTEGER):
+        raise InputError(f"sync_time must be seconds from 0 up, not {sync_time}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What an operation does at one clock; one GPU's energy.
+
+    Attributes:
+        start_ns, finish_ns: when, ns.
+        frequency_mhz: the clock in force; 0 for an operation that controls none.
+        energy_fj: drawn meanwhile, fJ.
+    """
+
+    start_ns: int
+    finish_ns: int
+    frequency_mhz: int
+    energy_fj: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOperation:
+    """An operation as it ran; energy is that of one GPU.
+
+    Attributes:
+        operation: what ran.
+        frequency_mhz, config: as planned.
+        slices: the clocks it ran at, in time order: one, unless a switch came late.
+        stretch_ns: how much longer it could take, all else as it is, without anybody finishing
+            later; ns.
+        critical: whether it could take no longer at all before this pipeline itself finishes later.
+    """
+
+    operation: Operation
+    frequency_mhz: int
+    config: str
+    slices: tuple[Slice, ...]
+    stretch_ns: int
+    critical: bool
+
+    @property
+    def start_ns(self) -> int:
+        return self.slices[0].start_ns
+
+    @property
+    def finish_ns(self) -> int:
+        return self.slices[-1].finish_ns
+
+    @property
+    def time_ns(self) -> int:
+        return self.finish_ns - self.start_ns
+
+    @property
+    def energy_fj(self) -> int:
+        return sum(part.energy_fj for part in self.slices)
+
+    def to_dict(self, *, on_path: bool) -> dict[str, Any]:
+        """In JSON types; energy is that of one GPU."""
+        return {
+            "instruction": self.operation.instruction,
+            "microbatch": self.operation.microbatch,
+            "chunk": self.operation.chunk,
+            "frequency_mhz": self.frequency_mhz,
+            "config": self.config,
+            "start_s": s_from_ns(self.start_ns),
+            "finish_s": s_from_ns(self.finish_ns),
+            "energy_j": j_from_fj(self.energy_fj),
+            "could_stretch_s": s_from_ns(self.stretch_ns),
+            "critical_path": on_path,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """A gap on a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023).
+
+    Attributes:
+        stage: whose.
+        start_ns, finish_ns: when, ns.
+        after: index among the timeline's operations of the one before it; None where the stage
+            waits for its first.
+        stretch_ns: how much longer that one could take without anybody finishing later, ns, maybe
+            pushing others; 0 where there is none.
+    """
+
+    stage: int
+    start_ns: int
+    finish_ns: int
+    after: int | None
+    stretch_ns: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether the operation before it may be slower for nothing."""
+        return self.stretch_ns > 0
+
+    @property
+    def usable_ns(self) -> int:
+        """How much of the gap that operation could fill, ns."""
+        return min(self.stretch_ns, self.finish_ns - self.start_ns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON types."""
+        return {
+            "start_s": s_from_ns(self.start_ns),
+            "finish_s": s_from_ns(self.finish_ns),
+            "usable": self.usable,
+            "could_stretch_s": s_from_ns(self.stretch_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StageUse:
+    """What a stage does in an iteration; energies over all GPUs of the stage, in all replicas.
+
+    Attributes:
+        busy_ns, blocked_ns: in operations, and waiting until the iteration is over for all; ns.
+        computation_fj, blocking_fj: drawn in the one and in the other, fJ.
+        clock_changes: (ns, MHz) from the clock at the start on, each another than the one before
+            it.
+    """
+
+    stage: int
+    busy_ns: int
+    blocked_ns: int
+    computation_fj: int
+    blocking_fj: int
+    clock_changes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One iteration as it ran. Made by simulate.
+
+    Attributes:
+        plan: what ran.
+        pipeline: its operations and what they wait for.
+        operations: of all stages, in the order of pipeline.operations.
+        stages: for each stage, its use.
+        bubbles: by stage and time.
+        critical_path: indices into `operations`, in time order: a chain, each as soon as the one
+            before it lets it, that lasts as long as the iteration.
+        iteration_time_ns: when this pipeline is finished, ns.
+        sync_time_ns: when all are, a straggler included; never earlier. ns.
+        run_times_ns: iteration time of each run, ns; the first is this one.
+        run_energies_fj: energy of each run over all GPUs until all have finished, fJ.
+    """
+
+    plan: Plan
+    pipeline: Pipeline
+    operations: tuple[TimedOperation, ...]
+    stages: tuple[StageUse, ...]
+    bubbles: tuple[Bubble, ...]
+    critical_path: tuple[int, ...]
+    iteration_time_ns: int
+    sync_time_ns: int
+    run_times_ns: tuple[int, ...]
+    run_energies_fj: tuple[int, ...]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one stage in all replicas: what an operation's energy is multiplied by."""
+        return self.plan.job.num_gpus
+
+    @property
+    def energy_fj(self) -> int:
+        """Of all GPUs, until all have finished, fJ."""
+        return self.run_energies_fj[0]
+
+    @property
+    def iteration_time(self) -> float:
+        """When this pipeline is finished, s."""
+        return s_from_ns(self.iteration_time_ns)
+
+    @property
+    def sync_time(self) -> float:
+        """When all pipelines are finished, s."""
+        return s_from_ns(self.sync_time_ns)
+
+    @property
+    def energy(self) -> float:
+        """J of all GPUs until sync_time."""
+        return j_from_fj(self.energy_fj)
+
+    @property
+    def computation_energy(self) -> float:
+        """J of all GPUs while they run operations."""
+        return j_from_fj(sum(stage.computation_fj for stage in self.stages))
+
+    @property
+    def blocking_energy(self) -> float:
+        """J of all GPUs while they wait."""
+        return j_from_fj(sum(stage.blocking_fj for stage in self.stages))
+
+    @property
+    def average_power(self) -> float:
+        """W of all GPUs until sync_time."""
+        return self.energy_fj / (self.sync_time_ns * UW_PER_W)
+
+    @property
+    def peak_power(self) -> float:
+        """The most that all GPUs draw at a time, W; each operation draws its average throughout."""
+        return float(self.power[1].max())
+
+    @cached_property
+    def power(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Power of all GPUs over time.
+
+        Returns:
+            Times in ns, ascending from 0 to sync_time_ns, (k + 1); and the W between one and the
+            next, (k).
+        """
+        begins, ends, rises = [], [], []
+        for timed in self.operations:
+            waiting_w = self.plan.job.blocking_power_w[timed.operation.stage]
+            for part in timed.slices:
+                begins.append(part.start_ns)
+                ends.append(part.finish_ns)
+                power_w = part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W)
+                rises.append(power_w - waiting_w)
+        times = np.unique(np.array([0, *begins, *ends, self.sync_time_ns], np.int64))
+        steps = np.zeros(len(times))
+        np.add.at(steps, np.searchsorted(times, begins), rises)
+        np.subtract.at(steps, np.searchsorted(times, ends), rises)
+        watts = sum(self.plan.job.blocking_power_w) + np.cumsum(steps)[:-1]
+        return times, watts * self.num_gpus
+
+    def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""
+        times = [s_from_ns(time) for time in self.run_times_ns]
+        energies = [j_from_fj(energy) for energy in self.run_energies_fj]
+        return np.percentile(times, percents).tolist(), np.percentile(energies, percents).tolist()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in JSON types: times in s, energies in J, powers in W."""
+        path = set(self.critical_path)
+        return {
+            "planner": self.plan.planner,
+            "profile": self.plan.profile.model_dump(exclude_none=True),
+            "iteration_time_s": self.iteration_time,
+            "sync_time_s": self.sync_time,
+            "energy_j": self.energy,
+            "computation_energy_j": self.computation_energy,
+            "blocking_energy_j": self.blocking_energy,
+            "average_power_w": self.average_power,
+            "peak_power_w": self.peak_power,
+            "stages": [
+                {
+                    "stage": use.stage,
+                    "busy_s": s_from_ns(use.busy_ns),
+                    "blocked_s": s_from_ns(use.blocked_ns),
+                    "computation_energy_j": j_from_fj(use.computation_fj),
+                    "blocking_energy_j": j_from_fj(use.blocking_fj),
+                    "clock_changes": [
+                        {"at_s": s_from_ns(at), "frequency_mhz": mhz}
+                        for at, mhz in use.clock_changes
+                    ],
+                    "operations": [
+                        timed.to_dict(on_path=index in path)
+                        for index, timed in enumerate(self.operations)
+                        if timed.operation.stage == use.stage
+                    ],
+                    "bubbles": [
+                        bubble.to_dict() for bubble in self.bubbles if bubble.stage == use.stage
+                    ],
+                }
+                for use in self.stages
+            ],
+            "critical_path": [
+                [timed.operation.stage, timed.operation.instruction, timed.operation.microbatch]
+                for timed in (self.operations[index] for index in self.critical_path)
+            ],
+        }
+
+
+def _noise(count: int, noise: float, seed: int, runs: int) -> Iterator[list[float] | None]:
+    """A factor for each operation's time, run by run; None without noise."""
+    if noise == 0:
+        yield None
+        return
+    variance = math.log1p(noise**2)
+    for run in range(runs):
+        normal = np.random.default_rng([seed, run]).standard_normal(count)
+        yield np.exp(math.sqrt(variance) * normal - variance / 2).tolist()
+
+
+class _Replay(NamedTuple):
+    """Slices of each operation, counted from its own start, and when it starts; all in ns."""
+
+    slices: list[tuple[Slice, ...]]
+    starts_ns: list[int]
+    time_ns: NDArray[np.int64]
+    makespan_ns: int
+
+
+class _Machine:
+    """A pipeline with an option for each operation, on GPUs whose clocks follow with a delay."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tables: Sequence[OptionTable],
+        options: Sequence[int],
+        powers_uw: Sequence[int],
+        latency_ns: int,
+    ) -> None:
+        self.pipeline = pipeline
+        self.tables = tables
+        self.options = options
+        self.powers_uw = powers_uw
+        self.latency_ns = latency_ns
+        self.frequencies = [
+            int(table.frequency_mhz[row]) for table, row in zip(tables, options, strict=True)
+        ]
+        self.last_clocks = [
+            next((mhz for mhz in reversed(self.frequencies[first:last]) if mhz), 0)
+            for first, last in pairwise(pipeline.stage_begin.tolist())
+        ]
+        self._nearest: dict[tuple[int, int, str], int] = {}
+
+    def replay(self, factors: Sequence[float] | None) -> _Replay:
+        """One iteration.
+
+        Raises:
+            InputError: it lasts longer than 2**62 ns.
+        """
+        slices = self._on_time(factors) if self.latency_ns == 0 else self._late(factors)
+        time_ns = np.array([parts[-1].finish_ns for parts in slices], np.int64)
+        starts, makespan = self.pipeline.earliest_starts(time_ns)
+        return _Replay(slices, starts.tolist(), time_ns, makespan)
+
+    def energy_fj(self, replay: _Replay, sync_ns: int) -> int:
+        """One GPU a stage, one replica; waiting until sync_ns included."""
+        busy = [0] * self.pipeline.num_stages
+        computation = 0
+        for op, parts in zip(self.pipeline.operations, replay.slices, strict=True):
+            busy[op.stage] += parts[-1].finish_ns
+            computation += sum(part.energy_fj for part in parts)
+        waiting = zip(self.powers_uw, busy, strict=True)
+        return computation + sum(power * (sync_ns - time) for power, time in waiting)
+
+    def clock_changes(self, replay: _Replay, stage: int, until_ns: int) -> list[tuple[int, int]]:
+        """When a stage's clock becomes what, from 0 until a time."""
+        first, last = self.pipeline.stage_begin[stage : stage + 2].tolist()
+        changes = [(0, self.last_clocks[stage])]
+        for i in range(first, last):
+            mhz, at = self.frequencies[i], replay.starts_ns[i] + self.latency_ns
+            if mhz not in (0, changes[-1][1]) and at <= until_ns:
+                # At 0 ns a request without latency takes the place of the clock left over.
+                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
+        return changes
+
+    def _cost(self, i: int, row: int, factor: float) -> tuple[int, int]:
+        """Time (ns) and energy (fJ) of all of operation i by a row of its table, under noise."""
+        time, energy = int(self.tables[i].time_ns[row]), int(self.tables[i].energy_fj[row])
+        if factor == 1:
+            return time, energy
+        noisy = min(max(1, round(time * factor)), MAX_INTEGER)
+        return noisy, _share(energy, noisy, time)
+
+    def _on_time(self, factors: Sequence[float] | None) -> list[tuple[Slice, ...]]:
+        """Slices where every operation runs at its own clock."""
+        slices: list[tuple[Slice, ...]] = []
+        for i, (row, mhz) in enumerate(zip(self.options, self.frequencies, strict=True)):
+            time, energy = self._cost(i, row, factors[i] if factors else 1.0)
+            slices.append((Slice(0, time, mhz, energy),))
+        return slices
+
+    def _late(self, factors: Sequence[float] | None) -> list[tuple[Slice, ...]]:
+        """Slices where clocks follow late, in topological order, for what clock an operation meets
+        depends on when it starts."""
+        graph = self.pipeline
+        starts = [0] * len(self.options)
+        slices: list[tuple[Slice, ...]] = [()] * len(self.options)
+        clocks = [_Clock(mhz, self.latency_ns) for mhz in self.last_clocks]
+        begins, after = graph.succ_begin.tolist(), graph.succ.tolist()
+        lags = graph.succ_lag_ns.tolist()
+        for i in graph.order.tolist():
+            factor = factors[i] if factors else 1.0
+            clock = clocks[graph.operations[i].stage]
+            slices[i] = self._run(i, starts[i], clock, factor)
+            finish = starts[i] + slices[i][-1].finish_ns
+            for k in range(begins[i], begins[i + 1]):
+                starts[after[k]] = max(starts[after[k]], finish + lags[k])
+        return slices
+
+    def _run(self, i: int, start: int, clock: _Clock, factor: float) -> tuple[Slice, ...]:
+        """Operation i from a time on, at whatever clocks it meets; slices count from its start."""
+        planned = self.options[i]
+        if self.frequencies[i] == 0:
+            time, energy = self._cost(i, planned, factor)
+            return (Slice(0, time, 0, energy),)
+        clock.request(self.frequencies[i], start)
+        parts: list[Slice] = []
+        now, left = start, Fraction(1)
+        while left:
+            mhz, until = clock.at(now)
+            row = planned if mhz == self.frequencies[i] else self._row_nearest(i, mhz)
+            time, energy = self._cost(i, row, factor)
+            spent = math.ceil(left * time)
+            if until is not None and now + spent > until:
+                spent = until - now
+                left -= Fraction(spent, time)
+            else:
+                left = Fraction(0)
+            begin = now - start
+            parts.append(Slice(begin, begin + spent, mhz, _share(energy, spent, time)))
+            now += spent
+        return tuple(parts)
+
+    def _row_nearest(self, i: int, mhz: int) -> int:
+        """The row of operation i's table that stands for a clock, with its own config."""
+        table = self.tables[i]
+        config = table.config[self.options[i]]
+        key = (id(table), mhz, config)
+        if key not in self._nearest:
+            rows = [
+                (abs(listed - mhz), -listed, row)
+                for row, listed in enumerate(table.frequency_mhz.tolist())
+                if listed and table.config[row] == config
+            ]
+            self._nearest[key] = min(rows)[2]
+        return self._nearest[key]
+
+
+class _Clock:
+    """A clock that follows requests with a latency, asked in time order."""
+
+    def __init__(self, mhz: int, latency_ns: int) -> None:
+        self._mhz = mhz
+        self._latency_ns = latency_ns
+        self._requested = mhz
+        self._coming: deque[tuple[int, int]] = deque()  # (ns, MHz), no two the same in a row
+
+    def request(self, mhz: int, now_ns: int) -> None:
+        if mhz != self._requested:
+            self._coming.append((now_ns + self._latency_ns, mhz))
+            self._requested = mhz
+
+    def at(self, now_ns: int) -> tuple[int, int | None]:
+        """The clock at a time, and when it changes next; None if it will not."""
+        while self._coming and self._coming[0][0] <= now_ns:
+            self._mhz = self._coming.popleft()[1]
+        return self._mhz, self._coming[0][0] if self._coming else None
+
+
+def _share(energy: int, part: int, whole: int) -> int:
+    """energy x part / whole, rounded."""
+    return energy if part == whole else (2 * energy * part + whole) // (2 * whole)
+
+
+def _timeline(
+    plan: Plan,
+    machine: _Machine,
+    replay: _Replay,
+    sync_ns: int,
+    results: Sequence[tuple[int, int]],
+) -> Timeline:
+    """A replay in the words of Timeline; results: (ns, fJ for one GPU a stage) of every run."""
+    pipeline, makespan = machine.pipeline, replay.makespan_ns
+    sync_ns = max(sync_ns, makespan)
+    latest = pipeline.latest_finishes(replay.time_ns, makespan).tolist()
+    operations = []
+    for i, op in enumerate(pipeline.operations):
+        start, parts = replay.starts_ns[i], replay.slices[i]
+        slack = latest[i] - start - parts[-1].finish_ns
+        operations.append(
+            TimedOperation(
+                operation=op,
+                frequency_mhz=machine.frequencies[i],
+                config=machine.tables[i].config[machine.options[i]],
+                slices=tuple(
+                    Slice(start + p.start_ns, start + p.finish_ns, p.frequency_mhz, p.energy_fj)
+                    for p in parts
+                ),
+                stretch_ns=slack + sync_ns - makespan,
+                critical=slack == 0,
+            )
+        )
+    gpus = plan.job.num_gpus
+    times, energies = zip(*results, strict=True)
+    return Timeline(
+        plan=plan,
+        pipeline=pipeline,
+        operations=tuple(operations),
+        stages=tuple(
+            _stage_use(machine, replay, operations, stage, sync_ns, gpus)
+            for stage in range(pipeline.num_stages)
+        ),
+        bubbles=tuple(_bubbles(pipeline, operations, sync_ns)),
+        critical_path=_critical_path(pipeline, operations, makespan),
+        iteration_time_ns=makespan,
+        sync_time_ns=sync_ns,
+        run_times_ns=times,
+        run_energies_fj=tuple(energy * gpus for energy in energies),
+    )
+
+
+def _stage_use(
+    machine: _Machine,
+    replay: _Replay,
+    operations: Sequence[TimedOperation],
+    stage: int,
+    sync_ns: int,
+    gpus: int,
+) -> StageUse:
+    first, last = machine.pipeline.stage_begin[stage : stage + 2].tolist()
+    busy = sum(timed.time_ns for timed in operations[first:last])
+    return StageUse(
+        stage=stage,
+        busy_ns=busy,
+        blocked_ns=sync_ns - busy,
+        computation_fj=sum(timed.energy_fj for timed in operations[first:last]) * gpus,
+        blocking_fj=machine.powers_uw[stage] * (sync_ns - busy) * gpus,
+        clock_changes=tuple(machine.clock_changes(replay, stage, sync_ns)),
+    )
+
+
+def _bubbles(
+    pipeline: Pipeline, operations: Sequence[TimedOperation], sync_ns: int
+) -> Iterator[Bubble]:
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        if operations[first].start_ns > 0:
+            yield Bubble(stage, 0, operations[first].start_ns, None, 0)
+        for i in range(first, last):
+            end = operations[i + 1].start_ns if i + 1 < last else sync_ns
+            if end > operations[i].finish_ns:
+                yield Bubble(stage, operations[i].finish_ns, end, i, operations[i].stretch_ns)
+
+
+def _critical_path(
+    pipeline: Pipeline, operations: Sequence[TimedOperation], makespan_ns: int
+) -> tuple[int, ...]:
+    """Backwards from the operation that finishes last, each time to one that it waited for; of
+    several, to the one on the same stage."""
+    before: list[list[tuple[int, int]]] = [[] for _ in operations]
+    for i, (first, last) in enumerate(pairwise(pipeline.succ_begin.tolist())):
+        for j, lag in zip(pipeline.succ[first:last], pipeline.succ_lag_ns[first:last], strict=True):
+            before[j].append((i, int(lag)))
+    at = next(i for i, timed in enumerate(operations) if timed.finish_ns == makespan_ns)
+    path = [at]
+    while operations[at].start_ns > 0:
+        stage, start = operations[at].operation.stage, operations[at].start_ns
+        waited_for = [i for i, lag in before[at] if operations[i].finish_ns + lag == start]
+        at = min(waited_for, key=lambda i: operations[i].operation.stage != stage)
+        path.append(at)
+    return tuple(reversed(path))

@@ -1,0 +1,98 @@
+"""The rules of Chrome's trace-event format that viewers rely on, checked on the written text."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import small_profile
+from envplan.chrome_trace import save_chrome_trace
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.simulation import Timeline, simulate
+
+PHASES = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
+
+
+def timeline(**disturbance: Any) -> Timeline:
+    profile = small_profile(stages=3)
+    plan = trace_frontier(Pipeline("1f1b", 3, 5), profile).plan(slowdown=0.03)
+    return simulate(plan, profile, **disturbance)
+
+
+@pytest.fixture(params=[{}, {"noise": 0.05, "switch_latency": 0.03, "sync_time": 9.0}])
+def traced(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Timeline, list[Any]]:
+    shown = timeline(**request.param)
+    save_chrome_trace(shown, tmp_path / "trace.json")
+    # Decimals, not floats: what a viewer makes of the text must not hang on its rounding.
+    document = json.loads((tmp_path / "trace.json").read_text(), parse_float=Decimal)
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert document["otherData"]["profile_source"] == "modelled"
+    return shown, document["traceEvents"]
+
+
+def test_every_event_has_the_fields_of_its_phase(traced: tuple[Timeline, list[Any]]) -> None:
+    for event in traced[1]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert event["ph"] in PHASES
+        assert PHASES[event["ph"]] <= set(event)
+        if event["ph"] == "X":
+            assert isinstance(event["tid"], int)
+            assert event["dur"] > 0
+        for field in ("ts", "dur"):
+            assert event.get(field, 0) >= 0
+            assert event.get(field, Decimal(0)) % Decimal("0.001") == 0
+
+
+def test_every_stage_has_a_named_track_with_all_its_operations(
+    traced: tuple[Timeline, list[Any]],
+) -> None:
+    shown, events = traced
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["stage 0", "stage 1", "stage 2"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(shown.operations)
+    for event, timed in zip(slices, shown.operations, strict=True):
+        assert names[event["tid"]] == f"stage {timed.operation.stage}"
+        assert event["ts"] * 1000 == timed.start_ns
+        assert event["dur"] * 1000 == timed.time_ns
+
+
+def test_slices_of_a_track_do_not_overlap(traced: tuple[Timeline, list[Any]]) -> None:
+    slices = [e for e in traced[1] if e["ph"] == "X"]
+    for track in {e["tid"] for e in slices}:
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == track)
+        assert all(one[1] <= other[0] for one, other in pairwise(spans))
+
+
+def test_counters_are_numbers_in_time_order(traced: tuple[Timeline, list[Any]]) -> None:
+    shown, events = traced
+    counters: dict[str, list[Any]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event)
+    assert set(counters) == {*(f"stage {k} clock" for k in range(3)), "power of all GPUs"}
+    for samples in counters.values():
+        times = [sample["ts"] for sample in samples]
+        assert times == sorted(times)
+        assert times[0] == 0
+        assert times[-1] * 1000 == shown.sync_time_ns
+        for sample in samples:
+            (value,) = sample["args"].values()
+            assert isinstance(value, int | Decimal)
+            assert not isinstance(value, bool)
+
+
+def test_clock_counter_follows_the_planned_clocks() -> None:
+    shown = timeline()
+    for use in shown.stages:
+        for timed in shown.operations:
+            if timed.operation.stage == use.stage:
+                at = [mhz for ns, mhz in use.clock_changes if ns <= timed.start_ns][-1]
+                assert at == timed.frequency_mhz

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.cluster import (
+    LADDER_RUNGS,
+    MOST_OWN_RUNGS,
+    ClusterReport,
+    read_slowdowns,
+    simulate_cluster,
+    strong_scaling,
+)
+from envplan.errors import InputError
+from envplan.frontier import Frontier, trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.profile import Profile
+
+HEADER = "iteration,replica,slowdown\n"
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return small_profile(stages=3)
+
+
+@pytest.fixture(scope="module")
+def frontier(profile: Profile) -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 3, 8), profile, gpus_per_stage=2, replicas=4)
+
+
+@pytest.fixture(scope="module")
+def plan(frontier: Frontier) -> Plan:
+    return frontier.plan()
+
+
+def until(plan: Plan, sync_time: float) -> float:
+    """J of all the plan's GPUs when everybody waits for a straggler."""
+    return plan.energy + plan.waiting_energy(sync_time)
+
+
+def test_without_stragglers_a_cluster_uses_what_the_plan_states(
+    plan: Plan, profile: Profile
+) -> None:
+    report = simulate_cluster(plan, profile)
+    assert report.num_gpus == 24
+    assert report.time == plan.iteration_time
+    assert report.energy == report.plan_energy == plan.energy
+    assert report.baseline_energy == plan.predicted.baseline.energy_j
+    assert report.percent(report.intrinsic_savings) == pytest.approx(plan.predicted.savings_percent)
+    assert report.extrinsic_savings == 0
+
+
+def test_energy_grows_with_replicas_and_gpus(plan: Plan, profile: Profile) -> None:
+    report = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
+    assert report.num_gpus == 24_000
+    assert report.energy == pytest.approx(plan.energy * 1000)
+
+
+def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    report = simulate_cluster(plan, profile, frontier, slowdowns=[{2: 1.1}])
+    iteration = report.iterations[0]
+    sync_time = iteration.sync_time_ns / 1e9
+    assert sync_time == pytest.approx(1.1 * plan.iteration_time)
+    assert plan.iteration_time < iteration.followed_time_ns / 1e9 <= sync_time
+    straggler = plan.energy / 4 * 1.1
+    assert report.plan_energy == pytest.approx(until(plan, sync_time) * 3 / 4 + straggler)
+    followed = frontier.plan(target_time=sync_time)
+    assert report.energy == pytest.approx(until(followed, sync_time) * 3 / 4 + straggler)
+    assert report.extrinsic_savings > 0
+
+
+def test_savings_are_intrinsic_plus_extrinsic(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.3}, {}, {1: 1.05}])
+    saved = report.intrinsic_savings + report.extrinsic_savings
+    assert saved == pytest.approx(report.baseline_energy - report.energy)
+    assert [iteration.stragglers for iteration in report.iterations] == [1, 0, 1]
+
+
+def test_straggler_beyond_t_star_keeps_the_t_star_plan(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 50.0}])
+    assert report.iterations[0].followed_time_ns <= frontier.min_energy_time_ns
+
+
+def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile) -> None:
+    report = simulate_cluster(plan, profile, slowdowns=[{3: 0.8}])
+    assert report.energy == plan.energy
+    assert report.iterations[0].stragglers == 0
+    assert "replica 3 at 0.8 times the plan's time is faster" in report.notes[0]
+
+
+def test_a_slowdown_of_one_is_none_and_needs_no_word(plan: Plan, profile: Profile) -> None:
+    report = simulate_cluster(plan, profile, slowdowns=[{3: 1.0}])
+    assert (report.energy, report.notes) == (plan.energy, ())
+
+
+def test_the_slowest_straggler_decides_and_lesser_ones_wait(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.1, 1: 1.2}])
+    sync_time = 1.2 * plan.iteration_time
+    assert report.time == pytest.approx(sync_time)
+    replica = plan.energy / 4
+    wait = plan.waiting_energy(sync_time, since=1.1 * plan.iteration_time) / 4
+    slow = 1.1 * replica + wait + 1.2 * replica
+    assert report.plan_energy == pytest.approx(until(plan, sync_time) / 2 + slow)
+
+
+def test_a_cluster_of_stragglers_alone_saves_nothing_extrinsic(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    factors = dict.fromkeys(range(4), 1.2)
+    report = simulate_cluster(plan, profile, frontier, slowdowns=[factors])
+    assert report.extrinsic_savings == 0
+    assert report.energy == pytest.approx(1.2 * plan.energy)
+
+
+def test_plans_are_looked_up_in_the_ladder_of_the_plan(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    laddered = plan.with_ladder(frontier.ladder(5))
+    report = simulate_cluster(laddered, profile, slowdowns=[{0: 1.15}])
+    times = [rung.iteration_time_s for rung in laddered.ladder or ()]
+    assert report.iterations[0].followed_time_ns / 1e9 in times
+    finer = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.15}])
+    assert 0 < report.extrinsic_savings <= finer.extrinsic_savings * (1 + 1e-3)
+
+
+def test_many_different_stragglers_share_one_ladder(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    slowdowns = [{0: 1 + 0.01 * k} for k in range(1, 2 * MOST_OWN_RUNGS)]
+    report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
+    rungs = {round(rung.iteration_time * 1e9) for rung in frontier.ladder(LADDER_RUNGS)}
+    rungs.add(report.plan_time_ns)
+    assert {iteration.followed_time_ns for iteration in report.iterations} <= rungs
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.5, 3.0)), min_size=1, max_size=6))
+def test_looking_up_never_costs_energy_or_time(slowdowns: list[dict[int, float]]) -> None:
+    report = cluster_of(slowdowns)
+    for iteration in report.iterations:
+        assert iteration.energy_fj <= iteration.plan_fj
+        assert iteration.followed_time_ns <= iteration.sync_time_ns
+
+
+_KNOWN: dict[str, Any] = {}
+
+
+def cluster_of(slowdowns: list[dict[int, float]]) -> ClusterReport:
+    if not _KNOWN:
+        profile = small_profile()
+        frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, replicas=4)
+        plan = frontier.plan()
+        _KNOWN.update(profile=profile, plan=plan.with_ladder(frontier.ladder(16)))
+    return simulate_cluster(_KNOWN["plan"], _KNOWN["profile"], slowdowns=slowdowns)
+
+
+def test_alike_iterations_are_reckoned_once(plan: Plan, profile: Profile) -> None:
+    laddered = plan.with_ladder([])
+    slowdowns = [{k % 4: 1.2} for k in range(10_000)]
+    report = simulate_cluster(laddered, profile, slowdowns=slowdowns)
+    assert len(report.iterations) == 10_000
+    assert len({id(iteration) for iteration in report.iterations}) == 1
+
+
+def test_strong_scaling_keeps_the_global_batch(plan: Plan, profile: Profile) -> None:
+    reports = strong_scaling(plan, profile, [4, 8, 16], slowdowns=[{0: 1.1}])
+    assert [report.num_microbatches for report in reports] == [8, 4, 2]
+    assert [report.num_gpus for report in reports] == [24, 48, 96]
+    times = [report.time for report in reports]
+    assert times == sorted(times, reverse=True)
+    assert all(report.extrinsic_savings > 0 for report in reports)
+
+
+def test_strong_scaling_keeps_the_slowdown_over_t_min(frontier: Frontier, profile: Profile) -> None:
+    plan = frontier.plan(slowdown=0.1)
+    (report,) = strong_scaling(plan, profile, [8])
+    least = trace_frontier(Pipeline("1f1b", 3, 4), profile).min_time
+    assert report.time <= least * 1.1 * (1 + 1e-9)
+    assert report.time > least * 1.05
+
+
+def test_an_undivided_global_batch_is_refused(plan: Plan, profile: Profile) -> None:
+    with pytest.raises(InputError, match="32 microbatches does not divide by 5 replicas"):
+        strong_scaling(plan, profile, [5])
+
+
+def test_stragglers_need_something_to_look_plans_up_in(plan: Plan, profile: Profile) -> None:
+    with pytest.raises(InputError, match="frontier, or a plan with a ladder"):
+        simulate_cluster(plan, profile, slowdowns=[{0: 1.2}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"replicas": 0}, "replicas must be between 1 and"),
+        ({"gpus_per_stage": 0}, "GPUs per stage must be between 1 and"),
+        ({"slowdowns": []}, "at least one iteration"),
+        ({"slowdowns": [{4: 1.2}]}, "no replica 4 .* replicas 0 to 3"),
+        ({"slowdowns": [{-1: 1.2}]}, "no replica -1"),
+        ({"slowdowns": [{0: -1.2}]}, "a slowdown must be above 0"),
+        ({"slowdowns": [{0: float("nan")}]}, "a slowdown must be above 0"),
+        ({"slowdowns": [{0: float("inf")}]}, "a slowdown must be above 0"),
+    ],
+)
+def test_impossible_clusters_are_refused(
+    plan: Plan, profile: Profile, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        simulate_cluster(plan, profile, **arguments)
+
+
+def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
+    file = tmp_path / "slowdowns.csv"
+    file.write_text(HEADER + "1,0,1\n0,2,1.25\n0,3,1.5\n\n2,1,1.1\n")
+    assert read_slowdowns(file, 4) == [{2: 1.25, 3: 1.5}, {0: 1.0}, {1: 1.1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ":1: the header must be iteration,replica,slowdown"),
+        ("replica,iteration,slowdown\n0,0,1\n", ":1: the header must be"),
+        (HEADER, "has a header but no rows"),
+        (HEADER + "0,0,1.1\n2,0,1.1\n", "has a gap: no row for iteration 1, but one for 2"),
+        (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),
+        (HEADER + "0,0,-1.1\n", ":2, column slowdown: '-1.1' is not a factor above 0"),
+        (HEADER + "0,0,0\n", "column slowdown: '0' is not a factor"),
+        (HEADER + "0,0,nan\n", "column slowdown: 'nan' is not a factor"),
+        (HEADER + "0,0,fast\n", "column slowdown: 'fast' is not a factor"),
+        (HEADER + "0,0,1_1\n", "column slowdown: '1_1' is not a factor"),
+        (HEADER + "0,4,1.1\n", ":2, column replica: 4 is unknown; .* replicas 0 to 3"),
+        (HEADER + "0,-1,1.1\n", "column replica: '-1' is not a whole number"),
+        (HEADER + "0.5,1,1.1\n", "column iteration: '0.5' is not a whole number"),
+        (HEADER + "0,0,1.1\n0,0,1.2\n", ":3: repeats replica 0 of iteration 0"),
+        (HEADER + "0,0\n", ":2: has 2 values where the header has 3"),
+    ],
+)
+def test_bad_traces_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "slowdowns.csv"
+    file.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_slowdowns(file, 4)
+
+
+def test_missing_and_binary_traces_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read as CSV"):
+        read_slowdowns(tmp_path / "none.csv", 4)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read as CSV"):
+        read_slowdowns(tmp_path / "binary.csv", 4)

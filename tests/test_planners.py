@@ -1,0 +1,212 @@
+"""The registry, the baselines, and our plan in view of theirs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier import Frontier, trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan, option_tables, price
+from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, planner_named
+from envplan.planners.base import Clocks
+from envplan.planners.ours import options_of, plan_in_view_of, search_from
+from envplan.profile import Profile
+from envplan.units import ns_from_s
+from envplan.verify import verify_plan
+from strategies import dags, falling_profiles, pipelines, profiles
+
+# Two stages, the second twice as slow: 100 ms against 50 ms forward at the top.
+LOPSIDED = [
+    (stage, name, mhz, 0.05 * (stage + 1) * work * 1500 / mhz, energy * work * (stage + 1))
+    for stage in (0, 1)
+    for name, work in (("forward", 1), ("backward", 2))
+    for mhz, energy in ((500, 6.0), (750, 7.0), (1000, 9.0), (1500, 14.0))
+]
+
+
+def lopsided() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 2, 3), Profile.from_rows(LOPSIDED), blocking_power=60)
+
+
+def used(plan: Plan) -> list[set[int]]:
+    return [set(stage) for stage in plan.frequencies]
+
+
+def drawn_frontier(data: st.DataObject) -> Frontier:
+    if data.draw(st.booleans()):
+        pipeline = data.draw(pipelines(max_stages=3, max_microbatches=4))
+    else:
+        pipeline = data.draw(dags(data.draw(st.integers(1, 3))))
+    kind = data.draw(st.sampled_from([profiles, falling_profiles]))
+    profile = data.draw(kind(pipeline.num_profile_stages))
+    return trace_frontier(pipeline, profile, blocking_power=data.draw(st.sampled_from([0.0, 70.0])))
+
+
+def test_every_planner_is_known_by_its_name() -> None:
+    assert list(PLANNERS) == [
+        "max_frequency", "zeus_global", "zeus_per_stage", "envpipe", "frontier",
+    ]  # fmt: skip
+    assert all(planner_named(name).name == name for name in PLANNERS)
+
+
+def test_unknown_planner_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r'unknown planner "zeus"; known: max_frequency, zeus_gl'):
+        planner_named("zeus")
+
+
+@pytest.mark.parametrize("name", sorted(PLANNERS))
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_every_plan_of_every_planner_is_proved_by_check(name: str, data: st.DataObject) -> None:
+    frontier = drawn_frontier(data)
+    planner = PLANNERS[name]
+    plan = planner.plan(frontier)
+    assert plan.planner == name
+    assert verify_plan(plan, frontier.profile)
+    if planner.takes_target:
+        later = int(ns_from_s(plan.iteration_time) * data.draw(st.sampled_from([1.0, 1.1, 3.0])))
+        slower = planner.plan(frontier, later)
+        assert ns_from_s(slower.iteration_time) <= later
+        assert slower.energy <= plan.energy
+        assert verify_plan(slower, frontier.profile)
+
+
+@pytest.mark.parametrize("name", ["frontier", "zeus_global", "zeus_per_stage"])
+def test_target_that_is_too_early_has_no_answer(name: str) -> None:
+    with pytest.raises(NoAnswerError, match=r"0\.100000000 s"):
+        PLANNERS[name].plan(lopsided(), 10**8)
+
+
+@pytest.mark.parametrize("name", ["envpipe", "max_frequency"])
+def test_target_is_refused_by_planners_with_a_time_of_their_own(name: str) -> None:
+    with pytest.raises(InputError, match=f"planner {name} takes no target"):
+        PLANNERS[name].plan(lopsided(), 10**10)
+
+
+def test_max_frequency_is_the_baseline() -> None:
+    plan = PLANNERS["max_frequency"].plan(lopsided())
+    assert used(plan) == [{1500}, {1500}]
+    assert plan.predicted.savings_percent == plan.predicted.slowdown_percent == 0
+
+
+def test_zeus_global_without_target_is_its_fastest_clock() -> None:
+    assert used(ZeusGlobal().plan(lopsided())) == [{1500}, {1500}]
+
+
+def test_zeus_global_takes_the_cheapest_clock_in_time() -> None:
+    frontier = lopsided()
+    base = ns_from_s(ZeusGlobal().plan(frontier).iteration_time)
+    assert used(ZeusGlobal().plan(frontier, base * 3 // 2 - 1)) == [{1500}, {1500}]
+    assert used(ZeusGlobal().plan(frontier, base * 3 // 2)) == [{1000}, {1000}]
+    # At 500 MHz operations save less than the longer wait costs.
+    assert used(ZeusGlobal().plan(frontier, base * 100)) == [{750}, {750}]
+
+
+def test_zeus_per_stage_balances_forwards_with_the_slowest_stage() -> None:
+    frontier = lopsided()
+    fastest = ZeusPerStage().plan(frontier)
+    assert used(fastest) == [{750}, {1500}]
+    # At 1000 MHz stage 1's forward takes 150 ms, as long as stage 0's at 500 MHz.
+    slower = ZeusPerStage().plan(frontier, ns_from_s(fastest.iteration_time) * 3 // 2)
+    assert used(slower) == [{500}, {1000}]
+
+
+def test_zeus_frontiers_fall() -> None:
+    for planner in (ZeusGlobal(), ZeusPerStage()):
+        for faster, slower in itertools.pairwise(planner.candidates(lopsided())):
+            assert faster.makespan_ns < slower.makespan_ns
+            assert faster.energy_fj > slower.energy_fj
+
+
+def test_clocks_that_cost_time_and_energy_are_not_on_zeus_frontier() -> None:
+    rows = [(0, name, mhz, t, e) for name in ("forward", "backward")
+            for mhz, t, e in ((600, 0.3, 9.0), (900, 0.2, 10.0), (1200, 0.2, 12.0))]  # fmt: skip
+    frontier = trace_frontier(Pipeline("1f1b", 1, 2), Profile.from_rows(rows))
+    assert used(ZeusGlobal().plan(frontier)) == [{900}]
+    assert used(PLANNERS["max_frequency"].plan(frontier)) == [{1200}]
+
+
+def test_missing_clock_is_replaced_by_the_next_higher_one() -> None:
+    rows = [
+        (0, "forward", 900, 0.2, 3.0),
+        (0, "forward", 1200, 0.1, 5.0),
+        (0, "backward", 1000, 0.3, 6.0),
+        (0, "backward", 1100, 0.2, 9.0),
+    ]
+    frontier = trace_frontier(Pipeline("1f1b", 1, 1), Profile.from_rows(rows), blocking_power=0)
+    found = [
+        PLANNERS["zeus_global"].plan(frontier, c.makespan_ns).frequencies
+        for c in ZeusGlobal().candidates(frontier)
+    ]
+    assert found == [[[1200, 1100]], [[1200, 1000]], [[900, 1000]]]
+
+
+def test_clock_of_several_configs_is_the_fastest_one() -> None:
+    rows = [
+        (0, "forward", 900, 0.3, 1.0, "slow"),
+        (0, "forward", 900, 0.2, 3.0, "fast"),
+        (0, "forward", 900, 0.2, 4.0, "dear"),
+    ]
+    table = Profile.from_rows([*rows, (0, "backward", 900, 0.1, 1.0, "")]).table(0, "forward")
+    clocks = Clocks.of(table)
+    assert clocks.mhz == (900,)
+    assert table.config[clocks.row[0]] == "fast"
+
+
+def test_operation_without_clock_control_runs_as_it_is() -> None:
+    rows = [row for row in LOPSIDED if row[:2] != (0, "forward")]
+    rows.append((0, "forward", 0, 0.05, 3.0))
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), Profile.from_rows(rows))
+    for planner in PLANNERS.values():
+        assert 0 in planner.plan(frontier).frequencies[0]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_local_search_from_any_choice_meets_its_time_and_costs_no_more(
+    data: st.DataObject,
+) -> None:
+    frontier = drawn_frontier(data)
+    tables = option_tables(frontier.pipeline, frontier.profile)
+    options = np.array([data.draw(st.integers(0, len(t) - 1)) for t in tables], np.int32)
+    powers = frontier.blocking_power_uw
+    before = price(frontier.pipeline, frontier.profile, options, powers)
+    found = search_from(frontier, options, before.makespan_ns)
+    after = price(frontier.pipeline, frontier.profile, found, powers)
+    assert after.makespan_ns <= before.makespan_ns
+    assert after.energy_fj <= before.energy_fj
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_our_plan_never_uses_more_than_one_it_has_seen(data: st.DataObject) -> None:
+    frontier = drawn_frontier(data)
+    tables = option_tables(frontier.pipeline, frontier.profile)
+    options = np.array([data.draw(st.integers(0, len(t) - 1)) for t in tables], np.int32)
+    powers = frontier.blocking_power_uw
+    makespan = price(frontier.pipeline, frontier.profile, options, powers).makespan_ns
+    rival = frontier.priced_plan(options, {"kind": "planner"}, makespan, planner="random")
+    assert np.array_equal(_times(tables, options_of(frontier, rival)), _times(tables, options))
+    ours = plan_in_view_of(frontier, makespan, [rival])
+    assert ours.energy <= rival.energy
+    assert ours.iteration_time <= rival.iteration_time
+    assert ours.planner == "frontier"
+    assert verify_plan(ours, frontier.profile)
+
+
+def test_slower_plans_are_passed_over() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
+    slow = frontier.min_energy_plan()
+    ours = plan_in_view_of(frontier, frontier.min_time_ns, [slow])
+    assert ours.stages == frontier.plan().stages
+
+
+def _times(tables: list, options: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    return np.array([t.time_ns[row] for t, row in zip(tables, options, strict=True)])

@@ -1,0 +1,214 @@
+"""All planners side by side: nobody beats ours, and what bloat means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.errors import InputError
+from envplan.frontier import Frontier, trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.planners import PLANNERS, Comparison, Entry, compare
+from envplan.profile import Profile, ProfileMetadata, builtin_paths
+from envplan.verify import verify_plan
+from strategies import dags, falling_profiles, pipelines, profiles
+
+
+def traced(schedule: str = "1f1b", stages: int = 3, microbatches: int = 6) -> Frontier:
+    pipeline = Pipeline(schedule, stages, microbatches)
+    return trace_frontier(pipeline, small_profile(stages, blocking=70.0))
+
+
+def entry(comparison: Comparison, planner: str, point: str | None = None) -> Entry:
+    return next(e for e in comparison.entries if (e.planner, e.point) == (planner, point))
+
+
+def assert_nobody_beats_ours(comparison: Comparison) -> None:
+    for e in comparison.entries:
+        assert e.ours.energy <= e.plan.energy
+        assert e.ours.iteration_time <= e.plan.iteration_time
+        assert e.plan.energy_lower_bound <= e.ours.energy
+        assert e.ours.planner == "frontier"
+        assert e.intrinsic_j >= 0
+        assert e.extrinsic_j >= 0
+
+
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_planner_beats_ours_on_any_profile(data: st.DataObject) -> None:
+    if data.draw(st.booleans()):
+        pipeline = data.draw(pipelines(max_stages=3, max_microbatches=5))
+    else:
+        pipeline = data.draw(dags(data.draw(st.integers(1, 3))))
+    kind = data.draw(st.sampled_from([profiles, falling_profiles]))
+    profile = data.draw(kind(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile, blocking_power=70.0)
+    comparison = compare(
+        frontier,
+        reconfigure=data.draw(st.sampled_from(["balanced", "greedy"])),
+        straggler_slowdown=data.draw(st.sampled_from([None, 0.0, 0.03, 0.5])),
+    )
+    assert_nobody_beats_ours(comparison)
+    for e in comparison.entries:
+        assert verify_plan(e.plan, profile)
+        assert verify_plan(e.ours, profile)
+
+
+@pytest.mark.parametrize("name", sorted(builtin_paths()))
+def test_no_planner_beats_ours_on_a_built_in_profile(name: str) -> None:
+    profile = Profile.builtin(name)
+    microbatches = min(profile.metadata.num_microbatches or 8, 2 * profile.num_stages)
+    frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, microbatches), profile)
+    comparison = compare(frontier, straggler_slowdown=0.05)
+    assert_nobody_beats_ours(comparison)
+    fastest = entry(comparison, "frontier", "T_min")
+    assert fastest.slowdown_percent <= 0
+    assert entry(comparison, "envpipe").slowdown_percent < 1
+
+
+def test_every_planner_has_an_entry_and_ours_several() -> None:
+    comparison = compare(traced())
+    found = [(e.planner, e.point, e.plan.job.schedule) for e in comparison.entries]
+    assert found == [
+        ("max_frequency", None, "1f1b"),
+        ("zeus_global", None, "1f1b"),
+        ("zeus_per_stage", None, "1f1b"),
+        ("envpipe", None, "envpipe"),
+        ("frontier", "T_min", "1f1b"),
+        ("frontier", "T_star", "1f1b"),
+        ("frontier", "T_min", "envpipe"),
+    ]
+    assert {planner for planner, _, _ in found} == set(PLANNERS)
+
+
+def test_all_are_set_against_maximum_frequency_on_the_schedule_given() -> None:
+    comparison = compare(traced())
+    base = entry(comparison, "max_frequency")
+    assert base.slowdown_percent == base.savings_percent == 0
+    assert comparison.baseline == base.plan.predicted.baseline
+    envpipe = entry(comparison, "envpipe")
+    time = envpipe.plan.iteration_time / base.plan.iteration_time - 1
+    assert envpipe.slowdown_percent == pytest.approx(100 * time)
+    saved = 1 - envpipe.plan.energy / base.plan.energy
+    assert envpipe.savings_percent == pytest.approx(100 * saved)
+
+
+def test_envpipe_takes_other_schedules_as_they_are() -> None:
+    comparison = compare(traced("gpipe"))
+    assert comparison.envpipe_frontier is comparison.frontier
+    assert {e.plan.job.schedule for e in comparison.entries} == {"gpipe"}
+
+
+def test_slots_cap_what_envpipe_runs_ahead_and_go_with_1f1b_alone() -> None:
+    assert compare(traced()).envpipe_frontier.pipeline.forwards_ahead[0] > 0
+    capped = compare(traced(), activation_slots=3)
+    assert capped.envpipe_frontier.pipeline.forwards_ahead == (0, 0, 0)
+    with pytest.raises(InputError, match=r"rescheduling 1f1b.*gpipe"):
+        compare(traced("gpipe"), activation_slots=9)
+
+
+def test_blocking_power_given_holds_for_both_schedules() -> None:
+    pipeline = Pipeline("1f1b", 2, 4, p2p_latency=0.001)
+    frontier = trace_frontier(
+        pipeline, small_profile(2, blocking=70.0), blocking_power=33.0, replicas=2
+    )
+    other = compare(frontier).envpipe_frontier
+    assert other.blocking_power_w == frontier.blocking_power_w == (33.0, 33.0)
+    assert other.pipeline.p2p_latency_ns == pipeline.p2p_latency_ns
+    assert other.replicas == 2
+
+
+def test_without_straggler_bloat_is_intrinsic_alone() -> None:
+    for e in compare(traced()).entries:
+        assert e.intrinsic_j == pytest.approx(e.plan.energy - e.ours.energy)
+        assert e.extrinsic_j == 0
+        assert e.straggler_energy is None
+        assert e.straggler_savings_percent is None
+
+
+def test_straggler_adds_waiting_and_extrinsic_bloat() -> None:
+    comparison = compare(traced(), straggler_slowdown=0.03)
+    base = entry(comparison, "max_frequency").plan
+    sync = comparison.straggler_time
+    assert sync == pytest.approx(1.03 * base.iteration_time)
+    ours = entry(comparison, "frontier", "straggler")
+    assert ours.plan.iteration_time <= sync
+    assert ours.extrinsic_j == 0
+    for e in comparison.entries:
+        if e.plan.job.schedule != "1f1b" or e.plan.iteration_time > sync:
+            continue
+        until = e.plan.energy + e.plan.waiting_energy(sync)
+        assert e.straggler_energy == pytest.approx(until)
+        best = ours.plan.energy + ours.plan.waiting_energy(sync)
+        assert e.intrinsic_j + e.extrinsic_j == pytest.approx(until - best, abs=1e-3 * until)
+        without = base.energy + base.waiting_energy(sync)
+        assert e.straggler_savings_percent == pytest.approx(100 * (1 - until / without))
+
+
+def test_straggler_beyond_t_star_leaves_the_t_star_plan() -> None:
+    frontier = traced()
+    comparison = compare(frontier, straggler_time=10 * frontier.min_energy_time)
+    points = [e.point for e in comparison.entries]
+    assert "straggler" not in points
+    assert entry(comparison, "frontier", "T_star").extrinsic_j == 0
+    assert entry(comparison, "frontier", "T_min").extrinsic_j > 0
+
+
+def test_straggler_faster_than_everyone_costs_nothing() -> None:
+    for e in compare(traced(), straggler_time=0.001).entries:
+        assert e.straggler_energy == e.plan.energy
+        assert e.extrinsic_j == 0 or e.planner != "frontier"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"straggler_time": 1.0, "straggler_slowdown": 0.1}, "not both"),
+        ({"straggler_time": -1.0}, "between 0 and"),
+        ({"straggler_time": float("nan")}, "between 0 and"),
+        ({"straggler_time": float("inf")}, "between 0 and"),
+        ({"straggler_slowdown": float("inf")}, "between 0 and"),
+        ({"reconfigure": "quick"}, "known: balanced, greedy"),
+        ({"activation_slots": 1}, "1F1B alone keeps"),
+    ],
+)
+def test_bad_argument_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compare(traced(), **options)
+
+
+def published(value: object) -> Comparison:
+    metadata = ProfileMetadata(extra={} if value is None else {"published": value})
+    rows = [(0, name, 900, 0.1, 5.0) for name in ("forward", "backward")]
+    profile = Profile.from_rows(rows, metadata=metadata)
+    return compare(trace_frontier(Pipeline("1f1b", 1, 2), profile))
+
+
+def test_published_figure_comes_from_the_sidecar() -> None:
+    said = {"savings_percent": 25.2, "slowdown_percent": 0.9, "source": "EnvPipe, ATC 2023"}
+    found = published(said).published
+    assert found is not None
+    assert (found.savings_percent, found.slowdown_percent) == (25.2, 0.9)
+    assert found.source == "EnvPipe, ATC 2023"
+    del said["slowdown_percent"]
+    assert published(said).published.slowdown_percent is None  # type: ignore[union-attr]
+    assert published(None).published is None
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3, "must be an object"),
+        ({"source": "x"}, "savings_percent must be a number, not null"),
+        ({"savings_percent": True, "source": "x"}, "savings_percent must be a number"),
+        ({"savings_percent": 1, "slowdown_percent": "2", "source": "x"}, "slowdown_percent"),
+        ({"savings_percent": 1}, "published.source"),
+    ],
+)
+def test_malformed_published_figure_is_refused(value: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        published(value)

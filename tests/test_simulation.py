@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.errors import InputError
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan, build_plan, price
+from envplan.planners import PLANNERS
+from envplan.profile import Profile
+from envplan.simulation import Timeline, simulate
+from envplan.units import uw_from_w
+from strategies import dags, falling_profiles, pipelines, profiles
+
+POWER = 70.0
+
+
+def planned(
+    pipeline: Pipeline,
+    profile: Profile,
+    options: list[int],
+    *,
+    gpus_per_stage: int = 1,
+    replicas: int = 1,
+) -> Plan:
+    """The plan of any choice of options."""
+    chosen = np.array(options, np.int32)
+    powers = [uw_from_w(POWER)] * pipeline.num_stages
+    return build_plan(
+        pipeline,
+        profile,
+        chosen,
+        blocking_power_uw=powers,
+        blocking_power_source="default",
+        gpus_per_stage=gpus_per_stage,
+        replicas=replicas,
+        target={"kind": "max-frequency"},
+        lower_bound_fj=0,
+        bound="relaxation",
+        deadline_ns=price(pipeline, profile, chosen, powers).makespan_ns,
+    )
+
+
+@st.composite
+def plans(draw: Any) -> tuple[Plan, Profile]:
+    """Any plan of any schedule or DAG, good or bad: what any planner could come up with."""
+    pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=5), dags(num_stages=2)))
+    profile = draw(profiles(pipeline.num_profile_stages, max_options=4))
+    options = [
+        draw(st.integers(0, len(profile.table(op.profile_stage, op.instruction)) - 1))
+        for op in pipeline.operations
+    ]
+    shape = {"gpus_per_stage": draw(st.integers(1, 9)), "replicas": draw(st.integers(1, 1000))}
+    return planned(pipeline, profile, options, **shape), profile
+
+
+def one_stage(rows: list[tuple[Any, ...]], options: list[int]) -> tuple[Plan, Profile]:
+    """A plan for as many microbatches as two options each need, on one stage: f b f b ..."""
+    profile = Profile.from_rows(rows)
+    return planned(Pipeline("1f1b", 1, len(options) // 2), profile, options), profile
+
+
+#: Twice the clock, half the time, thrice the power. Rows are sorted by time: option 0 is 2000 MHz.
+HALVING = [
+    (0, "forward", 1000, 1.0, 100.0),
+    (0, "forward", 2000, 0.5, 150.0),
+    (0, "backward", 1000, 2.0, 200.0),
+    (0, "backward", 2000, 1.0, 300.0),
+]
+
+
+def clocks(timeline: Timeline, index: int) -> list[tuple[int, float, float]]:
+    """MHz, s and J of the slices of an operation."""
+    return [
+        (part.frequency_mhz, (part.finish_ns - part.start_ns) / 1e9, part.energy_fj / 1e15)
+        for part in timeline.operations[index].slices
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profile]) -> None:
+    plan, profile = made
+    timeline = simulate(plan, profile)
+    assert timeline.iteration_time == plan.iteration_time == timeline.sync_time
+    assert timeline.energy == plan.energy
+    assert timeline.average_power == plan.average_power
+    starts = [op.start_s for stage in plan.stages for op in stage]
+    assert [op.start_ns / 1e9 for op in timeline.operations] == starts
+
+
+@settings(max_examples=15, deadline=None)
+@given(pipelines(max_stages=3, max_microbatches=4), st.data())
+def test_frontier_plans_are_replayed_exactly(pipeline: Pipeline, data: st.DataObject) -> None:
+    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile, replicas=3)
+    for plan in (frontier.plan(), frontier.min_energy_plan(), frontier.max_frequency_plan()):
+        timeline = simulate(plan, profile)
+        assert (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy)
+
+
+@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize("name", PLANNERS)
+@given(data=st.data())
+def test_plans_of_every_planner_are_replayed_exactly(name: str, data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 3))
+    profile = data.draw(falling_profiles(stages))
+    pipeline = Pipeline("1f1b", stages, data.draw(st.integers(1, 5)))
+    plan = PLANNERS[name].plan(trace_frontier(pipeline, profile, gpus_per_stage=8), None)
+    timeline = simulate(plan, profile)
+    assert (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]))
+def test_operations_and_bubbles_tile_every_stage(
+    made: tuple[Plan, Profile], latency: float
+) -> None:
+    timeline = simulate(*made, switch_latency=latency, noise=0.1, sync_time=1.0)
+    for use in timeline.stages:
+        spans = [
+            (op.start_ns, op.finish_ns)
+            for op in timeline.operations
+            if op.operation.stage == use.stage
+        ]
+        assert use.busy_ns == sum(end - begin for begin, end in spans)
+        assert use.busy_ns + use.blocked_ns == timeline.sync_time_ns
+        bubbles = [b for b in timeline.bubbles if b.stage == use.stage]
+        spans += [(b.start_ns, b.finish_ns) for b in bubbles]
+        spans.sort()
+        assert spans[0][0] == 0
+        assert spans[-1][1] == timeline.sync_time_ns
+        assert all(one[1] == other[0] for one, other in pairwise(spans))
+    for op in timeline.operations:
+        assert all(one.finish_ns == other.start_ns for one, other in pairwise(op.slices))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.sampled_from([0.0, 0.02]))
+def test_power_over_time_adds_up_to_the_energy(made: tuple[Plan, Profile], latency: float) -> None:
+    timeline = simulate(*made, switch_latency=latency)
+    times, watts = timeline.power
+    assert (times[0], times[-1]) == (0, timeline.sync_time_ns)
+    assert float(watts @ np.diff(times)) / 1e9 == pytest.approx(timeline.energy)
+    assert timeline.peak_power >= timeline.average_power * (1 - 1e-9)
+    parts = timeline.computation_energy + timeline.blocking_energy
+    assert parts == pytest.approx(timeline.energy)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.data())
+def test_an_operation_can_stretch_by_what_is_said_and_no_more(
+    made: tuple[Plan, Profile], data: st.DataObject
+) -> None:
+    timeline = simulate(*made)
+    times = np.array([op.time_ns for op in timeline.operations])
+    index = data.draw(st.integers(0, len(times) - 1))
+    times[index] += timeline.operations[index].stretch_ns
+    assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns
+    times[index] += 1
+    assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans())
+def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Profile]) -> None:
+    timeline = simulate(*made)
+    pipeline, path = timeline.pipeline, timeline.critical_path
+    assert timeline.operations[path[0]].start_ns == 0
+    assert timeline.operations[path[-1]].finish_ns == timeline.iteration_time_ns
+    assert all(timeline.operations[index].critical for index in path)
+    for one, other in pairwise(path):
+        begin, end = pipeline.succ_begin[one], pipeline.succ_begin[one + 1]
+        lags = dict(zip(pipeline.succ[begin:end], pipeline.succ_lag_ns[begin:end], strict=True))
+        finish = timeline.operations[one].finish_ns
+        assert finish + lags[other] == timeline.operations[other].start_ns
+
+
+def test_bubble_before_the_critical_path_is_unusable() -> None:
+    profile = small_profile()
+    plan = planned(Pipeline("1f1b", 2, 2), profile, [0] * 8)
+    bubbles = simulate(plan, profile).bubbles
+    waits_for_the_first = next(b for b in bubbles if b.stage == 1)
+    assert waits_for_the_first.after is None
+    assert not waits_for_the_first.usable
+    before_the_first_backward = next(b for b in bubbles if b.stage == 0)
+    assert before_the_first_backward.usable
+    assert before_the_first_backward.usable_ns > 0
+
+
+def test_a_straggler_makes_all_wait_and_leaves_time_to_everybody() -> None:
+    profile = small_profile()
+    plan = planned(Pipeline("1f1b", 2, 2), profile, [0] * 8, gpus_per_stage=2, replicas=3)
+    alone, waiting = simulate(plan, profile), simulate(plan, profile, sync_time=5.0)
+    extra_ns = 5_000_000_000 - alone.iteration_time_ns
+    assert waiting.iteration_time == alone.iteration_time
+    assert waiting.energy == alone.energy + plan.waiting_energy(5.0)
+    for one, other in zip(alone.operations, waiting.operations, strict=True):
+        assert other.stretch_ns == one.stretch_ns + extra_ns
+        assert other.critical == one.critical
+
+
+def test_sync_time_before_the_end_changes_nothing() -> None:
+    plan, profile = one_stage(HALVING, [0, 0])
+    assert simulate(plan, profile, sync_time=0.1).energy == simulate(plan, profile).energy
+
+
+def test_the_same_seed_gives_the_same_runs_and_more_runs_begin_alike() -> None:
+    profile = small_profile()
+    plan = planned(Pipeline("1f1b", 2, 3), profile, [0] * 12)
+    few, many = (simulate(plan, profile, noise=0.05, seed=7, runs=n) for n in (3, 8))
+    assert few.run_times_ns == many.run_times_ns[:3]
+    assert few.run_energies_fj == many.run_energies_fj[:3]
+    assert len(set(many.run_times_ns)) == 8
+    other = simulate(plan, profile, noise=0.05, seed=8)
+    assert other.run_times_ns[0] != few.run_times_ns[0]
+
+
+def test_noise_has_the_mean_and_spread_it_says_and_leaves_power_as_it_is() -> None:
+    plan, profile = one_stage(HALVING, [0] * 4000)
+    timeline = simulate(plan, profile, noise=0.1, seed=1)
+    true = np.array([op.time_s for op in plan.stages[0]])
+    ratios = np.array([op.time_ns for op in timeline.operations]) / 1e9 / true
+    assert ratios.mean() == pytest.approx(1, abs=0.01)
+    assert ratios.std() == pytest.approx(0.1, rel=0.1)
+    for op in timeline.operations:
+        assert op.energy_fj / op.time_ns == pytest.approx(300e6)
+
+
+def test_percentiles_ascend_and_enclose_the_first_run() -> None:
+    plan, profile = one_stage(HALVING, [0] * 8)
+    timeline = simulate(plan, profile, noise=0.2, runs=40)
+    times, energies = timeline.percentiles([0, 50, 100])
+    assert times == sorted(times)
+    assert energies == sorted(energies)
+    assert times[0] <= timeline.iteration_time <= times[2]
+
+
+def test_an_operation_is_split_where_its_clock_changes() -> None:
+    # forward at 2000 MHz, backward at 1000: the iteration before has left 1000 MHz.
+    plan, profile = one_stage(HALVING, [0, 1])
+    timeline = simulate(plan, profile, switch_latency=0.25)
+    # 0.25 s at 1000 MHz are a quarter of the forward; three quarters at 2000 MHz take 0.375 s.
+    assert clocks(timeline, 0) == [(1000, 0.25, 25.0), (2000, 0.375, 112.5)]
+    # 0.25 s at 2000 MHz are a quarter of the backward; three quarters at 1000 MHz take 1.5 s.
+    assert clocks(timeline, 1) == [(2000, 0.25, 75.0), (1000, 1.5, 150.0)]
+    assert timeline.iteration_time == 2.375
+    assert timeline.energy == 362.5
+    changes = ((0, 1000), (250_000_000, 2000), (875_000_000, 1000))
+    assert timeline.stages[0].clock_changes == changes
+
+
+def test_a_late_clock_lands_in_a_later_operation() -> None:
+    plan, profile = one_stage(HALVING, [0, 1])
+    timeline = simulate(plan, profile, switch_latency=1.5)
+    assert clocks(timeline, 0) == [(1000, 1.0, 100.0)]
+    # 2000 MHz comes 0.5 s into the backward, when a quarter of it is done; the rest takes 0.75 s
+    # and ends before 2.5 s, when the 1000 MHz come that the backward asked for at 1 s.
+    assert clocks(timeline, 1) == [(1000, 0.5, 50.0), (2000, 0.75, 225.0)]
+    assert timeline.stages[0].clock_changes == ((0, 1000), (1_500_000_000, 2000))
+
+
+def test_a_request_lands_though_another_has_been_made_since() -> None:
+    rows = [(0, "forward", 1000, 0.1, 10.0), (0, "forward", 2000, 0.05, 15.0), *HALVING[2:]]
+    plan, profile = one_stage(rows, [0, 1])
+    timeline = simulate(plan, profile, switch_latency=0.5)
+    # The forward's clock lands at 0.5 s, the backward's, asked for at 0.1 s, at 0.6 s.
+    assert clocks(timeline, 1) == [(1000, 0.4, 40.0), (2000, 0.1, 30.0), (1000, 1.4, 140.0)]
+
+
+def test_a_latency_longer_than_the_iteration_leaves_the_old_clock() -> None:
+    plan, profile = one_stage(HALVING, [0, 0, 1, 1])
+    timeline = simulate(plan, profile, switch_latency=100)
+    assert timeline.iteration_time == 6.0
+    assert timeline.stages[0].clock_changes == ((0, 1000),)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pipelines(max_stages=3, max_microbatches=4), st.sampled_from([1e-9, 0.02, 1.0]), st.data())
+def test_where_no_clock_changes_latency_costs_nothing(
+    pipeline: Pipeline, latency: float, data: st.DataObject
+) -> None:
+    profile = small_profile(stages=pipeline.num_profile_stages)
+    option = data.draw(st.integers(0, 4))
+    plan = planned(pipeline, profile, [option] * len(pipeline.operations))
+    timeline = simulate(plan, profile, switch_latency=latency)
+    assert (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy)
+
+
+def test_a_clock_that_is_not_listed_stands_for_the_nearest() -> None:
+    rows = [*HALVING[:2], (0, "backward", 1400, 2.0, 200.0), (0, "backward", 1600, 1.0, 300.0)]
+    plan, profile = one_stage(rows, [0, 0])
+    timeline = simulate(plan, profile, switch_latency=0.6)
+    # The forward meets 1600 MHz and runs as at 2000; the backward meets 2000 and runs as at 1600.
+    assert clocks(timeline, 0) == [(1600, 0.5, 150.0)]
+    assert clocks(timeline, 1) == [(1600, 0.1, 30.0), (2000, 0.5, 150.0), (1600, 0.4, 120.0)]
+
+
+def test_an_uncontrolled_operation_takes_its_time_at_any_clock() -> None:
+    rows = [*HALVING[:2], (0, "backward", 0, 2.0, 200.0)]
+    plan, profile = one_stage(rows, [0, 0, 1, 0])
+    timeline = simulate(plan, profile, switch_latency=0.25)
+    assert clocks(timeline, 1) == clocks(timeline, 3) == [(0, 2.0, 200.0)]
+    assert timeline.stages[0].clock_changes[0] == (0, 1000)
+
+
+def test_the_other_knob_does_not_lag() -> None:
+    profile = Profile.from_rows(
+        [
+            (0, "forward", 1000, 1.0, 100.0, "a"),
+            (0, "forward", 2000, 0.5, 150.0, "a"),
+            (0, "forward", 1000, 3.0, 10.0, "b"),
+            (0, "backward", 1000, 2.0, 200.0, ""),
+        ]
+    )
+    plan = planned(Pipeline("1f1b", 1, 1), profile, [0, 0])
+    assert clocks(simulate(plan, profile, switch_latency=9), 0) == [(1000, 1.0, 100.0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"noise": -0.1}, "noise must be a fraction between 0 and 1"),
+        ({"noise": float("nan")}, "noise must be a fraction"),
+        ({"noise": 0.1, "seed": -1}, "seed must not be negative"),
+        ({"switch_latency": -1.0}, "switch_latency must be between 0 and 3600 s"),
+        ({"runs": 0}, "runs must be between 1 and 100000"),
+        ({"runs": 5}, "without noise all 5 runs are the same"),
+        ({"sync_time": float("inf")}, "sync_time must be seconds"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], words: str) -> None:
+    plan, profile = one_stage(HALVING, [0, 0])
+    with pytest.raises(InputError, match=words):
+        simulate(plan, profile, **arguments)
+
+
+def test_a_changed_profile_is_refused_unless_forced() -> None:
+    plan, _ = one_stage(HALVING, [0, 0])
+    other = Profile.from_rows([*HALVING, (0, "forward", 500, 2.0, 90.0)])
+    with pytest.raises(InputError, match="has changed since"):
+        simulate(plan, other)
+    assert simulate(plan, other, force=True).energy == plan.energy
