@@ -55,6 +55,7 @@ __all__ = [
     "price",
     "read_json",
     "readable_json",
+    "rows_by_knobs",
 ]
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
@@ -444,6 +445,21 @@ def _costs(
 def option_tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
     """The option table of each operation, (N)."""
     return [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
+
+
+def rows_by_knobs(pipeline: Pipeline, profile: Profile) -> list[dict[tuple[int, str], int]]:
+    """For each operation, (N), the row of its option table at each (MHz, config).
+
+    Operations with one table share one dictionary.
+    """
+    known: dict[int, dict[tuple[int, str], int]] = {}
+    rows = []
+    for table in option_tables(pipeline, profile):
+        if id(table) not in known:
+            knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
+            known[id(table)] = {knob: row for row, knob in enumerate(knobs)}
+        rows.append(known[id(table)])
+    return rows
 
 
 def max_frequency_options(pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:

@@ -26,8 +26,9 @@ from envplan.plan import (
     option_tables,
     predict,
     price,
+    rows_by_knobs,
 )
-from envplan.profile import OptionTable, Profile, builtin_paths
+from envplan.profile import Profile, builtin_paths
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns, uw_from_w
 
 if TYPE_CHECKING:
@@ -170,14 +171,12 @@ def chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[
     Raises:
         InputError: an operation's frequency, time or energy is no row's.
     """
-    rows: dict[int, dict[tuple[int, str], int]] = {}
     chosen = []
     places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
-    for (s, k), table in zip(places, option_tables(pipeline, profile), strict=True):
+    tables, knobs = option_tables(pipeline, profile), rows_by_knobs(pipeline, profile)
+    for (s, k), table, rows in zip(places, tables, knobs, strict=True):
         op = plan.stages[s][k]
-        if id(table) not in rows:
-            rows[id(table)] = _by_knobs(table)
-        row = rows[id(table)].get((op.frequency_mhz, op.config))
+        row = rows.get((op.frequency_mhz, op.config))
         at = f"{op.frequency_mhz} MHz" + (f" config {op.config}" if op.config else "")
         what = f"stages[{s}][{k}], {op.instruction} at {at},"
         if row is None:
@@ -192,12 +191,12 @@ def chosen_options(plan: Plan, pipeline: Pipeline, profile: Profile) -> NDArray[
     return np.array(chosen, np.int32)
 
 
-def _by_knobs(table: OptionTable) -> dict[tuple[int, str], int]:
-    knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
-    return {knob: row for row, knob in enumerate(knobs)}
-
-
 def stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
+    """The blocking power that a plan states for each stage, (num_stages,), uW.
+
+    Raises:
+        InputError: it states too many or too few.
+    """
     powers = plan.job.blocking_power_w
     if len(powers) != pipeline.num_stages:
         raise InputError(
@@ -259,18 +258,16 @@ def _rung_options(name: str, rung: Rung, pipeline: Pipeline, profile: Profile) -
         if [len(stage) for stage in lists] != lengths:
             raise InputError(f"{name}.{field} does not have one entry for every operation")
     knobs = zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True)
-    rows: dict[int, dict[tuple[int, str], int]] = {}
     chosen = []
-    for i, (knob, table) in enumerate(zip(knobs, option_tables(pipeline, profile), strict=True)):
-        if id(table) not in rows:
-            rows[id(table)] = _by_knobs(table)
-        if knob not in rows[id(table)]:
-            op = pipeline.operations[i]
+    for op, knob, rows in zip(
+        pipeline.operations, knobs, rows_by_knobs(pipeline, profile), strict=True
+    ):
+        if knob not in rows:
             raise InputError(
                 f"{name}: {knob[0]} MHz for {op.instruction} {op.microbatch} of stage {op.stage} "
                 f"is not a row of profile {profile.name}"
             )
-        chosen.append(rows[id(table)][knob])
+        chosen.append(rows[knob])
     return np.array(chosen, np.int32)
 
 

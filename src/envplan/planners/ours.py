@@ -88,15 +88,12 @@ def search_from(
 
 def options_of(frontier: Frontier, plan: Plan) -> NDArray[np.int32]:
     """For each operation the row of its option table that a plan of this pipeline chose, (N,)."""
-    from envplan.plan import option_tables
+    from envplan.plan import rows_by_knobs
 
-    rows: dict[int, dict[tuple[int, str], int]] = {}
-    chosen = []
     planned = (operation for stage in plan.stages for operation in stage)
-    tables = option_tables(frontier.pipeline, frontier.profile)
-    for operation, table in zip(planned, tables, strict=True):
-        if id(table) not in rows:
-            knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
-            rows[id(table)] = {knob: row for row, knob in enumerate(knobs)}
-        chosen.append(rows[id(table)][operation.frequency_mhz, operation.config])
+    knobs = rows_by_knobs(frontier.pipeline, frontier.profile)
+    chosen = [
+        rows[operation.frequency_mhz, operation.config]
+        for operation, rows in zip(planned, knobs, strict=True)
+    ]
     return np.array(chosen, np.int32)
