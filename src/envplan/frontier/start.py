@@ -24,13 +24,14 @@ from envplan.profile import Profile
 if TYPE_CHECKING:
     from envplan._kernel import Trace
 
-# The repair of the chain guess grows with the square of the operations: up to the first number
-# nothing is quicker, from the second on walking down from T_max is.
-_FEW_OPERATIONS = 2048
+# The repair of the chain guess grows with the square of the microbatches. While operations and
+# rounds (of one microbatch per stage) are this few, it is quicker than solving a short pipeline
+# first; with so many operations that no short pipeline stands for, walking from T_max is quicker.
+_FEW_OPERATIONS, _FEW_ROUNDS = 2048, 12
 _MANY_OPERATIONS = 6000
 # Schedules whose rounds follow each other alike, and that microbatches alone determine.
 _REPEATING = ("1f1b", "gpipe", "interleaved")
-_ROUNDS = 4  # rounds (of one microbatch per stage) in the pipeline that stands for a long one
+_ROUNDS = 4  # of the pipeline that stands for a long one
 
 
 def start_at_t_star(
@@ -43,9 +44,10 @@ def start_at_t_star(
     """Move a trace that stands at T_max to T_star, unless walking there is better."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
     operations = len(pipeline.operations)
+    few = operations <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
     short = _ROUNDS * stages + microbatches % stages
     repeats = pipeline.schedule in _REPEATING and microbatches >= short + 2 * stages
-    if repeats and operations > _FEW_OPERATIONS:
+    if repeats and not few:
         guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
         trace.start(guess, sum(blocking_power_uw), rough=False)
     elif operations <= _MANY_OPERATIONS:
