@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test lint format bench profiles results clean
+.PHONY: demo test test-torch lint format bench profiles results clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
 demo: $(VENV)/.installed
@@ -21,6 +21,10 @@ test: $(VENV)/.installed-test
 	$(BIN)/cmake --build build/core >> build/core.log || { cat build/core.log; exit 1; }
 	$(BIN)/ctest --test-dir build/core --output-on-failure
 	$(BIN)/python -m pytest
+
+# The tests that need PyTorch, which is large and therefore not part of `make test`.
+test-torch: $(VENV)/.installed-test $(VENV)/.installed-torch
+	$(BIN)/python -m pytest tests/test_runtime_torch.py tests/test_torch_workloads.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
@@ -37,10 +41,11 @@ format: $(VENV)/.installed-lint
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# Makes the built-in profiles and the JSON Schema anew; tests check that they are current.
+# Makes the built-in profiles and the JSON Schemas anew; tests check that they are current.
 profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
+	$(BIN)/python -m envplan.freqplan
 
 # Sets every planner beside the published figures on every built-in workload: about a minute.
 results: $(VENV)/.installed

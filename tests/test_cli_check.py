@@ -210,3 +210,15 @@ def test_missing_file_and_folder_are_refused(
 ) -> None:
     refused([str(tmp_path / "none.json")], capsys, "none.json", "No such file")
     refused([str(tmp_path)], capsys, "cannot be read")
+
+
+def test_frequency_plan_is_recognised_and_a_cut_one_refused(tmp_path: Path) -> None:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    assert envplan("solve", "-q", cwd=tmp_path).code == 0
+    assert envplan("apply", "plan.json", "-q", cwd=tmp_path).code == 0
+    ran = envplan("check", "run.freqplan.json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "frequency plan, holds" in ran.out
+    whole = (tmp_path / "run.freqplan.json").read_text()
+    (tmp_path / "cut.json").write_text(whole[: len(whole) // 2])
+    assert_refused(envplan("check", "cut.json", cwd=tmp_path), 2, "cut.json", "cut short")

@@ -20,6 +20,7 @@ from envplan.errors import EnvplanError, InputError, NoAnswerError
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
+    from envplan.freqplan import FrequencyPlan
     from envplan.frontier import Frontier, trace_frontier
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
@@ -37,6 +38,7 @@ __all__ = [
     "UNLIMITED",
     "ClusterReport",
     "EnvplanError",
+    "FrequencyPlan",
     "Frontier",
     "InputError",
     "MinimumCut",
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "FrequencyPlan": "envplan.freqplan",
     "Frontier": "envplan.frontier",
     "trace_frontier": "envplan.frontier",
     "UNLIMITED": "envplan.frontier.mincut",

@@ -10,10 +10,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from envplan.cli.apply import apply
 from envplan.cli.check import check
 from envplan.cli.compare import CompareCommand, compare
+from envplan.cli.devices import devices
 from envplan.cli.frontier import FrontierCommand, frontier
+from envplan.cli.profile import ProfileCommand, profile
 from envplan.cli.profiles import profiles
+from envplan.cli.refine import refine
+from envplan.cli.reset import reset
 from envplan.cli.simulate import SimulateCommand, simulate
 from envplan.cli.solve import solve
 from envplan.errors import EnvplanError
@@ -25,12 +30,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(cls=ProfileCommand)(profile)
 app.command(cls=FrontierCommand)(frontier)
 app.command()(solve)
+app.command()(apply)
 app.command()(profiles)
 app.command(cls=CompareCommand)(compare)
 app.command(cls=SimulateCommand)(simulate)
 app.command()(check)
+app.command()(devices)
+app.command()(refine)
+app.command()(reset)
 
 # Releases of typer differ in whether click is inside it or beside it; its errors derive from one
 # class either way.

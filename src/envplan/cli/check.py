@@ -64,6 +64,7 @@ def _check(
             return "frontier", _check_frontier_csv(file)
         return "profile", _check_profile(file)
 
+    from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan
     from envplan.pipeline.formats import DAG_SCHEMA, shown
     from envplan.plan import PLAN_SCHEMA, read_json
 
@@ -71,6 +72,8 @@ def _check(
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema == PLAN_SCHEMA:
         return "plan", _check_plan(document, file, profile, force, progress)
+    if schema == FREQPLAN_SCHEMA:
+        return "frequency plan", FrequencyPlan.from_document(document, path=file).check()
     if schema == DAG_SCHEMA:
         return "DAG", _check_dag(file)
     if schema == "envplan/frontier/v1":

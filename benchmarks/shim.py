@@ -1,0 +1,98 @@
+"""What an operation costs the training thread under the shim: `python -m benchmarks.shim`.
+
+One step is 32 microbatches forward and backward on one stage. Nothing is computed in between, so
+requests come far faster than in training; the guard sets the clock of a modelled GPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+from benchmarks.machine import describe_machine
+from benchmarks.report import table
+from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, Layout, RankPlan
+from envplan.pipeline import Pipeline
+from envplan.runtime import Shim
+
+TARGET_US = 20.0
+MICROBATCHES, STEPS, WARM_UP = 32, 300, 20
+CASES = {
+    "the clock never changes": (1260,),
+    "the clock changes at every operation": (1740, 1260),
+}
+
+
+def main() -> None:
+    print("; ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
+    rows = []
+    for name, clocks in CASES.items():
+        costs = measure(clocks)
+        mean = sum(costs) / len(costs)
+        met = "yes" if mean < TARGET_US else "**no**"
+        tail = sorted(costs)[int(0.999 * len(costs))]
+        rows.append([name, f"{mean:.2f}", f"{median(costs):.2f}", f"{tail:.2f}", met])
+    print(table(["begin and end of one operation", "mean (us)", "median", "99.9 %", "< 20"], rows))
+
+
+def measure(clocks: tuple[int, ...]) -> list[float]:
+    """Time of begin plus end of each operation, us; the step's share is in its last one's."""
+    costs: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Shim(
+            frequency_plan(clocks),
+            rank=0,
+            world_size=1,
+            backend="modelled",
+            log=Path(folder) / "run.jsonl",
+        ) as shim,
+    ):
+        order = [operation[:3] for operation in shim.plan.ranks[0].operations]
+        for step in range(STEPS):
+            times = run_step(shim, order)
+            costs += times if step >= WARM_UP else []
+    return costs
+
+
+def run_step(shim: Shim, order: list[tuple[str, int, int]]) -> list[float]:
+    times = []
+    for instruction, microbatch, chunk in order:
+        begin = perf_counter_ns()
+        shim.begin(instruction, microbatch, chunk)
+        shim.end(instruction, microbatch, chunk)
+        times.append((perf_counter_ns() - begin) / 1e3)
+    begin = perf_counter_ns()
+    shim.step()
+    times[-1] += (perf_counter_ns() - begin) / 1e3
+    return times
+
+
+def frequency_plan(clocks: tuple[int, ...]) -> FrequencyPlan:
+    """One rank that goes through the clocks in turn."""
+    operations = [
+        (op.instruction, op.microbatch, op.chunk, clocks[k % len(clocks)])
+        for k, op in enumerate(Pipeline("1f1b", 1, MICROBATCHES).operations)
+    ]
+    return FrequencyPlan(
+        schema=FREQPLAN_SCHEMA,
+        plan_sha256="0" * 64,
+        profile_sha256="0" * 64,
+        clocks_source="modelled",
+        supported_clocks_mhz=sorted(clocks),
+        world_size=1,
+        layout=Layout(stages=1, tp=1, cp=1, dp=1, rank_order="tp-cp-dp-pp"),
+        deadline_s=1.0,
+        iteration_time_s=1.0,
+        energy_j=1.0,
+        raised=[],
+        ranks=[
+            RankPlan(rank=0, stage=0, device=0, clocks_mhz=sorted(clocks), operations=operations)
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""`envplan apply`: from a plan to what every rank sets its clock to."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.apply import Clocks
+    from envplan.freqplan import FrequencyPlan
+    from envplan.plan import Plan
+    from envplan.profile import Profile
+
+_DEFAULT_OUTPUT = {
+    "envplan": "run.freqplan.json",
+    "zeus": "run.freqplan.py",
+    "csv": "run.freqplan.csv",
+}
+_MS_PER_S = 1000
+_MOST_RAISED = 8
+
+
+def apply(
+    plan: Annotated[
+        Path, typer.Argument(metavar="[PLAN]", help="The plan, as envplan solve writes it.")
+    ] = Path("plan.json"),
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tensor-parallel size; default: the plan's GPUs per stage over --cp."
+        ),
+    ] = None,
+    dp: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Data-parallel size; default: the plan's replicas."),
+    ] = None,
+    cp: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Context-parallel size; default: what --tp leaves."),
+    ] = None,
+    rank_order: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER",
+            help="Dimensions in which global ranks count up, innermost first; the default is "
+            "Megatron-LM's.",
+        ),
+    ] = "tp-cp-ep-dp-pp",
+    gpus_per_node: Annotated[
+        int, typer.Option(metavar="N", help="A rank's device is its number modulo N.")
+    ] = 8,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I[,I...]", help="Devices of a node's ranks in turn, instead of 0, 1, 2, ..."
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Check clocks against this known GPU; default: the one the profile names.",
+        ),
+    ] = None,
+    clocks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MHZ", help="Check them against these, as in 210,900,1410 or 210-1410:15."
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="nvml", help="Check them against what this machine's GPUs support."),
+    ] = None,
+    min_dwell: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Raise clocks until none changes sooner than MS milliseconds after the last "
+            "change, and say what that costs.",
+        ),
+    ] = None,
+    ladder: Annotated[
+        bool | None,
+        typer.Option(
+            "--ladder/--no-ladder",
+            help="Include the plan's slower plans for stragglers; default: if it has any.",
+        ),
+    ] = None,
+    format: Annotated[  # noqa: A002  (the option's name)
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="envplan, csv, or zeus for the server of Zeus."
+        ),
+    ] = "envplan",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where it goes; default: run.freqplan.json (.csv, .py).",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every stage's clocks in order; write nothing.")
+    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="The profile the plan was made from, if it has moved."
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Go on though the profile has changed or is another GPU's."),
+    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
+
+    Clocks the GPU does not have are replaced by the next ones above, never by slower ones.
+
+    \b
+    Example:
+      envplan apply plan.json
+      envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
+      envplan apply plan.json --format zeus -o schedule.py
+    """
+    if format not in _DEFAULT_OUTPUT:
+        raise InputError(f"--format must be envplan, zeus or csv, not {format}")
+    if ladder and format != "envplan":
+        raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
+    at_least(gpus_per_node, "--gpus-per-node", 1)
+    dwell = None if min_dwell is None else finite(min_dwell, "--min-dwell") / _MS_PER_S
+    node = _devices(devices, gpus_per_node)
+    file = output or Path(_DEFAULT_OUTPUT[format])
+    _refuse_replacing(plan, file)
+
+    from envplan.apply import apply_plan
+    from envplan.cli.output import spinner
+    from envplan.plan import Plan
+    from envplan.topology import Topology
+
+    solved = Plan.load(plan)
+    if ladder and solved.ladder is None:
+        raise InputError("has no ladder; solve again with --ladder N", path=plan)
+    source = _profile(solved, plan, profile)
+    refuse_overwriting(source, file)
+    with spinner("applying the plan", quiet=quiet):
+        applied = apply_plan(
+            solved,
+            source,
+            topology=Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order),
+            clocks=_clocks(source, gpu, clocks, backend, force),
+            devices=node,
+            min_dwell=dwell,
+            ladder=ladder is not False,
+            force=force,
+            plan_sha256=_sha256(plan),
+        )
+    text = _text(applied, format)
+    if not dry_run:
+        from envplan._files import atomic_write
+
+        atomic_write(file, text)
+    notes = _notes(solved, applied, format, file, forced=source.sha256 != solved.profile.sha256)
+    if json:
+        _print_json(applied, format, None if dry_run else file, notes)
+    elif not quiet:
+        _print(solved, applied, notes, dry_run=dry_run)
+        if not dry_run:
+            typer.echo(f"wrote {file}")
+
+
+def _sha256(plan: Path) -> str | None:
+    """That of a file; none of a pipe, which has been read by now."""
+    return hashlib.sha256(plan.read_bytes()).hexdigest() if plan.is_file() else None
+
+
+def _devices(text: str | None, gpus_per_node: int) -> list[int]:
+    if text is None:
+        return list(range(gpus_per_node))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 6 for part in parts):
+        raise InputError(f"--devices must list device numbers, as in 0,2,4,6, not {text}")
+    numbers = [int(part) for part in parts]
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"--devices names a device twice: {text}")
+    return numbers
+
+
+def _refuse_replacing(plan: Path, output: Path) -> None:
+    if output.exists() and plan.exists() and output.samefile(plan):
+        raise InputError("is the plan itself; choose another output file", path=output)
+
+
+def _profile(plan: Plan, file: Path, name: str | None) -> Profile:
+    from envplan.profile import Profile
+    from envplan.verify import find_profile
+
+    return Profile.open(name) if name is not None else find_profile(plan.profile, file)
+
+
+def _clocks(
+    profile: Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
+) -> Clocks:
+    """The clocks to check against, by whichever option says so.
+
+    Raises:
+        InputError: options exclude each other, or one names nothing.
+    """
+    from envplan.apply import given_clocks, live_clocks, modelled_clocks, profile_clocks
+
+    if backend is not None:
+        if gpu is not None or clocks is not None:
+            raise InputError("--backend reads the clocks from this machine; leave out the others")
+        if backend != "nvml":
+            raise InputError(f"--backend must be nvml, not {backend}; --gpu names a known GPU")
+        return live_clocks(profile, force=force)
+    if clocks is not None:
+        return given_clocks(clocks, gpu or profile.metadata.gpu)
+    return profile_clocks(profile) if gpu is None else modelled_clocks(gpu)
+
+
+def _text(applied: FrequencyPlan, format_: str) -> str:
+    match format_:
+        case "zeus":
+            return applied.to_zeus()
+        case "csv":
+            return applied.to_csv()
+    return applied.to_json()
+
+
+def _notes(
+    plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
+) -> list[str]:
+    """What a user should know about the clocks."""
+    from envplan.cli.output import exact_seconds
+
+    notes = [_source_note(applied)]
+    if forced:
+        notes.append(
+            "the profile HAS CHANGED since the plan was made; times and energies are those of now"
+        )
+    if applied.iteration_time_s > applied.deadline_s:
+        notes.append(
+            f"the iteration takes longer than the plan's deadline, "
+            f"{exact_seconds(applied.deadline_s)} s: plan again"
+        )
+    notes += _raised_notes(applied)
+    if applied.dwell is not None:
+        notes.append(_dwell_note(applied))
+    if applied.ladder is not None:
+        notes.append(
+            f"{len(applied.ladder)} slower plans in the ladder for stragglers"
+            if format_ == "envplan"
+            else f"the plan's ladder is left out: {format_} has no place for it"
+        )
+    if any(operation.config for stage in plan.stages for operation in stage):
+        notes.append("the plan's configs are for you to set: a frequency plan holds clocks only")
+    if format_ == "zeus":
+        notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
+        if file.suffix != ".py":
+            notes.append("Zeus's server reads only files that end in .py")
+    return notes
+
+
+def _source_note(applied: FrequencyPlan) -> str:
+    if not applied.supported_clocks_mhz:
+        return "no operation of this profile has a clock to set"
+    low, high = applied.supported_clocks_mhz[0], applied.supported_clocks_mhz[-1]
+    found = f"{len(applied.supported_clocks_mhz)} clocks from {low} to {high} MHz"
+    gpu = applied.gpu or "the GPU, which nobody named,"
+    return {
+        "modelled": f"checked against the {found} of {gpu}",
+        "given": f"checked against the {found} given",
+        "nvml": f"checked against the {found} that {gpu} supports here",
+        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
+        "only: --backend nvml asks the GPU, --gpu or --clocks say more",
+    }[applied.clocks_source]
+
+
+def _raised_notes(applied: FrequencyPlan) -> list[str]:
+    notes = [
+        f"stage {raised.stage} {raised.instruction}: {raised.planned_mhz} MHz is not supported; "
+        f"{raised.applied_mhz} MHz instead, for {raised.operations} of its operations"
+        for raised in applied.raised
+    ]
+    if len(notes) > _MOST_RAISED:
+        rest = len(notes) - _MOST_RAISED
+        notes = [*notes[:_MOST_RAISED], f"{rest} more clocks are not supported; --json lists them"]
+    if not all(raised.profiled for raised in applied.raised):
+        notes.append("clocks that the profile does not have count with time and energy as planned")
+    return notes
+
+
+def _dwell_note(applied: FrequencyPlan) -> str:
+    from envplan.cli.output import significant
+
+    dwell = applied.dwell
+    assert dwell is not None
+    note = (
+        f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
+        f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
+        f"at a cost of {significant(dwell.extra_energy_j, 4)} J per iteration"
+    )
+    if dwell.changes_too_fast:
+        note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
+    return note
+
+
+def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
+    from envplan.cli.output import column, print_table, say, signed_percent
+
+    layout = applied.layout
+    say(
+        f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
+        f"dp {layout.dp}, in the order {layout.rank_order}"
+    )
+    rows = []
+    for name, digits, old, new in (
+        ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
+        ("energy (J)", 5, plan.energy, applied.energy_j),
+    ):
+        change = signed_percent(100 * (new / old - 1)) if old else "-"
+        rows.append([name, *column([old, new], digits), change])
+    modelled = ", modelled" if plan.profile.source == "modelled" else ""
+    print_table(f"One iteration, all GPUs{modelled}", ("", "plan", "applied", "change (%)"), rows)
+    _print_stages(applied, dry_run=dry_run)
+    for note in notes:
+        say(note)
+
+
+def _print_stages(applied: FrequencyPlan, *, dry_run: bool) -> None:
+    from envplan.cli.output import print_table, say
+
+    rows = []
+    for stage, operations in enumerate(applied.stage_operations()):
+        ranks = [rank.rank for rank in applied.ranks if rank.stage == stage]
+        clocks = sorted({operation[3] for operation in operations} - {0})
+        span = f"{clocks[0]} to {clocks[-1]}" if clocks else "none set"
+        rows.append([str(stage), _spans(ranks), str(len(operations)), span])
+    print_table("", ("stage", "ranks", "operations", "clocks (MHz)"), rows, wrap=("ranks",))
+    if dry_run:
+        for stage, operations in enumerate(applied.stage_operations()):
+            runs = groupby(operations, key=lambda operation: (operation[0], operation[3]))
+            words = [
+                f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
+                for (instruction, mhz), run in runs
+            ]
+            say(f"stage {stage}: {', '.join(words)}")
+
+
+def _times(count: int) -> str:
+    return f"x{count} " if count > 1 else ""
+
+
+def _spans(ranks: list[int]) -> str:
+    """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = [f"{low}-{high}" if high > low else str(low) for low, high in spans[:6]]
+    return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
+
+
+def _print_json(applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]) -> None:
+    from envplan.cli.output import print_json
+
+    lists = {"schema_id", "supported_clocks_mhz", "ranks", "ladder"}
+    head: dict[str, Any] = applied.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude=lists
+    )
+    head["ladder_rungs"] = len(applied.ladder or [])
+    written = None if file is None else str(file)
+    print_json({"frequency_plan": written, "format": format_, "notes": notes, **head})

@@ -1,0 +1,126 @@
+"""`envplan refine`: a plan made anew from what a run measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envplan.cli.inputs import JsonOption, QuietOption, refuse_overwriting
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envplan.plan import Plan
+    from envplan.profile import Profile
+    from envplan.runtime.drift import Drift
+
+
+def refine(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan.json that was followed.")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Run logs that the shim wrote.")
+    ],
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
+    ] = None,
+    profile_output: Annotated[
+        Path,
+        typer.Option("--profile-output", metavar="FILE", help="Where the new profile goes."),
+    ] = Path("profile.refined.csv"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the new plan goes.")
+    ] = Path("plan.refined.json"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Scale the profile to the times a run measured, and make the plan anew for the same target.
+
+    Every instruction of every stage gets one factor, the median of measured over planned time;
+    energies are scaled likewise. The first step of each rank does not count.
+
+    \b
+    Example:
+      envplan refine plan.json run.jsonl
+      envplan apply plan.refined.json
+    """
+    from envplan.cli.output import print_json, progress_bar
+    from envplan.plan import Plan
+    from envplan.runtime.drift import measure_drift, replan, rescale
+    from envplan.runtime.runlog import read_run_log, steps_of_plan
+    from envplan.verify import check_reference, find_profile
+
+    old = Plan.load(plan)
+    known = find_profile(old.profile, plan) if profile is None else _open(profile)
+    check_reference(old.profile, known, force=False)
+    refuse_overwriting(known, output, profile_output)
+    for file in (output, profile_output):
+        if file.exists() and file.samefile(plan):
+            raise InputError("is the plan itself; choose another output file", path=file)
+    steps = list(steps_of_plan(read_run_log(logs), _sha256(plan)))
+    if not steps:
+        raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
+    drifts = measure_drift(old, known, steps)
+    with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+        # Read back, so that the new plan refers to the file that it can be checked against.
+        rescale(known, drifts).save_csv(profile_output)
+        new = replan(old, _open(str(profile_output)), progress)
+    new.save(output)
+    if json:
+        print_json(_document(old, new, drifts, profile_output, output))
+    elif not quiet:
+        _print(old, new, drifts, profile_output, output)
+
+
+def _open(path: str) -> Profile:
+    from envplan.profile import Profile
+
+    return Profile.open(path)
+
+
+def _sha256(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _document(
+    old: Plan, new: Plan, drifts: Sequence[Drift], profile_output: Path, output: Path
+) -> dict[str, object]:
+    return {
+        "profile": str(profile_output),
+        "plan": str(output),
+        "drift": [
+            {
+                "stage": drift.stage,
+                "instruction": drift.instruction,
+                "factor": drift.factor,
+                "samples": drift.samples,
+            }
+            for drift in drifts
+        ],
+        "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
+        "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
+    }
+
+
+def _print(
+    old: Plan, new: Plan, drifts: Sequence[Drift], profile_output: Path, output: Path
+) -> None:
+    from envplan.cli.output import exact_seconds, print_table, say, signed_percent, significant
+
+    print_table(
+        "Measured against planned time",
+        ("instruction", "stage", "operations", "change (%)"),
+        [
+            [d.instruction, str(d.stage), str(d.samples), signed_percent(100 * (d.factor - 1))]
+            for d in drifts
+        ],
+    )
+    for name, plan in (("old plan", old), ("new plan", new)):
+        time, energy = exact_seconds(plan.iteration_time), significant(plan.energy, 5)
+        say(f"{name}: {time} s, {energy} J, as its own profile has it")
+    say(f"wrote {profile_output} and {output}")

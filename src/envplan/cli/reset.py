@@ -1,0 +1,53 @@
+"""`envplan reset`: every GPU's clock back to the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envplan.cli.inputs import JsonOption
+
+if TYPE_CHECKING:
+    from envplan.runtime.guard import GivenBack
+
+
+def reset(json: JsonOption = False) -> None:
+    """Give every GPU's clock back to the driver.
+
+    Clocks go back by themselves when training ends or dies. This is for a node where everything was
+    killed at once, the processes that give clocks back included.
+
+    \b
+    Example:
+      envplan reset
+    """
+    from dataclasses import asdict
+
+    from envplan.cli.output import print_json, say
+    from envplan.devices import DeviceError, backend
+    from envplan.runtime.guard import give_back_all
+
+    source = backend("nvml")
+    try:
+        outcomes = give_back_all(source.devices())
+    finally:
+        source.close()
+    if json:
+        print_json([asdict(outcome) for outcome in outcomes])
+    failed = [outcome for outcome in outcomes if outcome.problem is not None]
+    for outcome in outcomes:
+        if outcome.problem is None and not json:
+            say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+    if failed:
+        others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
+        raise DeviceError(f"{failed[0].problem}{others}")
+
+
+def _said(outcome: GivenBack) -> str:
+    if outcome.guard is not None:
+        return (
+            "clock given back, but a training that runs will set it again "
+            f"(its guard is process {outcome.guard})"
+        )
+    if outcome.left_behind:
+        return "clock given back; a training that was killed had left it set"
+    return "clock given back"

@@ -1,0 +1,328 @@
+"""NVIDIA GPUs through NVML, with the binding that NVIDIA publishes (nvidia-ml-py)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
+
+__all__ = ["NvmlBackend", "NvmlDevice"]
+
+_SAMPLE_S: Final = 0.02
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
+# a clock set by a user (0x2), which is what locking does, do not.
+_THROTTLE_REASONS: Final = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clock",
+}
+
+
+class NvmlBackend:
+    """The GPUs of this machine.
+
+    Raises:
+        DeviceError: no driver is installed or loaded.
+    """
+
+    name = "nvml"
+
+    def __init__(self) -> None:
+        import pynvml  # type: ignore[import-untyped]
+
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise DeviceError(_no_driver(pynvml, error)) from error
+        self._devices: tuple[NvmlDevice, ...] | None = None
+
+    def devices(self) -> Sequence[NvmlDevice]:
+        """All GPUs, by index.
+
+        Raises:
+            DeviceError: there is none.
+        """
+        if self._devices is None:
+            count = _ask(self._nvml, "the NVIDIA driver", self._nvml.nvmlDeviceGetCount)
+            if count == 0:
+                raise DeviceError(
+                    "the NVIDIA driver sees no GPU; check nvidia-smi, "
+                    "or use the modelled backend: --backend modelled"
+                )
+            self._devices = tuple(NvmlDevice(self._nvml, index) for index in range(count))
+        return self._devices
+
+    def close(self) -> None:
+        """Let go of the driver. Locked clocks stay locked."""
+        for device in self._devices or ():
+            device.close()
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+
+class NvmlDevice:
+    """One NVIDIA GPU."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml = nvml
+        self._index = index
+        self._integral: _PowerIntegral | None = None
+
+    @cached_property
+    def _handle(self) -> Any:
+        # When first needed: one GPU that is lost shall not take the others with it.
+        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+
+    @cached_property
+    def info(self) -> DeviceInfo:
+        """What stays the same about it."""
+        nvml = self._nvml
+        clocks = self._supported_clocks()
+        return DeviceInfo(
+            index=self._index,
+            name=self._ask(nvml.nvmlDeviceGetName, self._handle),
+            uuid=self._ask(nvml.nvmlDeviceGetUUID, self._handle),
+            driver=self._ask(nvml.nvmlSystemGetDriverVersion),
+            supported_clocks=clocks,
+            max_clock=clocks[-1],
+            power_limit=self._limit_mw() / 1e3,
+            source="measured",
+            mig=self._mig,
+            energy_source="counter" if self._has_counter() else "integrated power",
+        )
+
+    def lock_clock(self, mhz: int) -> None:
+        """Run at this SM clock until reset_clock.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+            DeviceError: MIG is on, or the driver fails.
+        """
+        if self._mig:
+            raise DeviceError(self._mig_remedy())
+        self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
+
+    def reset_clock(self) -> None:
+        """Give the clock back to the driver.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+            DeviceError: the driver fails.
+        """
+        self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+
+    def can_lock(self, *, probe: bool = False) -> str | None:
+        """None if this user may lock clocks; else why not and what to do, in one line.
+
+        NVML cannot be asked for this. Without `probe` it is told from the user's capabilities, and
+        nothing is written. With it, for those about to set clocks anyway, a setting with the same
+        permission is written that changes nothing: the power limit, to what it is.
+        """
+        try:
+            if self._mig:
+                return self._mig_remedy()
+            allowed = self._probe() if probe else None
+        except DeviceError as error:
+            return str(error)
+        except self._nvml.NVMLError as error:
+            return str(self._error(error))
+        if allowed is None:
+            allowed = _is_administrator()
+        return None if allowed else self._permission_remedy()
+
+    def _probe(self) -> bool | None:
+        """Whether the driver lets this user write a setting; None where it has no such setting."""
+        nvml = self._nvml
+        try:
+            limit = nvml.nvmlDeviceGetPowerManagementLimit(self._handle)
+            nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit)
+        except nvml.NVMLError_NoPermission:
+            return False
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return None
+        return True
+
+    def clock(self) -> int:
+        """The SM clock now, MHz."""
+        nvml = self._nvml
+        return int(self._ask(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM))
+
+    def energy(self) -> int:
+        """Energy used, mJ; only differences mean anything.
+
+        The GPU's own counter, which drivers update every 20 to 100 ms. GPUs before Volta have
+        none: there power is sampled from the first call on and integrated.
+        """
+        if self.info.energy_source == "counter":
+            return int(self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
+        if self._integral is None:
+            self._integral = _PowerIntegral(self.power)
+        return self._integral.millijoules()
+
+    def power(self) -> float:
+        """Power drawn now, W."""
+        return float(self._ask(self._nvml.nvmlDeviceGetPowerUsage, self._handle)) / 1e3
+
+    def throttle_reasons(self) -> Sequence[str]:
+        """Why the clock is lower than asked for, now; empty if it is not."""
+        nvml = self._nvml
+        try:
+            bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+        except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
+            bits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        except nvml.NVMLError as error:
+            raise self._error(error) from error
+        return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
+
+    def close(self) -> None:
+        """Stop sampling power, where that was needed."""
+        if self._integral is not None:
+            self._integral.stop()
+
+    def _supported_clocks(self) -> tuple[int, ...]:
+        """SM clocks beside the highest memory clock, which is the one CUDA work gets."""
+        nvml = self._nvml
+        try:
+            memory = max(nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle))
+            clocks = nvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle, memory)
+        except (nvml.NVMLError_NotSupported, ValueError):
+            clocks = ()
+        except nvml.NVMLError as error:
+            raise self._error(error) from error
+        # Some cards name no clocks but have a highest one.
+        return tuple(sorted(set(clocks))) or (
+            int(self._ask(nvml.nvmlDeviceGetMaxClockInfo, self._handle, nvml.NVML_CLOCK_SM)),
+        )
+
+    def _limit_mw(self) -> int:
+        try:
+            return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+        except self._nvml.NVMLError_NotSupported:
+            return 0
+        except self._nvml.NVMLError as error:
+            raise self._error(error) from error
+
+    def _has_counter(self) -> bool:
+        try:
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
+            return False
+        except self._nvml.NVMLError:  # it is there and fails now
+            return True
+        return True
+
+    @cached_property
+    def _mig(self) -> bool:
+        try:
+            current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
+        except self._nvml.NVMLError:  # too old a card or a driver to know of it
+            return False
+        return bool(current)
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> DeviceError:
+        if isinstance(error, self._nvml.NVMLError_NoPermission):
+            return PermissionDeniedError(self._permission_remedy())
+        return DeviceError(f"{self._name()}: {error}; check nvidia-smi")
+
+    def _name(self) -> str:
+        return f"GPU {self._index}"
+
+    def _permission_remedy(self) -> str:
+        return (
+            f"{self._name()}: this user may not set clocks; run as root, or in a container with "
+            "--cap-add SYS_ADMIN"
+        )
+
+    def _mig_remedy(self) -> str:
+        return (
+            f"{self._name()}: MIG is on, so its clock and energy are shared by all parts; turn it "
+            f"off as root with: nvidia-smi -i {self._index} -mig 0"
+        )
+
+
+class _PowerIntegral:
+    """Energy by sampling power in a thread, for GPUs without a counter.
+
+    Args:
+        power: reads power, W; raises DeviceError.
+    """
+
+    def __init__(self, power: Callable[[], float]) -> None:
+        self._power = power
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._millijoules = 0.0
+        self._time = time.monotonic()
+        self._last = power()
+        threading.Thread(target=self._run, name="envplan-power", daemon=True).start()
+
+    def millijoules(self) -> int:
+        """Energy since it was created, mJ.
+
+        Raises:
+            DeviceError: power cannot be read now.
+        """
+        return self._sample()
+
+    def stop(self) -> None:
+        """Sample no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_SAMPLE_S):
+            # A sample that fails leaves a longer trapezoid, and whoever asks next is told.
+            with suppress(DeviceError):
+                self._sample()
+
+    def _sample(self) -> int:
+        with self._lock:
+            power, now = self._power(), time.monotonic()
+            self._millijoules += (now - self._time) * (self._last + power) / 2 * 1e3
+            self._time, self._last = now, power
+            return int(self._millijoules)
+
+
+def _ask(nvml: Any, who: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except nvml.NVMLError as error:
+        raise DeviceError(f"{who}: {error}; check nvidia-smi") from error
+
+
+def _no_driver(nvml: Any, error: Exception) -> str:
+    instead = "or use the modelled backend: --backend modelled"
+    if isinstance(error, nvml.NVMLError_LibraryNotFound):
+        return (
+            "no NVIDIA driver is installed here (libnvidia-ml.so.1 was not found); install it "
+            f"(in a container: start it with --gpus all), {instead}"
+        )
+    if isinstance(error, nvml.NVMLError_DriverNotLoaded):
+        return f"the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg, {instead}"
+    return f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg, {instead}"
+
+
+def _is_administrator() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, which is what the driver asks for."""
+    with suppress(OSError), Path("/proc/self/status").open(encoding="ascii") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> 21 & 1)
+    return False

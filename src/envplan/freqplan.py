@@ -1,0 +1,496 @@
+"""Frequency plans: what every rank of a training job sets its clock to, operation by operation.
+
+A frequency plan is a file, run.freqplan.json ("envplan/freqplan/v1"), that `envplan apply` makes
+from a plan and that the runtime shim reads; its models are below. Two other formats hold less: a
+CSV, and the text file that the server of Zeus's pipeline frequency optimizer reads.
+
+`python -m envplan.freqplan` writes the JSON Schema of the format anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from envplan._files import atomic_write
+from envplan.errors import InputError
+from envplan.pipeline.formats import shown
+from envplan.plan import MAX_PLAN_BYTES, first_problem, read_json, readable_json
+from envplan.topology import Topology
+
+__all__ = [
+    "CSV_COLUMNS",
+    "FREQPLAN_SCHEMA",
+    "MAX_OPERATIONS",
+    "ClockSource",
+    "Dwell",
+    "FrequencyPlan",
+    "LadderRung",
+    "Layout",
+    "RaisedClock",
+    "RankPlan",
+    "parse_zeus",
+    "read_zeus",
+]
+
+FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
+SCHEMA_FILE: Final = Path(__file__).parent / "schemas" / "freqplan.v1.schema.json"
+
+#: Operations of all ranks together that a file may hold: about 150 MB of text.
+MAX_OPERATIONS: Final = 4_000_000
+MAX_ZEUS_BYTES: Final = 16 * 2**20
+
+CSV_COLUMNS: Final = (
+    "rank",
+    "stage",
+    "device",
+    "position",
+    "instruction",
+    "microbatch",
+    "chunk",
+    "frequency_mhz",
+)
+
+ClockSource = Literal["modelled", "given", "nvml", "profile"]
+Seconds = Annotated[float, Field(ge=0)]
+Joules = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Megahertz = Annotated[int, Field(ge=1, le=10**6)]
+MegahertzOrNone = Annotated[int, Field(ge=0, le=10**6)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+# JSON has no tuples: its lists are taken for them, and nothing else is.
+Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Layout(_Model):
+    """How the job's ranks are laid out; see envplan.topology.Topology."""
+
+    stages: Count
+    tp: Count
+    cp: Count
+    dp: Count
+    rank_order: str
+
+    def topology(self) -> Topology:
+        """The same, able to answer.
+
+        Raises:
+            InputError: the rank order is none.
+        """
+        topology = Topology(**self.model_dump())
+        topology.check_order()
+        return topology
+
+
+class RaisedClock(_Model):
+    """Operations whose planned clock the GPU does not have, and the clock they got instead."""
+
+    stage: Index
+    instruction: str
+    planned_mhz: Megahertz
+    applied_mhz: Megahertz
+    operations: Count
+    profiled: bool = Field(
+        description="whether the profile knows the applied clock; if not, time and energy are "
+        "counted as planned"
+    )
+
+
+class Dwell(_Model):
+    """What it took to keep every clock for a while."""
+
+    min_dwell_s: Seconds
+    raised_operations: Index = Field(description="operations of one replica that run faster for it")
+    extra_energy_j: float = Field(description="J per iteration over all GPUs")
+    changes_before: Index = Field(description="clock changes per iteration of one GPU per stage")
+    changes_after: Index
+    changes_too_fast: Index = Field(description="those that still come sooner than min_dwell_s")
+
+
+class RankPlan(_Model):
+    """One rank's part.
+
+    Attributes:
+        rank: global rank.
+        stage: the pipeline stage it runs.
+        device: index of its GPU on its node.
+        clocks_mhz: all clocks it will ask for, ladder included, ascending; the GPU has them all.
+        operations: (instruction, microbatch, chunk, MHz) in execution order; 0 MHz leaves the
+            clock as it is.
+    """
+
+    rank: Index
+    stage: Index
+    device: Index
+    clocks_mhz: list[Megahertz]
+    operations: list[Operation]
+
+    @property
+    def frequencies(self) -> list[int]:
+        """MHz of its operations in execution order."""
+        return [operation[3] for operation in self.operations]
+
+
+class LadderRung(_Model):
+    """Slower clocks for the same operations, for when a straggler makes everyone wait.
+
+    Attributes:
+        iteration_time_s: replayed with these clocks.
+        energy_j: per iteration over all GPUs.
+        frequencies_mhz: MHz of each stage's operations in execution order.
+    """
+
+    iteration_time_s: Seconds
+    energy_j: Joules
+    frequencies_mhz: list[list[MegahertzOrNone]]
+
+
+class FrequencyPlan(_Model):
+    """What every rank sets its clock to, checked.
+
+    Attributes:
+        plan_sha256: of the plan.json it was made from.
+        profile_sha256: of the profile that plan was made from.
+        gpu: name of the GPU it is for; absent if nobody said.
+        clocks_source: where supported_clocks_mhz come from.
+        supported_clocks_mhz: SM clocks of that GPU, ascending.
+        deadline_s: the time the plan is for.
+        iteration_time_s: replayed with the clocks written here; no later than the plan's.
+        energy_j: per iteration over all GPUs, waiting included.
+        raised: planned clocks that the GPU does not have.
+        dwell: absent if --min-dwell was not asked for.
+        ranks: every global rank, in order; those of one stage have the same operations.
+        ladder: slower rungs by ascending iteration time; absent if the plan has none.
+    """
+
+    schema_id: Literal["envplan/freqplan/v1"] = Field(alias="schema")
+    plan_sha256: Sha256
+    profile_sha256: Sha256
+    gpu: str | None = None
+    clocks_source: ClockSource
+    supported_clocks_mhz: list[Megahertz]
+    world_size: Count
+    layout: Layout
+    deadline_s: Seconds
+    iteration_time_s: Seconds
+    energy_j: Joules
+    raised: list[RaisedClock]
+    dwell: Dwell | None = None
+    ranks: list[RankPlan]
+    ladder: list[LadderRung] | None = None
+
+    def rank_plan(self, rank: int) -> RankPlan:
+        """The part of a global rank.
+
+        Raises:
+            InputError: there is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise InputError(
+                f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
+            )
+        return self.ranks[rank]
+
+    def rung_for(self, straggler_time: float) -> LadderRung | None:
+        """The slowest rung that ends by the time a straggler does; None: stay with the plan.
+
+        Args:
+            straggler_time: iteration time of the slowest replica, s.
+        """
+        fitting = [rung for rung in self.ladder or [] if rung.iteration_time_s <= straggler_time]
+        return fitting[-1] if fitting else None
+
+    def check_world(self, world_size: int) -> None:
+        """That a job of so many ranks is the one this is for.
+
+        Raises:
+            InputError: it is not.
+        """
+        if world_size != self.world_size:
+            raise InputError(
+                f"the frequency plan is for {self.world_size} ranks, but the job has {world_size}; "
+                "apply the plan again with the job's --tp, --cp and --dp"
+            )
+
+    def check_gpu(self, name: str, supported_clocks: Sequence[int]) -> None:
+        """That a GPU is of the model this is for and has every clock that is asked for.
+
+        Args:
+            name: as its driver says.
+            supported_clocks: MHz.
+
+        Raises:
+            InputError: it is not or has not.
+        """
+        if self.gpu is not None and name != self.gpu:
+            raise InputError(
+                f"the frequency plan is for {self.gpu}, but the GPU here is {name}; profile it and "
+                "plan again"
+            )
+        asked = {clock for rank in self.ranks for clock in rank.clocks_mhz}
+        lacking = sorted(asked - set(supported_clocks))
+        if lacking:
+            raise InputError(
+                f"the frequency plan asks for {lacking[0]} MHz, which the {name} does not have; "
+                "apply the plan again with --backend nvml on this machine"
+            )
+
+    def stage_operations(self) -> list[list[Operation]]:
+        """For each stage the operations that all its ranks have."""
+        by_stage = {rank.stage: rank.operations for rank in self.ranks}
+        return [by_stage[stage] for stage in range(self.layout.stages)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write run.freqplan.json, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        atomic_write(path, self.to_json())
+
+    def to_json(self) -> str:
+        """The text of run.freqplan.json, with a rank a line.
+
+        Raises:
+            InputError: it would be too large to be read back.
+        """
+        text = readable_json(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+        if len(text) > MAX_PLAN_BYTES:
+            raise InputError(f"the frequency plan would be larger than {MAX_PLAN_BYTES >> 20} MiB")
+        return text
+
+    def to_csv(self) -> str:
+        """The ranks as a CSV table, CSV_COLUMNS, a row an operation; without the ladder."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for rank in self.ranks:
+            for position, operation in enumerate(rank.operations):
+                writer.writerow((rank.rank, rank.stage, rank.device, position, *operation))
+        return text.getvalue()
+
+    def to_zeus(self) -> str:
+        """The text that Zeus's server reads as a PointSolution3D, a stage a line.
+
+        A Python list with, for each stage, the list of its (instruction, MHz). The server hands a
+        stage's list to all ranks of that stage. Zeus sets a clock for every instruction, so one
+        that this plan leaves alone gets that of the instruction before it.
+
+        Raises:
+            InputError: it would be too large to be read back.
+        """
+        lines = [f"{_clock_everywhere(stage)},\n" for stage in self.stage_operations()]
+        text = "[\n" + "".join(lines) + "]\n"
+        if len(text.encode()) > MAX_ZEUS_BYTES:
+            raise InputError(f"the schedule would be larger than {MAX_ZEUS_BYTES >> 20} MiB")
+        return text
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a frequency plan and check that it says one thing throughout.
+
+        Raises:
+            InputError: the file cannot be read, is larger than 256 MiB, is not JSON (says line and
+                column), not a frequency plan (names the field) or contradicts itself.
+        """
+        return cls.from_document(read_json(path), path=path)
+
+    @classmethod
+    def from_document(cls, document: object, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """A frequency plan from a JSON value as parsed.
+
+        Args:
+            path: the file that errors shall name.
+
+        Raises:
+            InputError: as for load.
+        """
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found != FREQPLAN_SCHEMA:
+            raise InputError(
+                f'is not a frequency plan that can be used: its schema must be "{FREQPLAN_SCHEMA}",'
+                f" not {shown(found)}; make it with envplan apply",
+                path=path,
+            )
+        try:
+            read = cls.model_validate(document)
+        except ValidationError as error:
+            raise InputError(first_problem(error, "frequency plan"), path=path) from None
+        try:
+            read.check()
+        except InputError as error:
+            raise InputError(error.message, path=path) from None
+        return read
+
+    def check(self) -> list[str]:
+        """That ranks, stages, clocks and ladder agree with each other.
+
+        Returns:
+            A sentence for everything that was checked.
+
+        Raises:
+            InputError: the first thing that is not so.
+        """
+        self._check_ranks()
+        self._check_clocks()
+        self._check_ladder()
+        count = len(self.supported_clocks_mhz)
+        return [
+            f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
+            f"{self.layout.rank_order}",
+            "all ranks of a stage have the same operations",
+            f"all clocks are among the {count} of {self.gpu or 'the GPU'}",
+        ]
+
+    def _check_ranks(self) -> None:
+        topology = self.layout.topology()
+        if not self.world_size == topology.world_size == len(self.ranks):
+            raise InputError(
+                f"world_size is {self.world_size}, but the layout makes {topology.world_size} and "
+                f"there are {len(self.ranks)} ranks"
+            )
+        first: dict[int, RankPlan] = {}
+        for position, rank in enumerate(self.ranks):
+            if rank.rank != position or rank.stage != topology.stage_of(position):
+                raise InputError(
+                    f"ranks[{position}] is rank {rank.rank} on stage {rank.stage}, but the layout "
+                    f"has rank {position} on stage {topology.stage_of(position)} there"
+                )
+            if rank.operations != first.setdefault(rank.stage, rank).operations:
+                raise InputError(
+                    f"ranks {first[rank.stage].rank} and {rank.rank} run the same stage, "
+                    f"{rank.stage}, with different operations"
+                )
+
+    def _check_clocks(self) -> None:
+        if self.supported_clocks_mhz != sorted(set(self.supported_clocks_mhz)):
+            raise InputError("supported_clocks_mhz does not ascend")
+        supported = set(self.supported_clocks_mhz)
+        for rank in self.ranks:
+            asked = set(rank.frequencies) - {0}
+            lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
+                asked - set(rank.clocks_mhz)
+            )
+            if lacking:
+                raise InputError(
+                    f"ranks[{rank.rank}] asks for {lacking[0]} MHz, which is not a supported clock"
+                )
+
+    def _check_ladder(self) -> None:
+        stages = self.stage_operations()
+        allowed = {rank.stage: {0, *rank.clocks_mhz} for rank in self.ranks}
+        slowest = self.iteration_time_s
+        for n, rung in enumerate(self.ladder or []):
+            if [len(stage) for stage in rung.frequencies_mhz] != [len(stage) for stage in stages]:
+                raise InputError(f"ladder[{n}] does not have one clock for every operation")
+            for stage, clocks in enumerate(rung.frequencies_mhz):
+                if lacking := sorted(set(clocks) - allowed[stage]):
+                    raise InputError(
+                        f"ladder[{n}] asks for {lacking[0]} MHz on stage {stage}, which is not "
+                        "among the clocks of its ranks"
+                    )
+            if rung.iteration_time_s <= slowest:
+                raise InputError(f"ladder[{n}] is not slower than what comes before it")
+            slowest = rung.iteration_time_s
+
+
+def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
+    """(instruction, MHz) of a stage's operations, with a clock for those that have none."""
+    clock = next((operation[3] for operation in operations if operation[3]), 0)
+    if clock == 0:
+        raise InputError(
+            "a stage has no operation with a clock, and Zeus's format cannot leave one out"
+        )
+    schedule = []
+    for instruction, _, _, mhz in operations:
+        clock = mhz or clock
+        schedule.append((instruction, clock))
+    return schedule
+
+
+def read_zeus(path: str | os.PathLike[str]) -> list[list[tuple[str, int]]]:
+    """The schedule in a file for Zeus's server; nothing in it is executed.
+
+    Returns:
+        A list for each line of the schedule (a stage or a rank), of (instruction, MHz).
+
+    Raises:
+        InputError: the file cannot be read, is larger than 16 MiB or holds something else.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_ZEUS_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot be read ({reason})", path=path) from None
+    if len(data) > MAX_ZEUS_BYTES:
+        raise InputError(f"is larger than {MAX_ZEUS_BYTES >> 20} MiB", path=path)
+    try:
+        return parse_zeus(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError("is not a schedule for Zeus: not UTF-8 text", path=path) from None
+    except InputError as error:
+        raise InputError(error.message, path=path, line=error.line) from None
+
+
+def parse_zeus(text: str) -> list[list[tuple[str, int]]]:
+    """As read_zeus, of text.
+
+    Raises:
+        InputError: it is no list of lists of (instruction, MHz).
+    """
+    try:
+        schedule = ast.literal_eval(text)
+    except SyntaxError as error:
+        raise InputError(
+            f"is not a schedule for Zeus, or cut short: {error.msg}", line=error.lineno
+        ) from None
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        raise InputError("is not a schedule for Zeus: it must hold nothing but literals") from None
+    if not isinstance(schedule, list) or not all(isinstance(line, list) for line in schedule):
+        raise InputError("is not a schedule for Zeus: it must be a list of lists")
+    for line, entries in enumerate(schedule):
+        for position, entry in enumerate(entries):
+            if not _is_zeus_entry(entry):
+                raise InputError(
+                    f"is not a schedule for Zeus: [{line}][{position}] is no (instruction, MHz)"
+                )
+    return schedule
+
+
+def _is_zeus_entry(entry: object) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        return False
+    instruction, mhz = entry
+    return isinstance(instruction, str) and type(mhz) is int and 0 < mhz <= 10**6
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of frequency plans, generated from the models, to SCHEMA_FILE."""
+    atomic_write(SCHEMA_FILE, schema_text())
+
+
+def schema_text() -> str:
+    """The JSON Schema of frequency plans."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **FrequencyPlan.model_json_schema(),
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    write_schema()

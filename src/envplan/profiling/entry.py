@@ -1,0 +1,79 @@
+"""`--entry package.module:function`: the user's own stages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envplan.errors import EnvplanError, InputError
+from envplan.profiling.sweep import Workload
+
+__all__ = ["load_entry"]
+
+_METHODS = ("forward", "backward", "wait", "synchronize")
+
+
+def load_entry(entry: str, device: str) -> Workload:
+    """What the user's function returns, as a workload.
+
+    The function takes no arguments and returns a `Workload`, or one pair for each stage of a
+    torch module and the tuple of its sample inputs. It is looked for in the current folder, too.
+
+    Args:
+        entry: module:function.
+        device: where torch modules are moved to, such as "cuda:0".
+
+    Raises:
+        InputError: it does not import, is not there, fails, or returns something else.
+    """
+    module_name, colon, name = entry.partition(":")
+    if not (module_name and colon and name):
+        raise InputError(f"--entry {entry} must read package.module:function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        raise InputError(
+            f"--entry {entry}: {module_name} does not import: {_said(error)}"
+        ) from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(f"--entry {entry}: {module_name} has no function {name}")
+    try:
+        made = function()
+    except EnvplanError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise InputError(f"--entry {entry}: {name}() failed: {_said(error)}") from None
+    return _as_workload(made, entry, device)
+
+
+def _as_workload(made: Any, entry: str, device: str) -> Workload:
+    if all(callable(getattr(made, method, None)) for method in _METHODS):
+        workload: Workload = made
+        return workload
+    try:
+        stages = [partial(_pair, module, tuple(inputs)) for module, inputs in made]
+    except (TypeError, ValueError):
+        stages = []
+    if not stages:
+        raise InputError(
+            f"--entry {entry}: must return a pair of a module and its sample inputs for each "
+            f"stage, not {type(made).__name__}"
+        )
+    from envplan.profiling.torch_workloads import TorchWorkload
+
+    return TorchWorkload(stages, description=entry, device=device)
+
+
+def _pair(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    return module, inputs
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,558 @@
+"""The measuring loop: every stage at every clock, from the highest down, on one GPU.
+
+Energy comes from a counter that the driver updates about ten times a second, so operations are run
+back to back in blocks and the counter is read between blocks. Over consecutive blocks the
+uncertainty of the readings cancels but for the first and the last one: its share of the standard
+error falls with the time measured, that of real variation with the square root of the blocks. Both
+are counted, and a measurement ends when time and energy meet the target or the time limit.
+
+Below the clock at which a stage needs the least energy, going slower costs time and energy alike.
+Each stage's sweep therefore stops after five clocks in a row whose forward + backward energy has
+risen above the least so far, and by more than noise: where the power limit holds the clock, energy
+is flat over many clocks, and noise alone would rise five times in a row there before long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any, Final, Protocol, Self
+
+from envplan.devices.base import Device, DeviceError, DeviceInfo
+from envplan.errors import InputError
+from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.modelled import spaced_clocks
+from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.units import j_from_fj, s_from_ns
+
+__all__ = [
+    "Block",
+    "Measurement",
+    "Progress",
+    "Settings",
+    "StageSummary",
+    "Workload",
+    "energy_by_clock",
+    "summarize",
+    "summarize_profile",
+    "sweep",
+]
+
+_FORWARD, _BACKWARD = "forward", "backward"
+
+# A block further from the median than this many standard deviations, as the median deviation
+# estimates them, is not of the same distribution (Iglewicz and Hoaglin, 1993).
+_OUTLIER: Final = 3.5
+_MEDIAN_DEVIATION: Final = 1.4826
+_LEAST_BLOCKS: Final = 3
+
+# Two readings, each late by anything up to a period of the counter: a uniform distribution has a
+# twelfth of its squared width as variance.
+_READINGS_VARIANCE: Final = 2 / 12
+
+# Energies that differ by no more than so many standard errors may be the same.
+_NOISE: Final = 2.0
+
+_RESET_TRIES: Final = 20
+_RESET_PAUSE: Final = 0.05
+
+
+class Workload(Protocol):
+    """The stages to be measured, one microbatch at a time.
+
+    Work may be queued and go on after a call returns; `synchronize` waits for it. Calls for one
+    stage follow each other before those for the next, and `forward` comes before `backward`.
+    """
+
+    @property
+    def description(self) -> str:
+        """What it is, for people; also tells sweeps of different workloads apart."""
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+
+    def forward(self, stage: int) -> None:
+        """Run the stage's forward of a microbatch."""
+
+    def backward(self, stage: int) -> None:
+        """Run the stage's backward for the last forward; may be called again for the same one."""
+
+    def wait(self, seconds: float) -> None:
+        """Have the GPU do for so long what it does while it waits for a neighbour."""
+
+    def synchronize(self) -> None:
+        """Return once the GPU has done everything asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to sweep and how well to measure. All are part of what a continued sweep must share.
+
+    Attributes:
+        step: MHz between clocks at least; 0 takes all that the GPU supports.
+        lock: whether clocks may be touched; otherwise each operation is measured once, at the
+            clocks the driver chooses, and all rows go by the one that the first was seen at.
+        target_error: relative standard error that time and energy shall meet.
+        time_limit: for an operation at a clock, s; what is not good enough by then stays so.
+        warm_up: how long an operation runs at a clock before it counts, s.
+        preheat: how long the first one of a run does, s: a cold GPU draws less.
+        block: how long a block of repetitions is, about, s.
+        counter_period: how often the driver updates the energy counter, s.
+        rises: a stage's sweep ends after this many clocks in a row above its least energy.
+    """
+
+    step: int = 0
+    lock: bool = True
+    target_error: float = 0.01
+    time_limit: float = 20.0
+    warm_up: float = 0.5
+    preheat: float = 5.0
+    block: float = 0.5
+    counter_period: float = 0.1
+    rises: int = 5
+
+    @classmethod
+    def within(cls, time_limit: float, *, step: int, lock: bool, target_error: float) -> Self:
+        """Settings whose shorter times fit into a time limit for an operation."""
+        return cls(
+            step=step,
+            lock=lock,
+            target_error=target_error,
+            time_limit=time_limit,
+            warm_up=min(cls.warm_up, time_limit),
+            preheat=min(cls.preheat, time_limit),
+            block=min(cls.block, time_limit / _LEAST_BLOCKS),
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Repetitions of one operation, run back to back and timed together.
+
+    Attributes:
+        count: repetitions.
+        seconds: of all of them.
+        joules: of all of them, as the counter has it.
+    """
+
+    count: int
+    seconds: float
+    joules: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Means of an operation over blocks, outliers left out, and their standard errors.
+
+    Attributes:
+        time: s; time_error: its standard error, s.
+        energy: J; energy_error: its standard error, J.
+        samples: blocks that count.
+    """
+
+    time: float
+    energy: float
+    time_error: float
+    energy_error: float
+    samples: int
+
+    def meets(self, target: float) -> bool:
+        """Whether both relative standard errors are within the target."""
+        return (
+            self.samples >= _LEAST_BLOCKS
+            and self.time_error <= target * self.time
+            and self.energy_error <= target * self.energy
+            and self.energy > 0
+        )
+
+
+def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
+    """Means and standard errors of consecutive blocks of one operation.
+
+    Args:
+        blocks: at least one, in the order they ran in, with no pause between them.
+        counter_period: of the energy counter, s.
+    """
+    joules, seconds = math.fsum(b.joules for b in blocks), math.fsum(b.seconds for b in blocks)
+    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules / seconds
+    kept = _typical(blocks, reading)
+    used = [blocks[k] for k in kept]
+    count = sum(block.count for block in used)
+    times = [block.seconds / block.count for block in used]
+    energies = [block.joules / block.count for block in used]
+
+    # Each stretch of blocks without a gap begins and ends with a reading; variation beyond what
+    # the readings explain is the operation's own.
+    stretches = 1 + sum(after != before + 1 for before, after in pairwise(kept))
+    readings = reading * math.sqrt(stretches) / count
+    per_block = reading * len(used) / count
+    own = max(0.0, _variance(energies) - per_block**2) / len(used)
+    return Measurement(
+        time=math.fsum(block.seconds for block in used) / count,
+        energy=math.fsum(block.joules for block in used) / count,
+        time_error=math.sqrt(_variance(times) / len(used)),
+        energy_error=math.sqrt(own + readings**2),
+        samples=len(used),
+    )
+
+
+def _typical(blocks: Sequence[Block], reading: float) -> list[int]:
+    """Indices of the blocks that are no outliers in time or power."""
+    times = [block.seconds / block.count for block in blocks]
+    powers = [block.joules / block.seconds for block in blocks]
+    shortest = min(block.seconds for block in blocks)
+    far_times = _outliers(times, least=1e-3 * statistics.median(times))
+    far_powers = _outliers(powers, least=reading / shortest + 1e-3 * statistics.median(powers))
+    return [k for k in range(len(blocks)) if k not in far_times | far_powers]
+
+
+def _outliers(values: Sequence[float], *, least: float) -> set[int]:
+    """Indices of values too far from the median, by a standard deviation of at least `least`."""
+    middle = statistics.median(values)
+    spread = _MEDIAN_DEVIATION * statistics.median(abs(value - middle) for value in values)
+    far = _OUTLIER * max(spread, least)
+    return {k for k, value in enumerate(values) if abs(value - middle) > far}
+
+
+def _variance(values: Sequence[float]) -> float:
+    return statistics.variance(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is.
+
+    Attributes:
+        stage: being measured.
+        num_stages: there are.
+        frequency: being measured, MHz; None without locks.
+        done: operations at clocks that are measured or need not be.
+        total: of all stages and clocks.
+        seconds_left: at most, at the pace so far; None before the first measurement.
+    """
+
+    stage: int
+    num_stages: int
+    frequency: int | None
+    done: int
+    total: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """What a profile says about a stage, over forward + backward.
+
+    Attributes:
+        stage: 0-based.
+        clocks: how many there are.
+        highest: of them, MHz.
+        valley: the clock of the least energy, MHz.
+        ends_below: whether there are rows below the valley.
+        energy_at_highest: J.
+        energy_at_valley: J.
+        time_at_highest: s.
+        time_at_valley: s.
+    """
+
+    stage: int
+    clocks: int
+    highest: int
+    valley: int
+    ends_below: bool
+    energy_at_highest: float
+    energy_at_valley: float
+    time_at_highest: float
+    time_at_valley: float
+
+
+def summarize_profile(profile: Profile) -> list[StageSummary]:
+    """A summary of each stage, over the clocks that both its forward and its backward have."""
+    return [_summary(profile, stage) for stage in range(profile.num_stages)]
+
+
+def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
+    """Energy of a stage's forward + backward, J, by clock, MHz."""
+    return {clock: j_from_fj(energy) for clock, (_, energy) in _sums(profile, stage).items()}
+
+
+def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
+    """Time (ns) and energy (fJ) of forward + backward, by clock."""
+    forward, backward = (_options(profile, stage, name) for name in (_FORWARD, _BACKWARD))
+    return {
+        clock: (time_ns + backward[clock][0], energy_fj + backward[clock][1])
+        for clock, (time_ns, energy_fj) in forward.items()
+        if clock in backward
+    }
+
+
+def _summary(profile: Profile, stage: int) -> StageSummary:
+    sums = _sums(profile, stage)
+    highest, lowest = max(sums), min(sums)
+    valley = min(sums, key=lambda clock: (sums[clock][1], -clock))
+    return StageSummary(
+        stage=stage,
+        clocks=len(sums),
+        highest=highest,
+        valley=valley,
+        ends_below=valley > lowest,
+        energy_at_highest=j_from_fj(sums[highest][1]),
+        energy_at_valley=j_from_fj(sums[valley][1]),
+        time_at_highest=s_from_ns(sums[highest][0]),
+        time_at_valley=s_from_ns(sums[valley][0]),
+    )
+
+
+def _options(profile: Profile, stage: int, instruction: str) -> dict[int, tuple[int, int]]:
+    """Time (ns) and energy (fJ) by clock."""
+    table = profile.table(stage, instruction)
+    clocks, times = table.frequency_mhz.tolist(), table.time_ns.tolist()
+    options = zip(clocks, times, table.energy_fj.tolist(), strict=True)
+    return {clock: (time_ns, energy_fj) for clock, time_ns, energy_fj in options}
+
+
+def sweep(
+    workload: Workload,
+    device: Device,
+    path: str | os.PathLike[str],
+    settings: Settings,
+    *,
+    metadata: ProfileMetadata | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Profile:
+    """Measure a workload's stages and write the profile, or continue where a sweep was cut off.
+
+    The clock is given back before this returns or raises. Against being killed hold an
+    `envplan.runtime.guard.Guard` meanwhile.
+
+    Args:
+        workload: what to run.
+        device: the GPU it runs on.
+        path: of the profile CSV.
+        settings: how.
+        metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
+        parameters: of the workload, JSON values, which a continued sweep must share.
+        progress: called before each operation at a clock.
+        now: a clock in s; tests pass their own.
+
+    Raises:
+        InputError: the file is of something else or cannot be written, or the step is too wide.
+        DeviceError: the GPU refuses, or its energy counter stands still.
+    """
+    info = device.info
+    if settings.step > info.max_clock - info.supported_clocks[0] > 0:
+        raise InputError(
+            f"--step {settings.step} is wider than the clocks of the {info.name} are apart"
+        )
+    if info.mig:
+        raise DeviceError(
+            f"the {info.name} is split by MIG, so its energy counter and clock are shared by all "
+            f"parts; turn it off as root with: nvidia-smi -i {info.index} -mig 0"
+        )
+    if settings.lock and (refusal := device.can_lock(probe=True)):
+        raise DeviceError(refusal + "; or --no-lock measures at the current clocks only")
+    shared = {
+        "gpu": info.name,
+        "uuid": info.uuid,
+        "driver": info.driver,
+        "workload": workload.description,
+        "stages": workload.num_stages,
+        **(parameters or {}),
+        **asdict(settings),
+    }
+    known = replace(
+        metadata or ProfileMetadata(),
+        gpu=info.name,
+        driver=info.driver,
+        source=info.source,
+        workload=workload.description,
+        date=date.today().isoformat(),
+        envplan_version=version("envplan"),
+    )
+    with SweepFile(path, shared, known) as file:
+        try:
+            _Sweep(workload, device, file, settings, progress, now).run()
+        finally:
+            if settings.lock:
+                _give_back(device)
+        file.finish(_findings(file.rows, settings, info))
+    return Profile.read_csv(path)
+
+
+def _give_back(device: Device) -> None:
+    """Reset the clock though the driver may fail for a while.
+
+    Raises:
+        DeviceError: it failed every time.
+    """
+    for _ in range(_RESET_TRIES - 1):
+        try:
+            return device.reset_clock()
+        except DeviceError:
+            time.sleep(_RESET_PAUSE)
+    return device.reset_clock()
+
+
+def _findings(rows: Sequence[Row], settings: Settings, info: DeviceInfo) -> dict[str, Any]:
+    """What the sidecar says of a sweep that ended."""
+    return {
+        "energy_source": info.energy_source,
+        "rows_throttled": sum(bool(row.throttle) for row in rows),
+        "rows_over_target_error": sum(row.error > settings.target_error for row in rows),
+        "blocking_power": "of a GPU that spins idly, not of one that waits in a transfer",
+    }
+
+
+@dataclass
+class _Sweep:
+    workload: Workload
+    device: Device
+    file: SweepFile
+    settings: Settings
+    progress: Callable[[Progress], None] | None
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        supported = self.device.info.supported_clocks
+        self._clocks: list[int | None] = [None]
+        if self.settings.lock:
+            self._clocks = list(spaced_clocks(supported, self.settings.step))
+        self._locked: int | None = None
+        self._cold = True
+        self._done = 0
+        self._measured = 0
+        self._begin = self.now()
+
+    def run(self) -> None:
+        for stage in range(self.workload.num_stages):
+            self._sweep_stage(stage)
+
+    def _sweep_stage(self, stage: int) -> None:
+        least: tuple[float, float] | None = None
+        rises = 0
+        for position, clock in enumerate(self._clocks):
+            rows = [self._row(stage, name, clock) for name in (_FORWARD, _BACKWARD)]
+            if stage == 0:  # any stage waits alike
+                self._row(stage, BLOCKING, clock)
+            energy = math.fsum(row.energy for row in rows)
+            error = math.hypot(*(row.energy_error for row in rows))
+            risen = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
+            rises = rises + 1 if risen else 0
+            if least is None or energy < least[0]:
+                least = energy, error
+            if rises == self.settings.rises:
+                left = len(self._clocks) - position - 1
+                self._done += left * (3 if stage == 0 else 2)
+                return
+
+    def _row(self, stage: int, instruction: str, clock: int | None) -> Row:
+        """The row of the file, measured unless it is there already."""
+        row = self._present(stage, instruction, clock)
+        if row is None:
+            self._report(stage, clock)
+            if clock is not None and clock != self._locked:
+                self.device.lock_clock(clock)
+                self._locked = clock
+            row = self._measure(stage, instruction, clock)
+            self.file.append(row)
+            self._measured += 1
+        self._done += 1
+        return row
+
+    def _present(self, stage: int, instruction: str, clock: int | None) -> Row | None:
+        for row in self.file.rows:
+            if (row.stage, row.instruction) == (stage, instruction) and (
+                clock is None or row.frequency == clock
+            ):
+                return row
+        return None
+
+    def _report(self, stage: int, clock: int | None) -> None:
+        if self.progress is None:
+            return
+        stages = self.workload.num_stages
+        total = len(self._clocks) * (2 * stages + 1)
+        pace = (self.now() - self._begin) / self._measured if self._measured else None
+        left = None if pace is None else pace * (total - self._done)
+        self.progress(Progress(stage, stages, clock, self._done, total, left))
+
+    def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
+        settings = self.settings
+        run = self._operation(stage, instruction)
+        warm_up = settings.preheat if self._cold else settings.warm_up
+        count = max(1, math.ceil(settings.block / self._warm_up(run, warm_up)))
+        self._cold = False
+        begin = self.now()
+        blocks: list[Block] = []
+        seen: list[int] = []
+        reasons: dict[str, None] = {}
+        at, energy = begin, self.device.energy()
+        while True:
+            for _ in range(count):
+                run()
+            seen.append(self.device.clock())  # while there is still work queued
+            reasons.update(dict.fromkeys(self.device.throttle_reasons()))
+            self.workload.synchronize()
+            before, energy_before = at, energy
+            at, energy = self.now(), self.device.energy()
+            blocks.append(Block(count, at - before, (energy - energy_before) / 1e3))
+            found = summarize(blocks, settings.counter_period)
+            if found.meets(settings.target_error) or at - begin >= settings.time_limit:
+                break
+        if found.energy <= 0:
+            raise DeviceError(
+                f"the energy counter of the {self.device.info.name} stood still for "
+                f"{at - begin:.1f} s of work; nothing can be measured on it"
+            )
+        root = math.sqrt(found.samples)
+        observed = round(statistics.median(seen))
+        return Row(
+            stage=stage,
+            instruction=instruction,
+            frequency=self._name(observed) if clock is None else clock,
+            time=found.time,
+            energy=found.energy,
+            time_std=found.time_error * root,
+            energy_std=found.energy_error * root,
+            samples=found.samples,
+            clock=observed,
+            throttle="+".join(sorted(reasons)),
+        )
+
+    def _name(self, observed: int) -> int:
+        """The frequency of all rows of a sweep without locks: what its first row saw."""
+        return self.file.rows[0].frequency if self.file.rows else observed
+
+    def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
+        match instruction:
+            case "forward":
+                return partial(self.workload.forward, stage)
+            case "backward":
+                self.workload.forward(stage)
+                return partial(self.workload.backward, stage)
+        return partial(self.workload.wait, min(self.settings.block, self.settings.counter_period))
+
+    def _warm_up(self, run: Callable[[], None], seconds: float) -> float:
+        """Run for so long at least; returns the time of one repetition in the end, s."""
+        begin = self.now()
+        count = 1
+        while True:
+            at = self.now()
+            for _ in range(count):
+                run()
+            self.workload.synchronize()
+            after = self.now()
+            if after - begin >= seconds:
+                return max((after - at) / count, 1e-9)
+            count = count * 2 if after - at < seconds / 8 else count

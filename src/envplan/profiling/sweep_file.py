@@ -1,0 +1,245 @@
+"""The files of a sweep: rows are added one by one, and a killed sweep can be continued."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import io
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from envplan._files import atomic_write
+from envplan.errors import InputError
+from envplan.profile import ProfileMetadata
+
+__all__ = ["Row", "SweepFile"]
+
+#: Field of the sidecar that holds the parameters of a sweep, and the one that says it ended.
+_PARAMETERS: Final = "sweep"
+_COMPLETE: Final = "complete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A measured operation; the fields are the columns of the file.
+
+    Attributes:
+        stage: 0-based.
+        instruction: forward, backward or blocking.
+        frequency: SM clock, MHz.
+        time: mean, s.
+        energy: mean, J.
+        time_std: standard error of the mean times the square root of samples, s.
+        energy_std: the same, J; the counter's resolution is in it.
+        samples: blocks of repetitions that the means are over.
+        clock: what the clock was seen at, MHz, the median.
+        throttle: why the clock was held back, reasons joined by "+"; empty if it was not.
+    """
+
+    stage: int
+    instruction: str
+    frequency: int
+    time: float
+    energy: float
+    time_std: float
+    energy_std: float
+    samples: int
+    clock: int
+    throttle: str
+
+    @property
+    def energy_error(self) -> float:
+        """Standard error of energy, J."""
+        return self.energy_std / math.sqrt(self.samples)
+
+    @property
+    def error(self) -> float:
+        """Relative standard error, of time or energy, whichever is larger."""
+        root = math.sqrt(self.samples)
+        return max(self.time_std / self.time, self.energy_std / self.energy) / root
+
+
+_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Row))
+_TYPES: Final[dict[str, Any]] = {
+    "stage": int,
+    "frequency": int,
+    "time": float,
+    "energy": float,
+    "time_std": float,
+    "energy_std": float,
+    "samples": int,
+    "clock": int,
+}
+
+
+class SweepFile:
+    """A profile CSV that grows row by row, and the sidecar that says of which sweep.
+
+    A row is flushed to the disk before `append` returns; half a row that a killed process left is
+    cut off. Only one process may have the file open.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], parameters: Mapping[str, Any], metadata: ProfileMetadata
+    ) -> None:
+        """Start the sweep, or continue the one that is there.
+
+        Args:
+            path: of the CSV; its sidecar lies beside it.
+            parameters: everything that must not change within a sweep; JSON values.
+            metadata: the rest of what the sidecar shall say.
+
+        Raises:
+            InputError: the file is something else, of a sweep with other parameters, in use, or
+                cannot be written.
+        """
+        self.path = Path(path)
+        self._parameters = dict(parameters)
+        self._sidecar = self.path.with_name(self.path.stem + ".meta.json")
+        if self.path.is_file() and self.path.stat().st_size:
+            _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
+        self._descriptor = _opened(self.path)
+        try:
+            self._lock()
+            self._write_sidecar(metadata, complete=False)
+            self.rows = self._read()
+            self._metadata = metadata
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def append(self, row: Row) -> None:
+        """Add a row, safe from a crash.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        values = dataclasses.astuple(row)
+        self._add(_line([_plain(value) for value in values]))
+        self.rows.append(row)
+
+    def finish(self, extra: Mapping[str, Any]) -> None:
+        """Note in the sidecar that the sweep has ended, and what was found."""
+        self._metadata = replace(self._metadata, extra={**self._metadata.extra, **extra})
+        self._write_sidecar(self._metadata, complete=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                "another sweep is writing it; wait for that one or choose another file",
+                path=self.path,
+            ) from None
+
+    def _write_sidecar(self, metadata: ProfileMetadata, *, complete: bool) -> None:
+        extra = {**metadata.extra, _PARAMETERS: self._parameters, _COMPLETE: complete}
+        atomic_write(self._sidecar, replace(metadata, extra=extra).to_json())
+
+    def _read(self) -> list[Row]:
+        """The rows so far; a last line without its end is cut off."""
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.ftruncate(self._descriptor, len(whole))
+        if not whole:
+            self._add(_line(_COLUMNS))
+            return []
+        lines = list(csv.reader(whole.decode("utf-8", errors="replace").splitlines()))
+        if lines[0] != list(_COLUMNS):
+            raise InputError(
+                "is not the file of a sweep: its header differs; choose another file",
+                path=self.path,
+                line=1,
+            )
+        return [self._parsed(number, values) for number, values in enumerate(lines[1:], start=2)]
+
+    def _parsed(self, line: int, values: list[str]) -> Row:
+        try:
+            cells = dict(zip(_COLUMNS, values, strict=True))
+            return Row(**{name: _TYPES.get(name, str)(text) for name, text in cells.items()})
+        except ValueError:
+            raise InputError(
+                "is not a row of a sweep; delete the line to have it measured again",
+                path=self.path,
+                line=line,
+            ) from None
+
+    def _add(self, line: str) -> None:
+        try:
+            _write_all(self._descriptor, line.encode("utf-8"))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise InputError(
+                f"cannot be written ({error.strerror}); run the same command again to continue "
+                "once there is room",
+                path=self.path,
+            ) from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror}); choose a path in a folder you can write to",
+            path=path,
+        ) from error
+
+
+def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any]) -> None:
+    """Raises: InputError: the file is not of a sweep, or of one with other parameters."""
+    there = metadata.extra.get(_PARAMETERS)
+    if not isinstance(there, dict):
+        raise InputError(
+            "exists and is not of a sweep; choose another file with -o, or delete it", path=path
+        )
+    for name in dict.fromkeys([*parameters, *there]):
+        if there.get(name) != parameters.get(name):
+            raise InputError(
+                f"is of a sweep with {name} {_shown(there.get(name))}, not "
+                f"{_shown(parameters.get(name))}; choose another file with -o, or delete this one "
+                "to start anew",
+                path=path,
+            )
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _line(values: Any) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def _plain(value: object) -> object:
+    """A float with nine significant digits and no exponent."""
+    if isinstance(value, float):
+        return np.format_float_positional(value, precision=9, fractional=False, trim="-")
+    return value

@@ -1,0 +1,20 @@
+"""What runs beside training: clocks set to a plan, and always given back."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envplan.runtime.guard import Guard
+    from envplan.runtime.shim import Shim
+
+__all__ = ["Guard", "Shim"]
+
+_HOME = {"Guard": "envplan.runtime.guard", "Shim": "envplan.runtime.shim"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,216 @@
+"""Drift: what operations took in a run, against the profile that its plan was made from.
+
+The profile's times are scaled by what was measured, one factor for each instruction on each stage,
+and its energies with them: a GPU that takes longer at the same clock draws about the same power.
+The plan is then made anew for the same target.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.profile import BLOCKING, Profile
+from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
+from envplan.verify import trace_job
+
+__all__ = ["Drift", "measure_drift", "replan", "rescale"]
+
+#: Steps of each rank that are not used: memory is first allocated and kernels chosen in them.
+WARM_UP_STEPS: Final = 1
+
+_TableKey = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How an instruction on a stage of the profile did.
+
+    Attributes:
+        stage: of the profile.
+        instruction: its name.
+        factor: median of measured over planned time.
+        samples: operations measured.
+    """
+
+    stage: int
+    instruction: str
+    factor: float
+    samples: int
+
+
+def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any]]) -> list[Drift]:
+    """Compare a run with the profile its plan was made from.
+
+    Args:
+        plan: what the run's frequency plan was made from.
+        profile: of that plan.
+        lines: of run logs.
+
+    Returns:
+        One for each (stage, instruction) that was measured, in order.
+
+    Raises:
+        InputError: the lines do not fit the plan, or hold no measured times.
+    """
+    planned = _planned_times(plan.job.pipeline(), profile)
+    factors: dict[_TableKey, list[float]] = defaultdict(list)
+    samples: dict[_TableKey, int] = defaultdict(int)
+    for line in lines:
+        if line["event"] != "step":
+            continue
+        for stage, instruction, chunk, mhz, count, mean in _measurements(line):
+            if (stage, instruction, chunk) not in planned:
+                raise InputError(
+                    f"the run log has {instruction} on stage {stage}, chunk {chunk}, which the "
+                    "plan has not; is it another plan's?"
+                )
+            key, at_clock = planned[stage, instruction, chunk]
+            expected = at_clock(mhz)
+            if mhz and expected > 0:
+                factors[key].append(mean / expected)
+                samples[key] += count
+    if not factors:
+        raise InputError(
+            f"the run log has no measured times after the first {WARM_UP_STEPS} steps; let the run "
+            "go on for longer"
+        )
+    return [Drift(*key, median(factors[key]), samples[key]) for key in sorted(factors)]
+
+
+def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
+    """The profile with the times and energies that the drifts make of them.
+
+    Raises:
+        InputError: a time or energy becomes too large for a profile.
+    """
+    factors = {(drift.stage, drift.instruction): drift.factor for drift in drifts}
+    rows: list[tuple[object, ...]] = []
+    for stage in range(profile.num_stages):
+        for instruction in profile.instructions:
+            if profile.has(stage, instruction):
+                factor = factors.get((stage, instruction), 1.0)
+                rows += _scaled_rows(profile, stage, instruction, factor)
+        if profile.blocking_power_w is not None:
+            rows.append((stage, BLOCKING, 0, 1.0, profile.blocking_power_w[stage], ""))
+    known = profile.metadata
+    extra = {
+        **known.extra,
+        "refined_from_sha256": profile.sha256,
+        "refined_factors": [[*key, factor] for key, factor in sorted(factors.items())],
+    }
+    return Profile.from_rows(
+        rows, name=f"{profile.name}.refined", metadata=replace(known, extra=extra)
+    )
+
+
+def replan(
+    plan: Plan, profile: Profile, progress: Callable[[int, int], None] | None = None
+) -> Plan:
+    """A plan for the same job and target from another profile.
+
+    Raises:
+        InputError: the plan was not chosen from the frontier.
+        NoAnswerError: the target cannot be met any more; says what can.
+    """
+    if plan.planner != "frontier":
+        raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
+    frontier = trace_job(plan.job, profile, progress)
+    target = plan.target
+    match target.kind:
+        case "min-energy":
+            fresh = frontier.min_energy_plan()
+        case "energy-budget":
+            fresh = frontier.plan_for_energy_budget(target.energy_j or 0.0)
+        case "power-cap":
+            fresh = frontier.plan_for_power_cap(target.power_w or 0.0)
+        case "slowdown":
+            fresh = frontier.plan(slowdown=target.slowdown)
+        case "time":
+            fresh = frontier.plan(target_time=target.time_s)
+        case _:
+            fresh = frontier.plan()
+    if target.straggler_time_s is not None:
+        fresh = fresh.with_straggler(target.straggler_time_s)
+    return fresh if plan.ladder is None else fresh.with_ladder(frontier.ladder())
+
+
+def _measurements(
+    line: Mapping[str, Any],
+) -> Iterable[tuple[int, str, int, int, int, float]]:
+    """(stage, instruction, chunk, MHz, count, mean time in s) of a `step` line.
+
+    Raises:
+        InputError: it is no such line.
+    """
+    try:
+        if line["step"] < WARM_UP_STEPS:
+            return []
+        return [
+            (int(line["stage"]), str(name), int(chunk), int(mhz), int(count), float(mean))
+            for name, chunk, mhz, count, mean, _least in line["operations"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise InputError("a step line of the run log is not as the shim writes them") from None
+
+
+def _planned_times(
+    pipeline: Pipeline, profile: Profile
+) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[[int], float]]]:
+    """For each kind of operation its profile table, and time (s) by clock (MHz)."""
+    kinds = {
+        (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
+        for op in pipeline.operations
+    }
+    return {kind: (key, _time_at(profile, *key)) for kind, key in kinds.items()}
+
+
+def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[[int], float]:
+    """Time (s) by clock (MHz), between the profile's clocks linear in 1 / f.
+
+    Where a clock has several configs, their fastest counts.
+    """
+    table = profile.table(stage, instruction)
+    fastest: dict[int, int] = {}
+    for mhz, time_ns in zip(table.frequency_mhz.tolist(), table.time_ns.tolist(), strict=True):
+        fastest[mhz] = min(time_ns, fastest.get(mhz, MAX_INTEGER))
+    clocks = sorted((mhz for mhz in fastest if mhz), reverse=True)
+    periods = np.array([1 / mhz for mhz in clocks])
+    times = np.array([s_from_ns(fastest[mhz]) for mhz in clocks])
+
+    def at(mhz: int) -> float:
+        return float(np.interp(1 / mhz, periods, times)) if mhz and len(times) else 0.0
+
+    return at
+
+
+def _scaled_rows(
+    profile: Profile, stage: int, instruction: str, factor: float
+) -> list[tuple[object, ...]]:
+    table = profile.table(stage, instruction)
+    columns = zip(
+        table.frequency_mhz.tolist(),
+        table.time_ns.tolist(),
+        table.energy_fj.tolist(),
+        table.config,
+        strict=True,
+    )
+    return [
+        (
+            stage,
+            instruction,
+            mhz,
+            s_from_ns(round(time * factor)),
+            j_from_fj(round(energy * factor)),
+            config,
+        )
+        for mhz, time, energy, config in columns
+    ]

@@ -1,0 +1,223 @@
+"""The run log: what operations took, and whatever went wrong, as JSON lines off the hot path.
+
+A line is one object with `event` and `rank`. `start` says which plan is followed; `step` has an
+iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many operations there were,
+their mean and their least time (s); `mismatch` and `clock_error` say what happened; `end` counts
+them. Ranks may append to one file: each line is written in one piece.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Full, Queue
+from typing import Any, Final, Protocol
+
+RUN_SCHEMA: Final = "envplan/run/v1"
+
+_WAITING_STEPS: Final = 64
+_CLOSE_S: Final = 10.0
+
+_logger = logging.getLogger("envplan.runtime")
+
+
+class Marker(Protocol):
+    """A moment in the order of a device's work; torch.cuda.Event(enable_timing=True) is one."""
+
+    def record(self) -> None:
+        """Put it behind the work queued so far."""
+
+    def synchronize(self) -> None:
+        """Wait until that work is done."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds from here to a later moment."""
+
+
+#: A moment: perf_counter_ns, or a marker in the device's queue.
+Moment = int | Marker
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What a rank has done in one step.
+
+    Attributes:
+        step: which, from 0.
+        planned_s: iteration time of the plan that was followed, s.
+        operations: (instruction, chunk, MHz) of each, in order; 0 MHz where no clock was set.
+        spans: when each of them began and ended.
+    """
+
+    step: int
+    planned_s: float
+    operations: Sequence[tuple[str, int, int]]
+    spans: Sequence[tuple[Moment, Moment]]
+
+
+def seconds(begin: Moment, end: Moment) -> float:
+    """Time between two moments of the same kind, s; waits for them to have come."""
+    if isinstance(begin, int):
+        assert isinstance(end, int)
+        return (end - begin) / 1e9
+    assert not isinstance(end, int)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+class RunLog:
+    """Writes the log of one rank from a thread of its own; its callers never wait.
+
+    Args:
+        path: file to append to; None: nothing is written, but times are still taken.
+        rank: global rank, on every line.
+        stage: its pipeline stage, on every `step` line.
+        limit: bytes of `step` lines after which no more are written.
+        on_time: called from the thread with (planned, measured) time of each iteration, s.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        rank: int,
+        stage: int,
+        limit: int,
+        on_time: Callable[[float, float], None],
+    ) -> None:
+        self._rank = rank
+        self._stage = stage
+        self._left = limit
+        self._on_time = on_time
+        self.dropped = 0
+        self._file = None if path is None else _open(Path(path))
+        self._queue: Queue[Iteration | dict[str, Any] | None] = Queue(_WAITING_STEPS)
+        self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
+        self._thread.start()
+
+    def event(self, name: str, **facts: object) -> None:
+        """Log that something happened."""
+        self._put({"event": name, "rank": self._rank, "time": time.time(), **facts})
+
+    def iteration(self, iteration: Iteration) -> None:
+        """Log an iteration; dropped and counted if the thread is far behind."""
+        self._put(iteration)
+
+    def close(self, **facts: object) -> None:
+        """Log the end and write what is waiting, for ten seconds at most."""
+        end = {"event": "end", "rank": self._rank, "time": time.time(), **facts}
+        with suppress(Full):
+            self._queue.put({**end, "dropped": self.dropped}, timeout=_CLOSE_S)
+            self._queue.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
+
+    def _put(self, item: Iteration | dict[str, Any]) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._handle(item)
+            except Exception as error:  # a log must not end what it is a log of
+                self._give_up(error)
+        if self._file is not None:
+            os.close(self._file)
+
+    def _handle(self, item: Iteration | dict[str, Any]) -> None:
+        if isinstance(item, dict):
+            self._write(item)
+        elif item.spans:
+            line = self._describe(item)
+            self._on_time(item.planned_s, line["iteration_s"])
+            if self._left > 0:
+                self._left -= self._write(line)
+
+    def _describe(self, iteration: Iteration) -> dict[str, Any]:
+        groups: dict[tuple[str, int, int], list[float]] = {}
+        for operation, span in zip(iteration.operations, iteration.spans, strict=True):
+            groups.setdefault(operation, []).append(seconds(*span))
+        return {
+            "event": "step",
+            "rank": self._rank,
+            "stage": self._stage,
+            "step": iteration.step,
+            "planned_s": iteration.planned_s,
+            "iteration_s": seconds(iteration.spans[0][0], iteration.spans[-1][1]),
+            "operations": [
+                [*operation, len(times), sum(times) / len(times), min(times)]
+                for operation, times in groups.items()
+            ],
+        }
+
+    def _write(self, line: dict[str, Any]) -> int:
+        if self._file is None:
+            return 0
+        data = json.dumps(line).encode() + b"\n"
+        os.write(self._file, data)
+        return len(data)
+
+    def _give_up(self, error: Exception) -> None:
+        if self._file is not None:
+            _logger.warning("the run log is given up: %s", error)
+            os.close(self._file)
+            self._file = None
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        _logger.warning("%s: no run log: %s", path, error.strerror)
+        return None
+
+
+def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, Any]]:
+    """The lines of run logs, one after the other.
+
+    A last line that was cut short, as a killed job leaves it, is passed over.
+
+    Raises:
+        InputError: a file cannot be read, or a line is not an object with `event` and `rank`.
+    """
+    from envplan.errors import InputError
+
+    for path in paths:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", path=path) from None
+        whole, _, _cut = data.rpartition(b"\n")
+        for number, text in enumerate(whole.splitlines(), 1):
+            try:
+                line = json.loads(text)
+                event, rank = line["event"], line["rank"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                event = rank = None
+            if not isinstance(event, str) or not isinstance(rank, int):
+                raise InputError("is not a line of a run log", path=path, line=number)
+            yield line
+
+
+def steps_of_plan(lines: Iterable[Mapping[str, Any]], sha256: str) -> Iterator[Mapping[str, Any]]:
+    """The `step` lines of runs that followed one plan; files may hold other runs too.
+
+    Args:
+        lines: of run logs, those of each rank in order.
+        sha256: of the plan.json.
+    """
+    following: dict[int, bool] = {}
+    for line in lines:
+        if line["event"] == "start":
+            following[line["rank"]] = line.get("plan_sha256") == sha256
+        elif line["event"] == "step" and following.get(line["rank"], False):
+            yield line

@@ -1,0 +1,55 @@
+"""Who is a straggler, and for how long: the decision, without the exchange of times.
+
+Perseus (SOSP 2024, section 4.2) slows the other pipelines down when one of them is late, because
+they would wait for it anyway. A pipeline that has been slowed must not take its own slowness, or
+that of others slowed likewise, for a straggler: times are compared as if each pipeline followed
+its fastest plan.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass
+class StragglerDetector:
+    """Hysteresis: slow to believe that there is a straggler, quick to believe that it has gone.
+
+    Attributes:
+        enter: others must take this many times as long as we do, `patience` steps in a row.
+        leave: below this they are not late.
+        patience: steps.
+        band: relative change of a straggler's time that is not worth another plan.
+        slowdown: what is believed now: the straggler's time over ours; 1 without one.
+    """
+
+    enter: float = 1.05
+    leave: float = 1.02
+    patience: int = 3
+    band: float = 0.02
+    slowdown: float = 1.0
+    _seen: deque[float] = field(default_factory=deque)
+
+    def observe(self, ours: float, slowest: float) -> float:
+        """Take note of one step, and say what to believe.
+
+        Args:
+            ours: time of our pipeline, as if it followed its fastest plan, s.
+            slowest: that of the slowest of the others, s.
+
+        Returns:
+            The straggler's time over ours that can be relied on; 1 without a straggler.
+        """
+        late = slowest / ours
+        self._seen.append(late)
+        if len(self._seen) > self.patience:
+            self._seen.popleft()
+        if late < self.slowdown * (1 - self.band):
+            # Running slower than the slowest costs everybody time: mend it at once.
+            self.slowdown = late if late >= self.leave else 1.0
+        elif len(self._seen) == self.patience:
+            surely = min(self._seen)
+            if surely >= max(self.enter, self.slowdown * (1 + self.band)):
+                self.slowdown = surely
+        return self.slowdown

@@ -1,0 +1,386 @@
+/* A libnvidia-ml.so.1 for tests: the part of NVML that envplan calls, over GPUs that are a file.
+ *
+ * The file named by ENVPLAN_FAKE_NVML is mapped into every process that loads this library, so all
+ * of them see the same GPUs. Clocks hold what was last set, energy grows with a power model over
+ * real time, calls that change clocks are logged, and each kind of call can be made to fail.
+ * tests/fake_nvml.py is the other side: it mirrors `struct state` field by field.
+ *
+ * A process may be killed anywhere in here. The lock is therefore the kernel's (fcntl), which the
+ * kernel lets go of with the process.
+ */
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  SUCCESS = 0,
+  UNINITIALIZED = 1,
+  INVALID_ARGUMENT = 2,
+  NOT_SUPPORTED = 3,
+  NO_PERMISSION = 4,
+  INSUFFICIENT_SIZE = 7,
+  DRIVER_NOT_LOADED = 9,
+};
+
+enum { MAX_GPUS = 16, MAX_CLOCKS = 256, MAX_LOG = 65536, TEXT = 96 };
+
+/* Kinds of calls: each can be made to fail on its own. */
+enum { INIT, LOCK, RESET, ENERGY, POWER, CLOCK, THROTTLE, LIMIT, HANDLE, KINDS };
+
+struct fault {
+  int32_t code;      /* the nvmlReturn_t to fail with; 0: do not fail */
+  int32_t remaining; /* how many more calls may fail; below 0: no end */
+  double probability;
+};
+
+struct gpu {
+  char name[TEXT];
+  char uuid[TEXT];
+  int32_t num_clocks;
+  int32_t clocks[MAX_CLOCKS]; /* MHz, descending */
+  int32_t memory_clock;
+  int32_t permission;     /* 1: this user may change clocks */
+  int32_t energy_counter; /* 1: there is one */
+  int32_t mig;
+  int32_t locked; /* MHz, or 0: the driver chooses */
+  uint64_t throttle;
+  uint64_t lock_delay_ns;  /* how long setting a clock takes */
+  uint64_t energy_step_ns; /* how often the counter is updated; 0: always */
+  double power_limit;      /* W */
+  /* P(f) = static_power + activity * dynamic * f * v^2, v = 1 + slope * max(0, f - knee); up to
+   * the power limit. The same model as envplan.devices.modelled. */
+  double static_power, dynamic, knee, slope, activity;
+  double energy;                     /* mJ, up to energy_time */
+  double counter;                    /* mJ, what the counter shows */
+  int64_t energy_time, counter_time; /* ns, CLOCK_MONOTONIC */
+  struct fault faults[KINDS];
+};
+
+struct entry {
+  int64_t time; /* ns, CLOCK_MONOTONIC */
+  int32_t pid, gpu, kind, mhz, result, unused;
+};
+
+struct state {
+  char driver[TEXT];
+  int32_t num_gpus;
+  int32_t log_size; /* calls ever logged; entry k is at k modulo MAX_LOG */
+  uint64_t random;
+  struct gpu gpus[MAX_GPUS];
+  struct entry log[MAX_LOG];
+};
+
+/* Tests look for this name before they let anything set a clock. */
+const int envplan_fake_nvml = sizeof(struct state);
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct state* state;
+static int file = -1;
+static int users;
+static char mapped[4096];
+
+static int64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static void enter(void) {
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  pthread_mutex_lock(&mutex);
+  while (file >= 0 && fcntl(file, F_SETLKW, &lock) != 0) continue;
+}
+
+static void leave(void) {
+  struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+  if (file >= 0) fcntl(file, F_SETLK, &lock);
+  pthread_mutex_unlock(&mutex);
+}
+
+/* Whether this call shall fail, and how. */
+static int fault(struct fault* f) {
+  if (f->code == 0 || f->remaining == 0) return SUCCESS;
+  state->random ^= state->random << 13;
+  state->random ^= state->random >> 7;
+  state->random ^= state->random << 17;
+  if ((double)(state->random >> 11) / 9007199254740992.0 >= f->probability) return SUCCESS;
+  if (f->remaining > 0) f->remaining--;
+  return f->code;
+}
+
+static double power_at(const struct gpu* gpu, double mhz) {
+  double over = mhz > gpu->knee ? mhz - gpu->knee : 0.0;
+  double v = 1.0 + gpu->slope * over;
+  double power = gpu->static_power + gpu->activity * gpu->dynamic * mhz * v * v;
+  return power < gpu->power_limit ? power : gpu->power_limit;
+}
+
+static int clock_now(const struct gpu* gpu) { return gpu->locked ? gpu->locked : gpu->clocks[0]; }
+
+/* Bring energy and counter up to this moment. */
+static void advance(struct gpu* gpu) {
+  int64_t t = now();
+  gpu->energy += power_at(gpu, clock_now(gpu)) * (double)(t - gpu->energy_time) * 1e-6;
+  gpu->energy_time = t;
+  if ((uint64_t)(t - gpu->counter_time) >= gpu->energy_step_ns) {
+    gpu->counter = gpu->energy;
+    gpu->counter_time = t;
+  }
+}
+
+static void record(int kind, int index, int mhz, int result) {
+  struct entry* entry = &state->log[state->log_size % MAX_LOG];
+  *entry = (struct entry){now(), getpid(), index, kind, mhz, result, 0};
+  state->log_size++;
+}
+
+/* Handles are 1-based indices. */
+static struct gpu* find(void* handle) {
+  intptr_t index = (intptr_t)handle - 1;
+  if (state == NULL || index < 0 || index >= state->num_gpus) return NULL;
+  return &state->gpus[index];
+}
+
+/* Start a call on a GPU: `gpu` is it, or the call returns. Every BEGIN is followed by END. */
+#define BEGIN(kind)                              \
+  if (users == 0) return UNINITIALIZED;          \
+  enter();                                       \
+  struct gpu* gpu = find(handle);                \
+  int result = gpu ? SUCCESS : INVALID_ARGUMENT; \
+  if (gpu && (kind) >= 0) result = fault(&gpu->faults[(kind)])
+
+#define END \
+  leave();  \
+  return result
+
+static int map_state(void) {
+  const char* path = getenv("ENVPLAN_FAKE_NVML");
+  if (path == NULL || *path == 0) return DRIVER_NOT_LOADED;
+  if (state != NULL && strcmp(path, mapped) == 0) return SUCCESS;
+  int descriptor = open(path, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return DRIVER_NOT_LOADED;
+  void* memory =
+      mmap(NULL, sizeof(struct state), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    close(descriptor);
+    return DRIVER_NOT_LOADED;
+  }
+  if (state != NULL) munmap(state, sizeof(struct state));
+  if (file >= 0) close(file);
+  state = memory;
+  file = descriptor;
+  snprintf(mapped, sizeof mapped, "%s", path);
+  return SUCCESS;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+  (void)flags;
+  pthread_mutex_lock(&mutex);
+  int result = map_state();
+  pthread_mutex_unlock(&mutex);
+  if (result != SUCCESS) return result;
+  enter();
+  result = fault(&state->gpus[0].faults[INIT]);
+  if (result == SUCCESS) users++;
+  leave();
+  return result;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void) {
+  enter();
+  int result = users > 0 ? SUCCESS : UNINITIALIZED;
+  if (users > 0) users--;
+  leave();
+  return result;
+}
+
+const char* nvmlErrorString(int result) {
+  switch (result) {
+    case SUCCESS:
+      return "Success";
+    case UNINITIALIZED:
+      return "Uninitialized";
+    case INVALID_ARGUMENT:
+      return "Invalid Argument";
+    case NOT_SUPPORTED:
+      return "Not Supported";
+    case NO_PERMISSION:
+      return "Insufficient Permissions";
+    case INSUFFICIENT_SIZE:
+      return "Insufficient Size";
+    case DRIVER_NOT_LOADED:
+      return "Driver Not Loaded";
+    case 15:
+      return "GPU is lost";
+    default:
+      return "Unknown Error";
+  }
+}
+
+static int copy_text(char* out, unsigned size, const char* text) {
+  if (strlen(text) >= size) return INSUFFICIENT_SIZE;
+  strcpy(out, text);
+  return SUCCESS;
+}
+
+int nvmlSystemGetDriverVersion(char* out, unsigned size) {
+  return users ? copy_text(out, size, state->driver) : UNINITIALIZED;
+}
+
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  if (users == 0) return UNINITIALIZED;
+  *count = (unsigned)state->num_gpus;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
+  if (users == 0) return UNINITIALIZED;
+  if ((int)index >= state->num_gpus) return INVALID_ARGUMENT;
+  enter();
+  int result = fault(&state->gpus[index].faults[HANDLE]);
+  leave();
+  *handle = (void*)((intptr_t)index + 1);
+  return result;
+}
+
+int nvmlDeviceGetName(void* handle, char* out, unsigned size) {
+  BEGIN(-1);
+  if (result == SUCCESS) result = copy_text(out, size, gpu->name);
+  END;
+}
+
+int nvmlDeviceGetUUID(void* handle, char* out, unsigned size) {
+  BEGIN(-1);
+  if (result == SUCCESS) result = copy_text(out, size, gpu->uuid);
+  END;
+}
+
+int nvmlDeviceGetMigMode(void* handle, unsigned* current, unsigned* pending) {
+  BEGIN(-1);
+  if (result == SUCCESS) *current = *pending = (unsigned)gpu->mig;
+  END;
+}
+
+int nvmlDeviceGetSupportedMemoryClocks(void* handle, unsigned* count, unsigned* clocks) {
+  BEGIN(-1);
+  if (result == SUCCESS) {
+    result = clocks == NULL || *count < 1 ? INSUFFICIENT_SIZE : SUCCESS;
+    *count = 1;
+    if (result == SUCCESS) clocks[0] = (unsigned)gpu->memory_clock;
+  }
+  END;
+}
+
+int nvmlDeviceGetSupportedGraphicsClocks(void* handle, unsigned memory, unsigned* count,
+                                         unsigned* clocks) {
+  BEGIN(-1);
+  if (result == SUCCESS && memory != (unsigned)gpu->memory_clock) result = INVALID_ARGUMENT;
+  if (result == SUCCESS) {
+    unsigned size = clocks == NULL ? 0 : *count;
+    *count = (unsigned)gpu->num_clocks;
+    if (size < *count) result = INSUFFICIENT_SIZE;
+    for (unsigned k = 0; result == SUCCESS && k < *count; k++) clocks[k] = (unsigned)gpu->clocks[k];
+  }
+  END;
+}
+
+/* Clock types: 0 graphics, 1 SM, 2 memory, 3 video. */
+int nvmlDeviceGetClockInfo(void* handle, int type, unsigned* mhz) {
+  BEGIN(CLOCK);
+  if (result == SUCCESS) *mhz = (unsigned)(type == 2 ? gpu->memory_clock : clock_now(gpu));
+  END;
+}
+
+int nvmlDeviceGetMaxClockInfo(void* handle, int type, unsigned* mhz) {
+  BEGIN(-1);
+  if (result == SUCCESS) *mhz = (unsigned)(type == 2 ? gpu->memory_clock : gpu->clocks[0]);
+  END;
+}
+
+int nvmlDeviceGetPowerManagementLimit(void* handle, unsigned* milliwatts) {
+  BEGIN(-1);
+  if (result == SUCCESS) *milliwatts = (unsigned)(gpu->power_limit * 1e3);
+  END;
+}
+
+int nvmlDeviceSetPowerManagementLimit(void* handle, unsigned milliwatts) {
+  BEGIN(LIMIT);
+  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS) {
+    advance(gpu);
+    gpu->power_limit = milliwatts * 1e-3;
+  }
+  if (gpu) record(LIMIT, (int)(gpu - state->gpus), (int)(milliwatts / 1000), result);
+  END;
+}
+
+int nvmlDeviceGetPowerUsage(void* handle, unsigned* milliwatts) {
+  BEGIN(POWER);
+  if (result == SUCCESS) *milliwatts = (unsigned)(power_at(gpu, clock_now(gpu)) * 1e3 + 0.5);
+  END;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(void* handle, unsigned long long* millijoules) {
+  BEGIN(ENERGY);
+  if (result == SUCCESS && !gpu->energy_counter) result = NOT_SUPPORTED;
+  if (result == SUCCESS) {
+    advance(gpu);
+    *millijoules = (unsigned long long)gpu->counter;
+  }
+  END;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(void* handle, unsigned long long* reasons) {
+  BEGIN(THROTTLE);
+  if (result == SUCCESS) *reasons = gpu->throttle;
+  END;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* handle, unsigned long long* reasons) {
+  return nvmlDeviceGetCurrentClocksEventReasons(handle, reasons);
+}
+
+static void dawdle(void* handle) {
+  struct gpu* gpu = find(handle);
+  if (gpu == NULL || gpu->lock_delay_ns == 0) return;
+  struct timespec delay = {(time_t)(gpu->lock_delay_ns / 1000000000),
+                           (long)(gpu->lock_delay_ns % 1000000000)};
+  nanosleep(&delay, NULL);
+}
+
+int nvmlDeviceSetGpuLockedClocks(void* handle, unsigned lowest, unsigned highest) {
+  dawdle(handle);
+  BEGIN(LOCK);
+  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS && lowest > highest) result = INVALID_ARGUMENT;
+  if (result == SUCCESS) {
+    advance(gpu);
+    /* The highest supported clock in the range, or the lowest there is. */
+    gpu->locked = gpu->clocks[gpu->num_clocks - 1];
+    for (int k = gpu->num_clocks - 1; k >= 0; k--)
+      if ((unsigned)gpu->clocks[k] <= highest) gpu->locked = gpu->clocks[k];
+  }
+  if (gpu) record(LOCK, (int)(gpu - state->gpus), (int)highest, result);
+  END;
+}
+
+int nvmlDeviceResetGpuLockedClocks(void* handle) {
+  dawdle(handle);
+  BEGIN(RESET);
+  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS) {
+    advance(gpu);
+    gpu->locked = 0;
+  }
+  if (gpu) record(RESET, (int)(gpu - state->gpus), 0, result);
+  END;
+}

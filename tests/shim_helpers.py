@@ -1,0 +1,70 @@
+"""Frequency plans for tests of the shim, made without a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, Layout, RankPlan
+from envplan.pipeline import Pipeline
+
+A40 = "NVIDIA A40"
+CLOCKS = (1740, 1500, 1260, 1020, 780)
+
+
+def frequency_plan(
+    pipeline: Pipeline,
+    *,
+    dp: int = 1,
+    gpu: str | None = None,
+    clocks: Sequence[int] = CLOCKS,
+    rung_times: Sequence[float] = (),
+) -> FrequencyPlan:
+    """Every operation at another clock than the one before it; each rung one clock further on.
+
+    The plan's own iteration time is 1 s; ranks of one pipeline are neighbours.
+    """
+    stages = pipeline.num_stages
+    count = max(sum(op.stage == stage for op in pipeline.operations) for stage in range(stages))
+
+    def chosen(shift: int) -> list[list[int]]:
+        return [
+            [clocks[(stage + k + shift) % len(clocks)] for k in range(count)]
+            for stage in range(stages)
+        ]
+
+    def operations(stage: int) -> list[tuple[str, int, int, int]]:
+        mine = [op for op in pipeline.operations if op.stage == stage]
+        return [
+            (op.instruction, op.microbatch, op.chunk, mhz)
+            for op, mhz in zip(mine, chosen(0)[stage], strict=True)
+        ]
+
+    return FrequencyPlan(
+        schema=FREQPLAN_SCHEMA,
+        plan_sha256="ab" * 32,
+        profile_sha256="cd" * 32,
+        gpu=gpu,
+        clocks_source="given",
+        supported_clocks_mhz=sorted(clocks),
+        world_size=stages * dp,
+        layout=Layout(stages=stages, tp=1, cp=1, dp=dp, rank_order="pp-tp-cp-dp"),
+        deadline_s=1.0,
+        iteration_time_s=1.0,
+        energy_j=1.0,
+        raised=[],
+        ranks=[
+            RankPlan(
+                rank=rank,
+                stage=rank % stages,
+                device=rank,
+                clocks_mhz=sorted(clocks),
+                operations=operations(rank % stages),
+            )
+            for rank in range(stages * dp)
+        ],
+        ladder=[
+            LadderRung(iteration_time_s=time, energy_j=1.0, frequencies_mhz=chosen(k + 1))
+            for k, time in enumerate(rung_times)
+        ]
+        or None,
+    )

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.apply import (
+    Clocks,
+    apply_plan,
+    given_clocks,
+    modelled_clocks,
+    profile_clocks,
+)
+from envplan.errors import InputError
+from envplan.freqplan import FrequencyPlan
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan, build_plan, option_tables
+from envplan.profile import Profile, ProfileMetadata
+from envplan.topology import Topology
+from envplan.units import ns_from_s, ns_from_s_floor
+from strategies import pipelines, profiles
+
+UW = 10**6
+CLOCKS = (1740, 1500, 1260, 1020, 780)
+
+
+def planned(pipeline: Pipeline, profile: Profile, rows: list[int], **changes: Any) -> Plan:
+    """A plan that says to use these rows of the option tables."""
+    arguments: dict[str, Any] = {
+        "blocking_power_uw": [70 * UW] * pipeline.num_stages,
+        "blocking_power_source": "default",
+        "gpus_per_stage": 1,
+        "replicas": 1,
+        "target": {"kind": "max-frequency"},
+        "lower_bound_fj": 1,
+        "bound": "relaxation",
+        "deadline_ns": 10**15,
+        **changes,
+    }
+    return build_plan(pipeline, profile, np.array(rows, np.int32), **arguments)
+
+
+def at(profile: Profile, pipeline: Pipeline, clocks: list[int], **changes: Any) -> Plan:
+    """A plan with these clocks, MHz, one for each operation."""
+    tables = option_tables(pipeline, profile)
+    rows = [
+        table.frequency_mhz.tolist().index(mhz) for table, mhz in zip(tables, clocks, strict=True)
+    ]
+    return planned(pipeline, profile, rows, **changes)
+
+
+def applied(plan: Plan, profile: Profile, **options: Any) -> FrequencyPlan:
+    return apply_plan(plan, profile, topology=Topology.for_job(plan.job), **options)
+
+
+def flat(freqplan: FrequencyPlan) -> list[int]:
+    return [operation[3] for stage in freqplan.stage_operations() for operation in stage]
+
+
+def replayed(
+    freqplan: FrequencyPlan, pipeline: Pipeline, profile: Profile
+) -> tuple[list[int], list[int], int]:
+    """Times and starts of all operations and the makespan, ns, from the file and the profile.
+
+    A clock the profile does not know is as slow as the highest one below that it does.
+    """
+    times = []
+    for table, mhz in zip(option_tables(pipeline, profile), flat(freqplan), strict=True):
+        known = {int(m): int(t) for m, t in zip(table.frequency_mhz, table.time_ns, strict=True)}
+        times.append(known[max(m for m in known if m <= mhz)])
+    starts, makespan = pipeline.earliest_starts(np.array(times, np.int64))
+    return times, starts.tolist(), makespan
+
+
+@st.composite
+def plans(draw: Any) -> tuple[Plan, Profile, Pipeline]:
+    """Any pipeline with any choice of options, from profiles as noisy as can be."""
+    pipeline = draw(pipelines(max_stages=3, max_microbatches=4))
+    profile = draw(profiles(pipeline.num_profile_stages))
+    rows = [draw(st.integers(0, len(table) - 1)) for table in option_tables(pipeline, profile)]
+    gpus, replicas = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]))
+    plan = planned(pipeline, profile, rows, gpus_per_stage=gpus, replicas=replicas)
+    target = plan.target.model_copy(update={"deadline_s": plan.iteration_time})
+    return plan.model_copy(update={"target": target}), profile, pipeline
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    made=plans(),
+    clocks=st.one_of(st.none(), st.sets(st.integers(150, 400), min_size=1, max_size=12)),
+    dwell=st.one_of(st.none(), st.floats(0.0, 2.0)),
+)
+def test_no_operation_gets_slower_and_the_deadline_is_met(
+    made: tuple[Plan, Profile, Pipeline], clocks: set[int] | None, dwell: float | None
+) -> None:
+    plan, profile, pipeline = made
+    options: dict[str, Any] = {"min_dwell": dwell}
+    if clocks is not None:
+        options["clocks"] = Clocks(tuple(sorted(clocks)), "given", None)
+    try:
+        freqplan = applied(plan, profile, **options)
+    except InputError:
+        assume(False)
+    times, _, makespan = replayed(freqplan, pipeline, profile)
+    operations = [operation for stage in plan.stages for operation in stage]
+    for operation, mhz, time in zip(operations, flat(freqplan), times, strict=True):
+        assert mhz >= operation.frequency_mhz
+        assert mhz in freqplan.supported_clocks_mhz
+        assert time <= ns_from_s(operation.time_s)
+    assert makespan <= ns_from_s_floor(plan.target.deadline_s)
+    assert makespan == ns_from_s(freqplan.iteration_time_s)
+    for first in freqplan.ranks:
+        for second in freqplan.ranks:
+            assert (first.stage == second.stage) <= (first.operations == second.operations)
+    freqplan.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stages=st.integers(1, 3),
+    microbatches=st.integers(1, 5),
+    dwell=st.floats(0.0, 3.0),
+    data=st.data(),
+)
+def test_clocks_last_where_faster_is_never_slower(
+    stages: int, microbatches: int, dwell: float, data: st.DataObject
+) -> None:
+    profile, pipeline = small_profile(stages), Pipeline("1f1b", stages, microbatches)
+    count = len(pipeline.operations)
+    clocks = data.draw(st.lists(st.sampled_from(CLOCKS), min_size=count, max_size=count))
+    freqplan = applied(at(profile, pipeline, clocks), profile, min_dwell=dwell)
+    assert freqplan.dwell is not None
+    assert freqplan.dwell.changes_too_fast == 0
+    assert freqplan.dwell.changes_after <= freqplan.dwell.changes_before
+    assert freqplan.dwell.raised_operations == sum(map(int.__ne__, flat(freqplan), clocks))
+    _, starts, makespan = replayed(freqplan, pipeline, profile)
+    mhz = flat(freqplan)
+    for first, last in pairwise(pipeline.stage_begin.tolist()):
+        # Two iterations in a row, so that a clock which lasts from one into the next counts whole.
+        twice = [(starts[i] + lap * makespan, mhz[i]) for lap in (0, 1) for i in range(first, last)]
+        changes = [b[0] for a, b in pairwise(twice) if a[1] != b[1]]
+        for begin, end in pairwise(changes):
+            assert end - begin >= ns_from_s_floor(dwell)
+
+
+# Clocks
+
+
+def test_supported_clocks_stay_as_planned() -> None:
+    profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
+    frontier = trace_frontier(pipeline, profile)
+    plan = frontier.plan(slowdown=0.05)
+    freqplan = applied(plan, profile)
+    assert [[op[3] for op in stage] for stage in freqplan.stage_operations()] == plan.frequencies
+    assert freqplan.iteration_time_s == plan.iteration_time
+    assert freqplan.energy_j == plan.energy
+    assert freqplan.raised == []
+
+
+def test_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 2)
+    plan = at(profile, pipeline, [1740, 1500, 1260, 1260])
+    freqplan = applied(plan, profile, clocks=given_clocks("1265,1500,1800", "X"))
+    assert flat(freqplan) == [1800, 1500, 1265, 1265]
+    raised = [(r.instruction, r.planned_mhz, r.applied_mhz, r.operations) for r in freqplan.raised]
+    assert raised == [
+        ("backward", 1260, 1265, 1),
+        ("forward", 1260, 1265, 1),
+        ("forward", 1740, 1800, 1),
+    ]
+    assert not any(r.profiled for r in freqplan.raised)
+    assert freqplan.energy_j == plan.energy
+    assert freqplan.gpu == "X"
+
+
+def test_higher_clock_that_the_profile_knows_is_priced_by_it() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
+    slow, fast = at(profile, pipeline, [1500, 1500]), at(profile, pipeline, [1740, 1740])
+    freqplan = applied(slow, profile, clocks=given_clocks("780,1740"))
+    assert all(r.profiled for r in freqplan.raised)
+    assert freqplan.energy_j == fast.energy
+    assert freqplan.iteration_time_s == fast.iteration_time
+
+
+def test_higher_clock_that_was_measured_slower_is_passed_over() -> None:
+    rows = [
+        (0, instruction, mhz, time, 50.0)
+        for instruction in ("forward", "backward")
+        for mhz, time in ((1000, 0.10), (1015, 0.11), (1030, 0.09))
+    ]
+    profile, pipeline = Profile.from_rows(rows), Pipeline("1f1b", 1, 1)
+    plan = at(profile, pipeline, [1000, 1000])
+    assert flat(applied(plan, profile, clocks=given_clocks("1015,1030"))) == [1030, 1030]
+    with pytest.raises(InputError, match="no clock that the GPU has from there up is as fast"):
+        applied(plan, profile, clocks=given_clocks("1015"))
+
+
+def test_plan_for_a_faster_gpu_is_refused() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
+    plan = at(profile, pipeline, [1740, 1740])
+    with pytest.raises(InputError, match="1740 MHz for forward 0 of stage 0, but the highest"):
+        applied(plan, profile, clocks=modelled_clocks("v100"))
+
+
+def test_operation_without_a_clock_is_left_alone() -> None:
+    rows = [(0, "forward", mhz, 1740 / mhz / 100, mhz / 50) for mhz in (1500, 1740)]
+    profile = Profile.from_rows([*rows, (0, "backward", 0, 0.01, 1.0)])
+    pipeline = Pipeline("1f1b", 1, 3)
+    plan = at(profile, pipeline, [1500, 0, 1740, 0, 1500, 0])
+    assert flat(applied(plan, profile)) == [1500, 0, 1740, 0, 1500, 0]
+    freqplan = applied(plan, profile, min_dwell=1.0)
+    assert flat(freqplan) == [1740, 0, 1740, 0, 1740, 0]
+    assert freqplan.ranks[0].clocks_mhz == [1740]
+
+
+@pytest.mark.parametrize(
+    ("text", "mhz"),
+    [("210", (210,)), ("900,210, 900", (210, 900)), ("210-260:25,100", (100, 210, 235, 260))],
+)
+def test_clocks_are_listed_or_stepped(text: str, mhz: tuple[int, ...]) -> None:
+    assert given_clocks(text).mhz == mhz
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-5", "1.5", "a", "900-210:15", "210-900", "210-900:0", "1-1000000:1", "٣"]
+)
+def test_anything_but_clocks_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--clocks must list MHz"):
+        given_clocks(text)
+
+
+def test_gpu_is_found_by_either_name_and_else_the_profile_says_its_clocks() -> None:
+    assert modelled_clocks("a40") == modelled_clocks("NVIDIA A40")
+    assert modelled_clocks("a40").mhz[-1] == 1740
+    with pytest.raises(InputError, match="there are: v100"):
+        modelled_clocks("b9000")
+    assert profile_clocks(small_profile()) == Clocks(tuple(sorted(CLOCKS)), "profile", None)
+    rows = [(0, name, 900, 0.1, 5.0) for name in ("forward", "backward")]
+    a40 = Profile.from_rows(rows, metadata=ProfileMetadata(gpu="NVIDIA A40"))
+    assert profile_clocks(a40) == modelled_clocks("a40")
+
+
+# Dwell
+
+
+def test_short_fast_operation_between_slow_ones_is_where_the_cheapest_way_leads() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 3)
+    plan = at(profile, pipeline, [780, 780, 1740, 780, 780, 780])
+    freqplan = applied(plan, profile, min_dwell=0.15)
+    assert freqplan.dwell is not None
+    assert flat(freqplan) == [780, 1740, 1740, 780, 780, 780]
+    dearer = at(profile, pipeline, flat(freqplan)).energy - plan.energy
+    assert freqplan.dwell.extra_energy_j == pytest.approx(dearer, abs=1e-9)
+    assert freqplan.dwell.changes_before == freqplan.dwell.changes_after == 2
+
+
+def test_short_slow_operation_rises_to_its_neighbours() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 3)
+    plan = at(profile, pipeline, [1740, 1740, 1500, 1740, 1740, 1740])
+    freqplan = applied(plan, profile, min_dwell=0.1)
+    assert flat(freqplan) == [1740] * 6
+    assert freqplan.dwell is not None
+    assert (freqplan.dwell.changes_before, freqplan.dwell.changes_after) == (2, 0)
+
+
+def test_dwell_that_nothing_can_reach_ends_in_one_clock() -> None:
+    profile, pipeline = small_profile(2), Pipeline("1f1b", 2, 4)
+    plan = trace_frontier(pipeline, profile).plan(slowdown=0.1)
+    freqplan = applied(plan, profile, min_dwell=1e6)
+    assert all(len(set(rank.frequencies)) == 1 for rank in freqplan.ranks)
+
+
+def test_dwell_costs_all_gpus() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 2)
+    clocks = [1740, 780, 780, 780]
+    one = applied(at(profile, pipeline, clocks), profile, min_dwell=0.2)
+    many = applied(
+        at(profile, pipeline, clocks, gpus_per_stage=2, replicas=3), profile, min_dwell=0.2
+    )
+    assert one.dwell is not None
+    assert many.dwell is not None
+    assert one.dwell.extra_energy_j > 0
+    assert many.dwell.extra_energy_j == pytest.approx(6 * one.dwell.extra_energy_j)
+    assert many.world_size == 6
+
+
+# Ladder, ranks, refusals
+
+
+def test_ladder_has_the_plans_rungs_with_clocks_checked() -> None:
+    profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
+    frontier = trace_frontier(pipeline, profile)
+    plan = frontier.plan().with_ladder(frontier.ladder(3))
+    assert plan.ladder is not None
+    freqplan = applied(plan, profile)
+    assert freqplan.ladder is not None
+    assert [r.frequencies_mhz for r in freqplan.ladder] == [r.frequencies_mhz for r in plan.ladder]
+    assert [r.energy_j for r in freqplan.ladder] == [r.energy_j for r in plan.ladder]
+    raised = applied(plan, profile, clocks=given_clocks("1000-2000:500"), min_dwell=0.3)
+    raised.check()
+    assert raised.ladder is not None
+    for rung, before in zip(raised.ladder, plan.ladder, strict=False):
+        assert rung.iteration_time_s <= before.iteration_time_s or len(raised.ladder) < 3
+    assert applied(plan, profile, ladder=False).ladder is None
+
+
+def test_devices_go_round_the_node() -> None:
+    profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
+    plan = trace_frontier(pipeline, profile, gpus_per_stage=2, replicas=3).plan()
+    freqplan = applied(plan, profile, devices=[0, 1, 2, 3])
+    assert [rank.device for rank in freqplan.ranks] == [0, 1, 2, 3] * 3
+    freqplan = applied(plan, profile, devices=[6, 4])
+    assert [rank.device for rank in freqplan.ranks] == [6, 4] * 6
+    assert {rank.stage for rank in freqplan.ranks[:6]} == {0}
+
+
+def test_changed_profile_is_refused_unless_forced() -> None:
+    pipeline, old = Pipeline("1f1b", 2, 4), small_profile()
+    plan = trace_frontier(pipeline, old).plan()
+    new = small_profile(blocking=60.0)
+    with pytest.raises(InputError, match="has changed"):
+        applied(plan, new)
+    assert flat(applied(plan, new, force=True)) == flat(applied(plan, old))
+    with pytest.raises(InputError, match="1740 MHz for forward 0 of stage 0 is not a row"):
+        applied(plan, small_profile(clocks=(1500, 900)), force=True)
+
+
+def test_plan_that_overruns_its_own_deadline_is_refused() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
+    plan = at(profile, pipeline, [780, 780], deadline_ns=10**8)
+    with pytest.raises(InputError, match=r"more than its deadline of 0\.1 s"):
+        applied(plan, profile)
+
+
+def test_more_ranks_than_a_file_holds_are_refused() -> None:
+    profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
+    plan = at(profile, pipeline, [780, 780], gpus_per_stage=10**4, replicas=10**4)
+    with pytest.raises(InputError, match="holds at most"):
+        applied(plan, profile)

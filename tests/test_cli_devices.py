@@ -1,0 +1,129 @@
+"""`envplan devices` and `envplan reset`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import assert_refused, envplan
+from envplan.cli import app
+from envplan.devices import backend
+from envplan.devices.modelled import GPUS
+from envplan.devices.nvml import _is_administrator
+from envplan.runtime import Guard
+from fake_nvml import GPU_IS_LOST, FakeNvml
+
+
+def test_devices_lists_gpus_and_touches_no_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.gpu(1).locked = 1005
+    ran = envplan("devices", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("NVIDIA A40") == 4
+    for word in (
+        "550.54.14",
+        "210-1740",
+        "1005",
+        "300",
+        "counter",
+        "yes" if _is_administrator() else "run as root",
+    ):
+        assert word in ran.out
+    assert fake_nvml.locked(1) == 1005
+    assert fake_nvml.clock_changes(1) == []
+
+
+def test_devices_says_how_to_be_allowed(
+    fake_nvml: FakeNvml,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda: False)
+    fake_nvml.gpu(1).mig = 1
+    assert app._run(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert "GPU 0: this user may not set clocks; run as root" in out
+    assert "GPU 1: MIG is on" in out
+
+
+def test_devices_json_has_all_clocks(
+    fake_nvml: FakeNvml,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_nvml.gpu(2).throttle = 0x4
+    assert app._run(["devices", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["index"] for entry in found] == [0, 1, 2, 3]
+    assert found[0]["supported_clocks_mhz"] == list(range(210, 1741, 15))
+    assert (found[0]["refusal"] is None) == _is_administrator()
+    assert found[2]["throttle_reasons"] == ["power cap"]
+
+
+def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
+    ran = envplan("devices", "--backend", "modelled", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    for key in GPUS:
+        assert key in ran.out
+    one = json.loads(
+        envplan("devices", "--backend", "modelled", "--gpu", "a40", "--json", cwd=tmp_path).out
+    )
+    assert [entry["name"] for entry in one] == ["NVIDIA A40"]
+    assert one[0]["clock_mhz"] is None
+
+
+def test_devices_refuses_what_does_not_exist(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    ran = envplan("devices", "--gpu", "a40", cwd=tmp_path)
+    assert_refused(ran, 2, "--backend modelled")
+    ran = envplan("devices", "--backend", "modelled", "--gpu", "a41", cwd=tmp_path)
+    assert_refused(ran, 2, "a41")
+    fake_nvml.state.num_gpus = 0
+    assert_refused(envplan("devices", cwd=tmp_path), 2, "no GPU")
+
+
+def test_reset_gives_every_clock_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    source = backend("nvml")
+    for device in source.devices():
+        device.lock_clock(1005)
+    ran = envplan("reset", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("clock given back") == 4
+    assert [fake_nvml.locked(k) for k in range(4)] == [None] * 4
+    source.close()
+
+
+def test_reset_says_when_a_training_still_runs(
+    fake_nvml: FakeNvml,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Guard.start("nvml", 1) as guard:
+        assert app._run(["reset"]) == 0
+        out = capsys.readouterr().out
+        assert f"its guard is process {guard.pid}" in out.splitlines()[1]
+        assert app._run(["reset", "--json"]) == 0
+        outcomes = json.loads(capsys.readouterr().out)
+    assert [outcome["guard"] for outcome in outcomes] == [None, guard.pid, None, None]
+
+
+def test_reset_that_is_denied_says_so_and_does_the_rest(
+    fake_nvml: FakeNvml,
+    tmp_path: Path,
+) -> None:
+    for index in range(4):
+        fake_nvml.gpu(index).locked = 1005
+    fake_nvml.gpu(0).permission = 0
+    ran = envplan("reset", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "GPU 0: this user may not set clocks; run as root" in ran.err
+    assert [fake_nvml.locked(k) for k in range(4)] == [1005, None, None, None]
+
+
+def test_reset_reaches_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    for index in range(4):
+        fake_nvml.gpu(index).locked = 1005
+    fake_nvml.fail("handle", GPU_IS_LOST, index=1)
+    ran = envplan("reset", cwd=tmp_path)
+    assert ran.code == 2
+    assert "GPU 1: GPU is lost" in ran.err
+    assert [fake_nvml.locked(k) for k in range(4)] == [None, 1005, None, None]

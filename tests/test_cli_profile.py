@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, assert_refused, envplan
+from envplan.cli.profile import describe_progress
+from envplan.profile import Profile
+from envplan.profiling.sweep import Progress
+from fake_nvml import FakeNvml, fake_nvml
+
+__all__ = ["fake_nvml"]
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+STAGES = """
+import time
+
+class Stages:
+    description = "two stages that sleep"
+    num_stages = 2
+
+    def forward(self, stage):
+        time.sleep(0.001)
+
+    def backward(self, stage):
+        time.sleep(0.002)
+
+    def wait(self, seconds):
+        time.sleep(seconds / 10)
+
+    def synchronize(self):
+        pass
+
+def build():
+    return Stages()
+
+def broken():
+    raise RuntimeError("no weights\\nhere")
+
+def nothing():
+    return 3
+
+number = 4
+"""
+QUICK = ("--entry", "stages:build", "--step", "500", "--time-limit", "0.03")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "stages.py").write_text(STAGES)
+    return work
+
+
+def made(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"stages.py", "__pycache__"}
+
+
+def test_the_users_own_words_work_in_sequence(tmp_path: Path) -> None:
+    ran = envplan("profile", "--backend", "modelled", "--step", "90", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    for word in ("NVIDIA A40, modelled", "GPT-3 1.3B", "valley", "wrote profile.csv"):
+        assert word in ran.out
+    assert envplan("frontier", "--plot", "--quiet", cwd=tmp_path).code == 0
+    assert envplan("solve", "--target-time", "14.2", "--quiet", cwd=tmp_path).code == 0
+    assert made(tmp_path) == {
+        "profile.csv",
+        "profile.meta.json",
+        "frontier.png",
+        "plan.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workload", "layers"),
+    [
+        (("--workload", "gpt", "--layers", "12", "--hidden-size", "768"), "GPT of 12 layers", 12),
+        (("--workload", "bert", "--sequence-length", "256"), "BERT of 24 layers", 24),
+        (("--workload", "t5", "--layers", "6"), "T5 of 2 x 6 layers", 12),
+        (("--workload", "wide-resnet", "--layers", "50"), "Wide-ResNet-50-8", 16),
+    ],
+)
+def test_sizes_make_the_workload(
+    tmp_path: Path, arguments: tuple[str, ...], workload: str, layers: int
+) -> None:
+    more = ("--stages", "2", "--microbatch-size", "2", "-m", "7", "--gpu", "v100", "-q")
+    ran = envplan(
+        "profile", "--backend", "modelled", *arguments, *more, "--step", "300", cwd=tmp_path
+    )
+    assert ran.code == 0, ran.err
+    assert ran.out == ""
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert profile.num_stages == 2
+    assert workload in str(profile.metadata.workload)
+    assert sum(profile.metadata.extra["layers_per_stage"]) == layers
+    assert profile.metadata.num_microbatches == 7
+    assert profile.metadata.microbatch_size == 2
+    assert profile.metadata.gpu == "Tesla V100-SXM2-16GB"
+    assert profile.blocking_power_w is not None
+
+
+def test_a_modelled_profile_is_written_anew_but_a_measured_one_is_not(tmp_path: Path) -> None:
+    command = ("profile", "--backend", "modelled", "--step", "300", "-q")
+    assert envplan(*command, cwd=tmp_path).code == 0
+    assert envplan(*command, "--stages", "2", cwd=tmp_path).code == 0
+    assert Profile.read_csv(tmp_path / "profile.csv").num_stages == 2
+    sidecar = tmp_path / "profile.meta.json"
+    sidecar.write_text(json.dumps({"source": "measured"}))
+    assert_refused(envplan(*command, cwd=tmp_path), 2, "profile.csv", "not a modelled profile")
+
+
+def test_bare_plot_and_json(tmp_path: Path) -> None:
+    ran = envplan(
+        "profile", "--backend", "modelled", "--step", "300", "--plot", "--json", cwd=tmp_path
+    )
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "profile.png").read_bytes().startswith(PNG)
+    document = json.loads(ran.out)
+    assert document["source"] == "modelled"
+    assert len(document["stages"]) == 4
+    assert document["stages"][0]["valley"] in range(600, 1741)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--backend", "rocm"), ("rocm", "nvml, modelled")),
+        (("--backend", "modelled", "--gpu", "z9"), ("z9", "a40")),
+        (("--backend", "modelled", "--workload", "llama"), ("llama", "wide-resnet")),
+        (("--backend", "modelled", "--stages", "0"), ("--stages", "at least 1")),
+        (("--backend", "modelled", "--stages", "99"), ("99 stages", "24")),
+        (("--backend", "modelled", "--heads", "7"), ("2048", "7 heads")),
+        (("--backend", "modelled", "--width-factor", "2"), ("--width-factor", "gpt")),
+        (("--backend", "modelled", "--step", "9999"), ("--step 9999",)),
+        (("--backend", "modelled", "--step", "-1"), ("--step",)),
+        (("--backend", "modelled", "--dtype", "int4"), ("--dtype", "bfloat16")),
+        (("--backend", "modelled", "--schedule", "zigzag"), ("zigzag", "1f1b")),
+        (("--backend", "modelled", "--no-lock"), ("--no-lock", "nvml")),
+        (("--backend", "modelled", "--entry", "a:b"), ("--entry", "nvml")),
+        (("--backend", "modelled", "-o", "profile.json"), (".csv",)),
+        (("--backend", "modelled", "--plot", "x.txt"), (".png",)),
+        (("--backend", "modelled", "-o", "no/such/profile.csv"), ("no/such/profile.csv",)),
+        (
+            ("--backend", "modelled", "--workload", "wide-resnet", "--layers", "60"),
+            ("50, 101 or 152",),
+        ),
+        (("--gpu", "a40"), ("--gpu", "--backend modelled")),
+        (("--backend", "nvml", "--recompute"), ("--recompute", "--backend modelled")),
+        (("--error", "0"), ("--error", "above 0")),
+        (("--time-limit", "nan"), ("--time-limit",)),
+        (("--device", "-1"), ("--device",)),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_refused(envplan("profile", *arguments, cwd=tmp_path), 2, *words)
+    assert made(tmp_path) == set()
+
+
+def test_without_a_driver_the_modelled_backend_is_named(tmp_path: Path) -> None:
+    assert_refused(envplan("profile", cwd=tmp_path), 2, "driver", "--backend modelled")
+    assert made(tmp_path) == set()
+
+
+def test_a_measured_sweep_writes_a_profile_that_plans(fake_nvml: FakeNvml, folder: Path) -> None:
+    ran = envplan("profile", *QUICK, "--plot", cwd=folder)
+    assert ran.code == 0, ran.err
+    for word in ("NVIDIA A40, measured", "valley", "spins idly", "wrote profile.png"):
+        assert word in ran.out
+    profile = Profile.read_csv(folder / "profile.csv")
+    assert profile.num_stages == 2
+    assert sorted(profile.table(1, "backward").frequency_mhz.tolist()) == [210, 720, 1230, 1740]
+    power = profile.table(0, "forward")
+    at_top = power.max_frequency_option
+    assert power.energy_fj[at_top] / power.time_ns[at_top] / 1e6 == pytest.approx(300, rel=0.5)
+    assert profile.metadata.driver == "550.54.14"
+    assert fake_nvml.locked() is None
+    changes = [mhz for mhz in fake_nvml.clock_changes() if mhz]
+    assert changes == [1740, 1230, 720, 210] * 2
+    planned = envplan("solve", "-m", "4", "--quiet", cwd=folder)
+    assert planned.code == 0, planned.err
+
+
+def test_a_sweep_run_again_continues_or_refuses(fake_nvml: FakeNvml, folder: Path) -> None:
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    content = (folder / "profile.csv").read_bytes()
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    assert (folder / "profile.csv").read_bytes() == content
+    changed = envplan("profile", *QUICK, "--step", "400", cwd=folder)
+    assert_refused(changed, 2, "profile.csv", "step 500, not 400", "-o")
+    assert (folder / "profile.csv").read_bytes() == content
+    assert fake_nvml.locked() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_sweep_that_is_killed_gives_the_clock_back_and_continues(
+    fake_nvml: FakeNvml, folder: Path, number: signal.Signals
+) -> None:
+    command = [str(COMMAND), "profile", *QUICK, "--quiet"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while fake_nvml.locked() != 1230:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert errors == ("" if number == signal.SIGKILL else "envplan: error: interrupted\n")
+    assert fake_nvml.wait_until_free(5.0) is not None
+    before = (folder / "profile.csv").read_bytes()
+    assert before.count(b"\n") > 2
+    assert not json.loads((folder / "profile.meta.json").read_text())["complete"]
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    assert (folder / "profile.csv").read_bytes().startswith(before)
+    assert json.loads((folder / "profile.meta.json").read_text())["complete"]
+
+
+def test_no_lock_touches_no_clock(fake_nvml: FakeNvml, folder: Path) -> None:
+    fake_nvml.gpu().permission = 0
+    refused = envplan("profile", *QUICK, cwd=folder)
+    assert_refused(refused, 2, "may not set clocks", "--no-lock")
+    ran = envplan("profile", *QUICK, "--no-lock", "-q", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert fake_nvml.clock_changes() == []
+    assert Profile.read_csv(folder / "profile.csv").table(1, "forward").frequency_mhz[0] == 1740
+    planned = envplan("frontier", "-q", cwd=folder)
+    assert planned.code == 0, planned.err
+
+
+def test_a_failing_driver_ends_the_sweep_in_one_line(fake_nvml: FakeNvml, folder: Path) -> None:
+    fake_nvml.fail("lock")
+    assert_refused(envplan("profile", *QUICK, cwd=folder), 2, "GPU 0")
+    assert fake_nvml.locked() is None
+
+
+def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: Path) -> None:
+    assert_refused(envplan("profile", *QUICK, "--device", "7", cwd=folder), 2, "GPU 7", "4")
+    fake_nvml.gpu().mig = 1
+    for more in ((), ("--no-lock",)):
+        assert_refused(envplan("profile", *QUICK, *more, cwd=folder), 2, "MIG")
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == set()
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("stages", ("package.module:function",)),
+        ("nowhere:build", ("does not import", "nowhere")),
+        ("stages:absent", ("no function absent",)),
+        ("stages:number", ("no function number",)),
+        ("stages:broken", ("broken() failed", "no weights here")),
+        ("stages:nothing", ("pair", "int")),
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_refused_with_clocks_untouched(
+    fake_nvml: FakeNvml, folder: Path, entry: str, words: tuple[str, ...]
+) -> None:
+    assert_refused(envplan("profile", "--entry", entry, cwd=folder), 2, "--entry", *words)
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == set()
+
+
+def test_an_entry_says_all_that_sizes_would(fake_nvml: FakeNvml, folder: Path) -> None:
+    for option in ("--layers", "--stages", "--microbatch-size"):
+        ran = envplan("profile", *QUICK, option, "3", cwd=folder)
+        assert_refused(ran, 2, "--entry", option)
+
+
+def test_progress_tells_where_it_is_and_what_is_left() -> None:
+    begun = Progress(0, 4, 1740, 0, 693, None)
+    assert describe_progress(begun) == "stage 0 of 4, 1740 MHz"
+    later = Progress(2, 4, None, 300, 600, 754.0)
+    assert describe_progress(later) == (
+        "stage 2 of 4, current clocks, 50%, up to about 12 min left"
+    )
+    last = Progress(3, 4, 600, 599, 600, 8.4)
+    assert describe_progress(last).endswith("100%, up to about 8 s left")
+
+
+def test_a_workload_that_torch_cannot_run_here_is_refused_with_clocks_untouched(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    # Without torch, or with one that finds no CUDA: these GPUs are not really there.
+    assert_refused(envplan("profile", cwd=folder), 2, "torch")
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == set()

@@ -1,0 +1,271 @@
+"""The NVML backend through the real nvidia-ml-py, over the fake library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envplan.devices import Device, DeviceError, PermissionDeniedError, backend
+from envplan.devices.modelled import gpu
+from envplan.devices.modelled_backend import ModelledBackend, VirtualClock
+from envplan.errors import InputError
+from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
+
+
+@pytest.fixture
+def devices(fake_nvml: FakeNvml) -> Iterator[list[Device]]:
+    source = backend("nvml")
+    yield list(source.devices())
+    source.close()
+
+
+def message(device: Device) -> str:
+    refusal = device.can_lock(probe=True)
+    assert refusal is not None
+    assert "\n" not in refusal
+    return refusal
+
+
+def test_says_what_a_gpu_is(devices: list[Device]) -> None:
+    assert len(devices) == 4
+    info = devices[1].info
+    assert (info.index, info.name, info.driver) == (1, "NVIDIA A40", "550.54.14")
+    assert info.supported_clocks == tuple(range(210, 1741, 15))
+    assert (info.max_clock, info.power_limit) == (1740, 300.0)
+    assert (info.source, info.energy_source, info.mig) == ("measured", "counter", False)
+    assert len({device.info.uuid for device in devices}) == 4
+
+
+def test_clock_stays_where_it_is_locked_until_it_is_given_back(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    devices[2].lock_clock(1005)
+    assert devices[2].clock() == fake_nvml.locked(2) == 1005
+    assert devices[1].clock() == 1740
+    devices[2].reset_clock()
+    assert devices[2].clock() == 1740
+    devices[2].reset_clock()
+    assert fake_nvml.clock_changes(2) == [1005, 0, 0]
+
+
+def test_energy_is_power_times_time(devices: list[Device]) -> None:
+    device = devices[0]
+    device.lock_clock(1005)
+    assert device.power() == pytest.approx(gpu("a40").power_w(1005), abs=1e-3)
+    begin, energy = time.monotonic(), device.energy()
+    time.sleep(0.1)
+    used, took = device.energy() - energy, time.monotonic() - begin
+    assert 0 < used <= device.power() * took * 1e3 + 1
+
+
+def test_without_a_counter_power_is_integrated(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(0).energy_counter = 0
+    assert devices[0].info.energy_source == "integrated power"
+    begin = time.monotonic()
+    first = devices[0].energy()
+    time.sleep(0.15)
+    used, took = devices[0].energy() - first, time.monotonic() - begin
+    assert 0.1 * 300e3 < used <= took * 300e3 + 1
+
+
+def test_integrated_power_lives_through_a_reading_that_fails(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(0).energy_counter = 0
+    first = devices[0].energy()
+    fake_nvml.fail("power")
+    time.sleep(0.06)
+    with pytest.raises(DeviceError, match="GPU 0: "):
+        devices[0].energy()
+    fake_nvml.fail("power", 0)
+    assert devices[0].energy() - first >= 0.06 * 300e3
+
+
+def test_throttling_is_named_and_a_lock_is_none(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    assert devices[0].throttle_reasons() == ()
+    fake_nvml.gpu(0).throttle = 0x1 | 0x2
+    assert devices[0].throttle_reasons() == ()
+    fake_nvml.gpu(0).throttle = 0x2 | 0x4 | 0x40
+    assert devices[0].throttle_reasons() == ("power cap", "hardware thermal slowdown")
+
+
+def test_older_drivers_name_the_reasons_differently(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(0).throttle = 0x4
+    fake_nvml.fail("throttle", 13, times=1)  # function not found
+    assert devices[0].throttle_reasons() == ("power cap",)
+
+
+def test_permission_is_asked_for_without_touching_a_clock(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    assert devices[0].can_lock(probe=True) is None
+    fake_nvml.gpu(0).permission = 0
+    assert "run as root" in message(devices[0])
+    assert fake_nvml.clock_changes() == []
+    assert fake_nvml.gpu(0).power_limit == 300.0
+
+
+def test_without_a_probe_nothing_is_written_and_capabilities_decide(
+    fake_nvml: FakeNvml, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for administrator in (True, False):
+        monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda a=administrator: a)
+        assert (devices[0].can_lock() is None) == administrator
+    assert fake_nvml.calls(kind="limit") == []
+
+
+def test_denied_permission_names_the_remedy(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(3).permission = 0
+    with pytest.raises(PermissionDeniedError, match=r"GPU 3: .*run as root.*SYS_ADMIN"):
+        devices[3].lock_clock(1005)
+    with pytest.raises(PermissionDeniedError, match="GPU 3: "):
+        devices[3].reset_clock()
+
+
+def test_gpu_without_settable_limit_goes_by_the_user(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.fail("limit", NOT_SUPPORTED)
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.split("CapEff:")[1].split()[0], 16)
+    assert (devices[0].can_lock(probe=True) is None) == bool(effective & 1 << 21)
+
+
+def test_mig_is_refused_and_the_remedy_named(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(1).mig = 1
+    assert devices[1].info.mig
+    assert "nvidia-smi -i 1 -mig 0" in message(devices[1])
+    with pytest.raises(DeviceError, match="MIG is on"):
+        devices[1].lock_clock(1005)
+    assert fake_nvml.calls(1) == []
+
+
+def test_a_lost_gpu_says_which(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    for kind in ("lock", "reset", "energy", "power", "clock", "throttle", "limit"):
+        fake_nvml.fail(kind, GPU_IS_LOST, index=2)
+    device = devices[2]
+    assert "lost" in message(device)
+    for call in (
+        lambda: device.lock_clock(1005),
+        device.reset_clock,
+        device.energy,
+        device.power,
+        device.clock,
+        device.throttle_reasons,
+    ):
+        with pytest.raises(DeviceError, match=r"GPU 2: .*lost"):
+            call()
+
+
+def test_a_lost_gpu_leaves_the_others_usable(fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("handle", GPU_IS_LOST, index=2)
+    source = backend("nvml")
+    devices = source.devices()
+    assert devices[3].can_lock(probe=True) is None
+    assert "lost" in message(devices[2])
+    source.close()
+
+
+def test_no_gpu_and_no_loaded_driver_say_so(
+    fake_nvml: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_nvml.state.num_gpus = 0
+    source = backend("nvml")
+    with pytest.raises(DeviceError, match=r"sees no GPU.*--backend modelled"):
+        source.devices()
+    source.close()
+    fake_nvml.fail("init")
+    with pytest.raises(DeviceError, match="does not start"):
+        backend("nvml")
+    monkeypatch.setenv("ENVPLAN_FAKE_NVML", "")
+    with pytest.raises(DeviceError, match=r"not loaded.*--backend modelled"):
+        backend("nvml")
+
+
+def test_no_driver_installed_says_so(tmp_path: Path) -> None:
+    # What is no library hides the one a machine may have.
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    script = (
+        "from envplan.devices import DeviceError, backend\n"
+        "try:\n    backend('nvml')\nexcept DeviceError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "no NVIDIA driver is installed" in done.stdout
+
+
+def test_unknown_backend_lists_the_known() -> None:
+    with pytest.raises(InputError, match="nvml, modelled"):
+        backend("cuda")
+
+
+def test_modelled_gpu_uses_energy_as_virtual_time_passes() -> None:
+    clock = VirtualClock()
+    (device,) = ModelledBackend("a40", now=clock).devices()
+    assert device.can_lock(probe=True) is None
+    assert (device.info.source, device.info.driver) == ("modelled", "modelled")
+    device.lock_clock(1012)
+    assert device.clock() == 1005
+    clock.advance(10**9)
+    at_work = device.energy()
+    assert at_work == pytest.approx(gpu("a40").power_w(1005) * 1e3, abs=1)
+    device.activity = None
+    clock.advance(10**9)
+    waiting = gpu("a40").blocking_power_w(1005)
+    assert device.energy() - at_work == pytest.approx(waiting * 1e3, abs=1)
+    assert device.power() == waiting
+
+
+def test_modelled_gpu_at_its_power_cap_says_so() -> None:
+    device, other = ModelledBackend("a40", count=2).devices()
+    assert device.throttle_reasons() == ("power cap",)
+    assert device.clock() < device.info.max_clock
+    device.lock_clock(1005)
+    assert device.throttle_reasons() == ()
+    device.reset_clock()
+    device.activity = None
+    assert device.clock() == device.info.max_clock
+    assert other.info.index == 1
+
+
+def test_bad_modelled_gpus_are_refused() -> None:
+    with pytest.raises(InputError, match="there is no modelled GPU 'a41'"):
+        backend("modelled", gpu="a41")
+    with pytest.raises(InputError, match="at least one"):
+        backend("modelled", count=0)
+    with pytest.raises(DeviceError, match="0 MHz"):
+        backend("modelled").devices()[0].lock_clock(0)

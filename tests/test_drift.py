@@ -1,0 +1,171 @@
+"""Measured times against planned ones, and plans made anew from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.profile import Profile
+from envplan.runtime.drift import measure_drift, replan, rescale
+from envplan.runtime.runlog import read_run_log, steps_of_plan
+from envplan.verify import verify_plan
+
+PROFILE = small_profile(blocking=70.0)
+PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
+FACTORS = {(0, "forward"): 1.1, (0, "backward"): 0.9, (1, "forward"): 1.0, (1, "backward"): 1.25}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return trace_frontier(PIPELINE, PROFILE).plan(slowdown=0.1)
+
+
+def run_lines(plan: Plan, steps: int = 4) -> Iterator[dict[str, Any]]:
+    """As the shim writes them, of a run where every kind takes FACTORS as long as planned."""
+    for rank, stage in enumerate(plan.stages):
+        yield {"event": "start", "rank": rank, "plan_sha256": "ab" * 32}
+        for step in range(steps):
+            slow = 50.0 if step == 0 else 1.0
+            yield {
+                "event": "step",
+                "rank": rank,
+                "stage": rank,
+                "step": step,
+                "operations": [
+                    [
+                        op.instruction,
+                        op.chunk,
+                        op.frequency_mhz,
+                        1,
+                        slow * op.time_s * FACTORS[rank, op.instruction],
+                        0.0,
+                    ]
+                    for op in stage
+                ],
+            }
+
+
+def test_factors_are_found_without_the_first_step(plan: Plan) -> None:
+    drifts = measure_drift(plan, PROFILE, run_lines(plan))
+    found = {(drift.stage, drift.instruction): drift.factor for drift in drifts}
+    assert found == pytest.approx(FACTORS)
+    assert all(drift.samples == 3 * 4 for drift in drifts)
+
+
+def test_rescaled_profile_has_the_measured_times_and_the_same_power(plan: Plan) -> None:
+    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_lines(plan)))
+    for (stage, instruction), factor in FACTORS.items():
+        before, after = PROFILE.table(stage, instruction), refined.table(stage, instruction)
+        assert after.time_ns.tolist() == pytest.approx((before.time_ns * factor).tolist(), abs=1)
+        powers = [t.energy_fj / t.time_ns for t in (before, after)]
+        assert powers[1].tolist() == pytest.approx(powers[0].tolist())
+    assert refined.blocking_power_w == PROFILE.blocking_power_w
+
+
+def test_new_plan_holds_and_keeps_the_target(plan: Plan) -> None:
+    refined = rescale(PROFILE, measure_drift(plan, PROFILE, run_lines(plan)))
+    new = replan(plan, refined)
+    verify_plan(new, refined)
+    assert new.target.kind == "slowdown"
+    assert new.target.slowdown == plan.target.slowdown
+    assert new.iteration_time > plan.iteration_time
+
+
+def test_target_that_cannot_be_met_any_more_says_what_can(plan: Plan) -> None:
+    frontier = trace_frontier(PIPELINE, PROFILE)
+    tight = frontier.plan(target_time=frontier.min_time)
+    refined = rescale(PROFILE, measure_drift(tight, PROFILE, run_lines(tight)))
+    with pytest.raises(NoAnswerError, match="T_min"):
+        replan(tight, refined)
+
+
+def test_plan_of_another_planner_is_refused(plan: Plan) -> None:
+    with pytest.raises(InputError, match="not of envpipe"):
+        replan(plan.model_copy(update={"planner": "envpipe"}), PROFILE)
+
+
+def test_clock_between_those_of_the_profile_is_interpolated(plan: Plan) -> None:
+    table = PROFILE.table(0, "forward")
+    clocks, times = table.frequency_mhz.tolist(), table.time_ns.tolist()
+    mhz = 2 / (1 / clocks[0] + 1 / clocks[1])
+    between = (times[0] + times[1]) / 2e9
+    line = {"event": "step", "rank": 0, "stage": 0, "step": 3}
+    line["operations"] = [["forward", 0, round(mhz), 5, 2 * between, between]]
+    (drift,) = measure_drift(plan, PROFILE, [line])
+    assert drift.factor == pytest.approx(2, rel=1e-3)
+
+
+def test_steps_without_clocks_do_not_count(plan: Plan) -> None:
+    lines = list(run_lines(plan))
+    for line in lines:
+        for operation in line.get("operations", []):
+            operation[2] = 0
+    with pytest.raises(InputError, match="no measured times"):
+        measure_drift(plan, PROFILE, lines)
+
+
+def test_only_runs_of_the_plan_count(plan: Plan) -> None:
+    lines = list(run_lines(plan))
+    assert len(list(steps_of_plan(lines, "ab" * 32))) == 8
+    assert list(steps_of_plan(lines, "cd" * 32)) == []
+
+
+def test_log_of_another_job_is_refused(plan: Plan) -> None:
+    line = {"event": "step", "rank": 0, "stage": 7, "step": 1}
+    line["operations"] = [["forward", 0, 1260, 1, 0.1, 0.1]]
+    with pytest.raises(InputError, match="stage 7"):
+        measure_drift(plan, PROFILE, [line])
+
+
+def test_cut_last_line_of_a_log_is_passed_over_but_a_broken_one_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text('{"event": "end", "rank": 0}\n{"event": "st')
+    assert len(list(read_run_log([log]))) == 1
+    log.write_text('{"event": "end", "rank": 0}\n[]\n')
+    with pytest.raises(InputError, match=r"run\.jsonl:2"):
+        list(read_run_log([log]))
+
+
+def written(folder: Path) -> Plan:
+    """profile.csv, plan.json and the log of a run under it."""
+    import hashlib
+
+    PROFILE.save_csv(folder / "profile.csv")
+    assert envplan("solve", "--slowdown", 10, "--ladder", 3, cwd=folder).code == 0
+    sha256 = hashlib.sha256((folder / "plan.json").read_bytes()).hexdigest()
+    plan = Plan.load(folder / "plan.json")
+    lines = [{**line, "plan_sha256": sha256} for line in run_lines(plan)]
+    (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return plan
+
+
+def test_refine_writes_a_profile_and_a_plan_that_check(tmp_path: Path) -> None:
+    old = written(tmp_path)
+    ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "+25.00" in ran.out
+    assert Profile.read_csv(tmp_path / "profile.refined.csv").metadata.source == "modelled"
+    new = Plan.load(tmp_path / "plan.refined.json")
+    assert new.ladder
+    assert new.iteration_time > old.iteration_time
+    checked = envplan("check", "plan.refined.json", cwd=tmp_path)
+    assert checked.code == 0, checked.err
+
+
+def test_refine_refuses_a_log_of_another_plan_and_to_overwrite(tmp_path: Path) -> None:
+    written(tmp_path)
+    ran = envplan("refine", "plan.json", "run.jsonl", "-o", "plan.json", cwd=tmp_path)
+    assert_refused(ran, 2, "choose another output file")
+    (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text() + "\n")
+    ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
+    assert_refused(ran, 2, "no measured step")
+    assert not (tmp_path / "profile.refined.csv").exists()

@@ -1,0 +1,444 @@
+"""The guard: whoever is killed, clocks go back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import envplan
+from envplan.devices import DeviceError, backend
+from envplan.runtime import Guard
+from envplan.runtime.guard import LockFile, give_back
+from fake_nvml import FakeNvml
+
+PATIENCE_S = 10.0
+
+# An owner: it asks for a clock, waits for a line, and then ends in some way.
+OWNER = """
+import os, signal, sys, time
+from envplan.runtime import Guard
+
+guard = Guard.start("nvml", 0)
+guard.request(1005)
+print(guard.pid, flush=True)
+sys.stdin.readline()
+{end}
+"""
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    assert wait_until(condition, PATIENCE_S), "waited in vain"
+
+
+def owner(fake: FakeNvml, end: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that has set GPU 0 to 1005 MHz, and its guard."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(end=end)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    guard = int(process.stdout.readline())
+    wait_for(lambda: fake.locked() == 1005)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    return process, guard
+
+
+@contextlib.contextmanager
+def killed_guard(fake: FakeNvml, index: int = 0) -> Iterator[Guard]:
+    """A guard that set a clock and was killed, seen from its owner."""
+    guard = Guard.start("nvml", index)
+    guard.request(1005)
+    wait_for(lambda: fake.locked(index) == 1005)
+    os.kill(guard.pid, signal.SIGKILL)
+    guard._process.wait()
+    yield guard
+    guard.close()
+
+
+def test_clocks_are_set_in_order_and_given_back(fake_nvml: FakeNvml) -> None:
+    clocks = [1005, 600, 1740, 900] * 25
+    with Guard.start("nvml", 2, every_request=True) as guard:
+        assert guard.alive
+        for mhz in clocks:
+            guard.request(mhz)
+        wait_for(lambda: len(fake_nvml.clock_changes(2)) == len(clocks))
+        assert guard.problems() == []
+    assert fake_nvml.clock_changes(2) == [*clocks, 0]
+    assert fake_nvml.locked(2) is None
+    assert not guard.alive
+    assert {call.pid for call in fake_nvml.calls(2, "lock")} == {guard.pid}
+
+
+def test_a_slow_driver_gets_the_newest_clock(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpu(0).lock_delay_ns = 50_000_000
+    with Guard.start("nvml", 0) as guard:
+        for mhz in range(300, 1500, 15):
+            guard.request(mhz)
+        wait_for(lambda: fake_nvml.locked() == 1485)
+    assert len(fake_nvml.clock_changes()) < 10
+
+
+def test_a_clock_that_is_set_is_not_set_again(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0, every_request=True) as guard:
+        for mhz in (1005, 1005, 600, 600, 600):
+            guard.request(mhz)
+        guard.reset()
+        guard.reset()
+        wait_for(lambda: fake_nvml.clock_changes() == [1005, 600, 0])
+    assert fake_nvml.clock_changes() == [1005, 600, 0, 0]
+
+
+def test_an_owner_that_sets_the_clock_itself_is_guarded_too(fake_nvml: FakeNvml) -> None:
+    source = backend("nvml")
+    with Guard.start("nvml", 0):
+        source.devices()[0].lock_clock(1200)
+        assert fake_nvml.locked() == 1200
+    assert fake_nvml.locked() is None
+    source.close()
+
+
+def test_a_full_pipe_neither_blocks_nor_raises(fake_nvml: FakeNvml) -> None:
+    guard = Guard.start("nvml", 0)
+    os.kill(guard.pid, signal.SIGSTOP)
+    for k in range(20_000):
+        guard.request(300 + k % 1000)
+    (problem,) = guard.problems()
+    assert "does not keep up" in problem
+    os.kill(guard.pid, signal.SIGCONT)
+    guard.close()
+    assert fake_nvml.locked() is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "pass",
+        "raise SystemExit(3)",
+        "raise ValueError",
+        "os._exit(1)",
+        "os.abort()",
+        "guard.close()",
+        "del guard; time.sleep(30)",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.execlp('sleep', 'sleep', '30')",
+    ],
+)
+def test_however_the_owner_ends_the_clock_goes_back(fake_nvml: FakeNvml, end: str) -> None:
+    process, _ = owner(fake_nvml, end)
+    assert fake_nvml.wait_until_free(PATIENCE_S) is not None
+    process.kill()
+    process.wait()
+    assert fake_nvml.clock_changes() == [1005, 0]
+
+
+def test_killing_the_owner_gives_the_clock_back_within_a_second(fake_nvml: FakeNvml) -> None:
+    process, _ = owner(fake_nvml, "time.sleep(60)")
+    process.kill()
+    assert fake_nvml.wait_until_free(1.0) is not None
+    process.wait()
+
+
+def test_forked_children_that_outlive_the_owner_do_not_keep_the_clock(
+    fake_nvml: FakeNvml,
+) -> None:
+    process, _ = owner(fake_nvml, "child = os.fork(); time.sleep(8)")
+    process.kill()
+    assert fake_nvml.wait_until_free(1.0) is not None
+    process.wait()
+
+
+def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) -> None:
+    end = "\n".join(
+        [
+            "if os.fork() == 0:",
+            "    guard.request(600); guard.close(); os._exit(0)",
+            "os.wait(); print(guard.alive, flush=True); time.sleep(30)",
+        ]
+    )
+    process, _ = owner(fake_nvml, end)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    assert fake_nvml.clock_changes() == [1005]
+    process.kill()
+    process.wait()
+    assert fake_nvml.wait_until_free(PATIENCE_S) is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number: int) -> None:
+    guard = Guard.start("nvml", 0)
+    guard.request(1005)
+    wait_for(lambda: fake_nvml.locked() == 1005)
+    os.kill(guard.pid, number)
+    assert fake_nvml.wait_until_free(PATIENCE_S) is not None
+    guard._process.wait()
+    guard.request(600)
+    guard.request(700)
+    assert not guard.alive
+    (problem,) = guard.problems()
+    assert "the clock guard is gone" in problem
+    guard.close()
+    assert fake_nvml.clock_changes() == [1005, 0]
+
+
+def test_killed_guard_is_cleaned_up_by_its_owner(fake_nvml: FakeNvml) -> None:
+    with killed_guard(fake_nvml) as guard:
+        guard.request(600)
+        assert fake_nvml.locked() == 1005
+    assert fake_nvml.locked() is None
+    assert guard.problems()[1:] == []
+
+
+def test_killed_guard_is_cleaned_up_by_the_next_start(fake_nvml: FakeNvml) -> None:
+    process, guard = owner(fake_nvml, "time.sleep(60)")
+    os.kill(guard, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert fake_nvml.locked() == 1005
+    with Guard.start("nvml", 0):
+        assert fake_nvml.clock_changes() == [1005, 0]
+
+
+def test_killed_guard_is_cleaned_up_by_envplan_reset(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    process, guard = owner(fake_nvml, "time.sleep(60)")
+    os.kill(guard, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    first = envplan("reset", cwd=tmp_path)
+    assert first.code == 0, first.err
+    assert "GPU 0 (NVIDIA A40): clock given back; a training that was killed" in first.out
+    assert first.out.count("killed") == 1
+    assert fake_nvml.locked() is None
+    assert "killed" not in envplan("reset", cwd=tmp_path).out
+
+
+def test_one_gpu_has_one_guard(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0) as guard, Guard.start("nvml", 1):
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        with pytest.raises(DeviceError, match=f"GPU 0: another training.*process {guard.pid}"):
+            Guard.start("nvml", 0)
+        assert fake_nvml.locked() == 1005
+    Guard.start("nvml", 0).close()
+
+
+def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvml) -> None:
+    with pytest.raises(DeviceError, match="there is no GPU 7; there are 4"):
+        Guard.start("nvml", 7)
+    fake_nvml.gpu(0).permission = 0
+    with pytest.raises(DeviceError, match="GPU 0: this user may not set clocks; run as root"):
+        Guard.start("nvml", 0)
+    fake_nvml.gpu(1).mig = 1
+    with pytest.raises(DeviceError, match="GPU 1: MIG is on"):
+        Guard.start("nvml", 1)
+    with pytest.raises(DeviceError, match="there is no backend"):
+        Guard.start("cuda", 0)
+    assert fake_nvml.clock_changes() == fake_nvml.clock_changes(1) == []
+
+
+def test_modelled_gpus_have_guards_too() -> None:
+    with Guard.start("modelled", 0, gpu="a40") as one, Guard.start("modelled", 0, gpu="a40"):
+        one.request(1005)
+        one.reset()
+        assert one.problems() == []
+    assert one.problems() == []
+
+
+def test_errors_are_reported_and_the_clock_is_set_once_they_pass(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0) as guard:
+        fake_nvml.fail("lock", times=5)
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        (problem,) = guard.problems()
+        assert problem.startswith("GPU 0: ")
+        assert guard.alive
+    assert guard.problems() == []
+
+
+def test_random_errors_never_reach_the_caller(fake_nvml: FakeNvml) -> None:
+    for kind in ("lock", "reset"):
+        fake_nvml.fail(kind, probability=0.4)
+    problems = []
+    with Guard.start("nvml", 0, every_request=True) as guard:
+        for k in range(300):
+            guard.request(600 + 15 * (k % 50))
+        wait_for(lambda: fake_nvml.locked() == 600 + 15 * 49)
+        problems += guard.problems()
+    assert problems
+    assert guard.problems() == []
+    assert fake_nvml.locked() is None
+
+
+def test_a_clock_that_cannot_be_given_back_is_reported_and_remembered(
+    fake_nvml: FakeNvml,
+) -> None:
+    guard = Guard.start("nvml", 0)
+    guard.request(1005)
+    wait_for(lambda: fake_nvml.locked() == 1005)
+    fake_nvml.fail("reset")
+    guard.close()
+    problems = guard.problems()
+    assert problems
+    assert all("run: envplan reset" in problem for problem in problems)
+    fake_nvml.fail("reset", 0)
+    Guard.start("nvml", 0).close()
+    assert fake_nvml.locked() is None
+
+
+@pytest.mark.parametrize("mhz", [-1, 2**40, "fast"])
+def test_what_is_no_clock_is_reported(fake_nvml: FakeNvml, mhz: int) -> None:
+    with Guard.start("nvml", 0) as guard:
+        guard.request(mhz)
+        (problem,) = guard.problems()
+        assert f"{mhz} MHz is not a clock" in problem
+        assert guard.alive
+    assert fake_nvml.calls(kind="lock") == []
+
+
+def test_lock_files_are_for_this_user_alone(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "open"
+    (folder / "envplan").mkdir(parents=True)
+    (folder / "envplan").chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with pytest.raises(DeviceError, match="not a folder of this user alone"):
+        Guard.start("nvml", 0)
+    (folder / "envplan").chmod(0o700)
+    (folder / "envplan" / "GPU-x.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DeviceError, match="remove it"):
+        LockFile("GPU-x")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_without_a_runtime_folder_lock_files_are_in_tmp(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    lock = LockFile("GPU-of-a-test")
+    assert lock.path.parent == Path("/tmp") / f"envplan-{os.getuid()}"
+    lock.close()
+    lock.path.unlink()
+
+
+# Starts owners at once: it has everything imported and forks. For a line "GPU SEED" it answers the
+# pid of a process that has a guard of that GPU and asks for one clock after another.
+NURSERY = """
+import os, random, signal, sys, time
+import subprocess
+from envplan.runtime import Guard
+
+def own(gpu, seed):
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    clocks = random.Random(seed)
+    try:
+        guard = Guard.start("nvml", gpu)
+    except Exception:
+        time.sleep(60)  # the guard was killed before it was ready; live on as training would
+        os._exit(1)
+    while True:
+        guard.request(15 * clocks.randrange(14, 117))
+        time.sleep(0.001)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    gpu, seed = map(int, line.split())
+    pid = os.fork()
+    if pid == 0:
+        own(gpu, seed)
+    print(pid, flush=True)
+"""
+
+
+def guards_of(pid: int) -> list[int]:
+    """The children of an owner: its guard, if it has one by now."""
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_no_clock_is_left_after_random_kills(
+    fake_nvml: FakeNvml, record_property: Callable[[str, object], None]
+) -> None:
+    chance = random.Random(20261121)
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+
+    def start(gpu: int) -> int:
+        print(gpu, chance.randrange(10**6), file=nursery.stdin, flush=True)
+        return int(nursery.stdout.readline())
+
+    owners = [start(gpu) for gpu in range(4)]
+    begin = time.monotonic()
+    kills = kills_while_set = 0
+    while kills < 200 and time.monotonic() - begin < 15:
+        gpu = chance.randrange(4)
+        if chance.random() < 0.7:  # while clocks are set; else anywhere, starting included
+            wait_until(lambda gpu=gpu: fake_nvml.locked(gpu) is not None, 0.5)
+        time.sleep(chance.uniform(0, 0.03))
+        kills_while_set += fake_nvml.locked(gpu) is not None
+        if chance.random() < 0.3:  # the guard first: only the next start can help
+            for guard in guards_of(owners[gpu]):
+                kill(guard)
+                kills += 1
+            time.sleep(chance.uniform(0, 0.02))
+        kill(owners[gpu])
+        kills += 1
+        owners[gpu] = start(gpu)
+    for pid in owners:
+        kill(pid)
+    nursery.stdin.close()
+    nursery.wait()
+    record_property("kills", kills)
+    assert kills_while_set > 0
+    print(f"{kills} kills, {kills_while_set} rounds met a clock that was set")
+
+    source = backend("nvml")
+    for device in source.devices():
+        # Whatever is still set has been left by a guard that was killed, and says so.
+        wait_for(lambda device=device: free_or_left_behind(fake_nvml, device.info.index))
+        outcome = give_back(device, only_left_behind=True)
+        assert outcome.problem is None
+    source.close()
+    assert fake_nvml.wait_until_free(0) is not None
+
+
+def free_or_left_behind(fake: FakeNvml, index: int) -> bool:
+    lock = LockFile(fake.gpu(index).uuid.decode())
+    try:
+        return lock.acquire() and (fake.locked(index) is None or lock.holder is not None)
+    finally:
+        lock.close()

@@ -1,0 +1,346 @@
+"""The shim on one rank: clocks as planned, and nothing that stops training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envplan.errors import InputError
+from envplan.freqplan import Layout
+from envplan.pipeline import Pipeline
+from envplan.runtime import Shim
+from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
+from shim_helpers import A40, CLOCKS, frequency_plan
+
+__all__ = ["fake_nvml"]
+
+PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=3)
+
+
+def started(folder: Path, plan: Any = None, **options: Any) -> Shim:
+    defaults = {"rank": 0, "world_size": 2, "every_request": True, "log": folder / "run.jsonl"}
+    return Shim(plan or frequency_plan(PIPELINE), **{**defaults, **options})
+
+
+def run_step(shim: Shim) -> None:
+    for instruction, microbatch, chunk, _ in shim.plan.ranks[shim.rank].operations:
+        shim.begin(instruction, microbatch, chunk)
+        shim.end(instruction, microbatch, chunk)
+    shim.step()
+
+
+def lines(folder: Path, event: str) -> list[dict[str, Any]]:
+    read = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    return [line for line in read if line["event"] == event]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def merged(clocks: list[int]) -> list[int]:
+    """Without what asks for the clock there already is."""
+    return [mhz for k, mhz in enumerate(clocks) if k == 0 or mhz != clocks[k - 1]]
+
+
+def set_clocks(fake: FakeNvml, index: int = 0) -> list[int]:
+    """Clocks that were set, without resets."""
+    return [mhz for mhz in fake.clock_changes(index) if mhz]
+
+
+def test_clocks_set_are_those_of_the_plan_and_then_given_back(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+        planned = shim.plan.ranks[0].frequencies
+        for _ in range(3):
+            run_step(shim)
+    assert set_clocks(fake_nvml) == merged(3 * planned)
+    assert fake_nvml.locked(0) is None
+    assert fake_nvml.clock_changes()[-1] == 0
+
+
+def test_the_same_clock_again_is_not_asked_for(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, frequency_plan(PIPELINE, clocks=(1260,))) as shim:
+        for _ in range(5):
+            run_step(shim)
+    assert set_clocks(fake_nvml) == [1260]
+
+
+def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path) as shim:
+        planned = shim.plan.ranks[0].frequencies
+        shim.begin("forward", 0)
+        shim.end("forward", 0)
+        for microbatch in (2, 1):
+            shim.begin("backward", microbatch)
+            shim.end("backward", microbatch)
+        shim.step()
+        run_step(shim)
+        assert shim.mismatches == 1
+    assert set_clocks(fake_nvml) == merged([planned[0], 1740, *planned])
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "the plan has forward 1 next, but begin of backward 2 came" in caplog.text
+    assert lines(tmp_path, "mismatch")[0]["expected"] == ["forward", 1, 0]
+
+
+def test_order_that_never_fits_is_given_up_and_logged_once(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path) as shim:
+        for _ in range(10):
+            shim.begin("backward", 0)
+            shim.end("backward", 0)
+            shim.step()
+        run_step(shim)
+    assert set_clocks(fake_nvml) == [1740]
+    assert len(caplog.records) == 1
+    assert lines(tmp_path, "end")[0]["mismatches"] == 3
+
+
+def test_step_that_ends_early_is_a_mismatch(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path) as shim:
+        shim.begin("forward", 0)
+        shim.step()
+        assert shim.mismatches == 1
+    assert "but the step's end came" in caplog.text
+
+
+def test_operation_too_many_is_a_mismatch(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path) as shim:
+        for instruction, microbatch, chunk, _ in shim.plan.ranks[0].operations:
+            shim.begin(instruction, microbatch, chunk)
+            shim.end(instruction, microbatch, chunk)
+        shim.begin("optimizer", 0)
+        assert shim.mismatches == 1
+
+
+def test_straggler_switches_to_the_slowest_rung_in_time_at_the_next_step(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    plan = frequency_plan(PIPELINE, rung_times=(1.1, 1.2, 1.3))
+    with started(tmp_path, plan) as shim:
+        rungs = [plan.ranks[0].frequencies]
+        rungs += [rung.frequencies_mhz[0] for rung in plan.ladder or []]
+        wanted = []
+        for seconds, rung in ((1.25, 0), (0.5, 2), (99.0, 0), (None, 3), (1.1, 0), (math.nan, 1)):
+            shim.set_straggler_time(seconds)
+            run_step(shim)
+            wanted += rungs[rung]
+    assert set_clocks(fake_nvml) == merged(wanted)
+
+
+def test_clock_errors_at_random_do_not_stop_training_and_are_reported(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path) as shim:
+        fake_nvml.fail("lock", UNKNOWN, probability=0.3)
+        for _ in range(40):
+            run_step(shim)
+            time.sleep(0.002)
+        assert shim.steps == 40
+    assert fake_nvml.locked(0) is None
+    (report,) = [r.getMessage() for r in caplog.records]
+    assert "clock errors in 40 steps, the first:" in report
+    assert lines(tmp_path, "clock_error")
+    assert lines(tmp_path, "end")[0]["clock_errors"] >= len(lines(tmp_path, "clock_error"))
+
+
+def test_without_permission_training_goes_on_and_one_line_says_why(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpu(0).permission = 0
+    with started(tmp_path) as shim:
+        run_step(shim)
+    (record,) = caplog.records
+    assert "clocks are left alone" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert set_clocks(fake_nvml) == []
+    (step,) = lines(tmp_path, "step")
+    assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
+    assert len(lines(tmp_path, "clock_error")) == 1
+
+
+def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+        run_step(shim)
+        wait_until(lambda: fake_nvml.locked(0) is not None)
+        guard = shim._guard
+        assert guard is not None
+        os.kill(guard.pid, signal.SIGKILL)
+        guard._process.wait()
+        run_step(shim)
+        wait_until(lambda: fake_nvml.locked(0) is None)
+        run_step(shim)
+    assert fake_nvml.locked(0) is None
+    assert lines(tmp_path, "end")[0]["clock_errors"] >= 1
+
+
+def test_plan_for_another_world_size_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is for 2 ranks, but the job has 8"):
+        started(tmp_path, world_size=8)
+    assert fake_nvml.calls() == []
+
+
+def test_plan_for_another_gpu_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="for NVIDIA H100"):
+        started(tmp_path, frequency_plan(PIPELINE, gpu="NVIDIA H100 80GB HBM3"))
+    assert fake_nvml.calls() == []
+    with started(tmp_path, frequency_plan(PIPELINE, gpu=A40)) as shim:
+        run_step(shim)
+
+
+def test_plan_that_asks_for_a_clock_the_gpu_has_not_is_refused(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="1741 MHz"):
+        started(tmp_path, frequency_plan(PIPELINE, clocks=(1741, 780)))
+
+
+def test_older_schema_and_cut_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.freqplan.json"
+    document = json.loads(frequency_plan(PIPELINE).to_json())
+    path.write_text(json.dumps({**document, "schema": "envplan/freqplan/v0"}))
+    with pytest.raises(InputError, match="freqplan/v1"):
+        Shim(path, rank=0)
+    path.write_text(json.dumps(document)[:-20])
+    with pytest.raises(InputError, match="cut short"):
+        Shim(path, rank=0)
+
+
+def test_rank_nobody_told_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_nvml: FakeNvml
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InputError, match="torchrun"):
+        Shim(frequency_plan(PIPELINE))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Shim(frequency_plan(PIPELINE)) as shim:
+        assert shim.rank == shim.stage == 1
+
+
+def test_log_lies_beside_the_plan_and_has_measured_times_by_kind(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.freqplan.json"
+    frequency_plan(PIPELINE).save(path)
+    with Shim(path, rank=1, world_size=2) as shim:
+        run_step(shim)
+        run_step(shim)
+    (start,) = lines(tmp_path, "start")
+    assert start["plan_sha256"] == shim.plan.plan_sha256
+    steps = lines(tmp_path, "step")
+    assert [line["step"] for line in steps] == [0, 1]
+    count = {(op[0], op[1], op[2]): op[3] for op in steps[0]["operations"]}
+    assert sum(count.values()) == len(shim.plan.ranks[1].operations)
+    assert all(mean >= least > 0 for *_, mean, least in steps[0]["operations"])
+
+
+def test_log_stays_within_its_limit(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, log_limit=2000) as shim:
+        for _ in range(50):
+            run_step(shim)
+            wait_until(lambda: shim._log._queue.empty())
+    assert 1 <= len(lines(tmp_path, "step")) < 10
+    assert len(lines(tmp_path, "end")) == 1
+
+
+def test_log_that_cannot_be_written_is_done_without(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path, log=tmp_path / "none" / "run.jsonl") as shim:
+        run_step(shim)
+    assert "no run log" in caplog.text
+    assert set_clocks(fake_nvml)
+
+
+class DeviceMoment:
+    """A moment on a device that comes when the test says so."""
+
+    come = threading.Event()
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        self.come.wait(10)
+
+    def elapsed_time(self, end: DeviceMoment) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def test_clocks_wait_for_the_device_while_training_runs_ahead(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    DeviceMoment.come.clear()
+    with started(tmp_path, marker=DeviceMoment) as shim:
+        run_step(shim)
+        run_step(shim)
+        assert set_clocks(fake_nvml) == []
+        DeviceMoment.come.set()
+        planned = merged(2 * shim.plan.ranks[0].frequencies)
+        wait_until(lambda: set_clocks(fake_nvml) == planned)
+    assert len(lines(tmp_path, "step")) == 2
+
+
+def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    DeviceMoment.come.set()
+    with started(tmp_path, marker=DeviceMoment) as shim:
+        run_step(shim)
+        wait_until(lambda: fake_nvml.locked(0) is not None)
+        DeviceMoment.come.clear()
+        run_step(shim)
+        threading.Timer(3.0, DeviceMoment.come.set).start()
+    assert fake_nvml.locked(0) is None
+
+
+def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, frequency_plan(PIPELINE, clocks=CLOCKS[1:])) as shim:
+        run_step(shim)
+        shim.full_speed()
+        wait_until(lambda: fake_nvml.locked(0) == 1740)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("pp-tp-cp-dp", [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("tp-cp-ep-dp-pp", [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("dp-pp-tp", [0, 1, 0, 1, 0, 1, 0, 1]),
+    ],
+)
+def test_pipelines_follow_the_rank_order(
+    fake_nvml: FakeNvml, tmp_path: Path, order: str, expected: list[int]
+) -> None:
+    layout = {"stages": 2, "tp": 2, "cp": 1, "dp": 2, "rank_order": order}
+    plan = frequency_plan(PIPELINE, dp=4)
+    plan = plan.model_copy(update={"layout": Layout.model_validate(layout)})
+    with started(tmp_path, plan, world_size=8) as shim:
+        assert shim.pipelines == expected
+
+
+def test_one_pipeline_needs_no_place_in_the_rank_order(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    layout = Layout(stages=2, tp=1, cp=1, dp=1, rank_order="pp")
+    plan = frequency_plan(PIPELINE).model_copy(update={"layout": layout})
+    with started(tmp_path, plan) as shim:
+        assert shim.pipelines == [0, 0]

@@ -1,0 +1,473 @@
+"""The measuring loop, on a modelled GPU in virtual time."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.devices.base import DeviceError, DeviceInfo
+from envplan.devices.modelled import gpu
+from envplan.devices.modelled_backend import ModelledDevice, VirtualClock
+from envplan.errors import InputError
+from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.sweep import (
+    Block,
+    Progress,
+    Settings,
+    summarize,
+    summarize_profile,
+    sweep,
+)
+from envplan.profiling.sweep_file import Row, SweepFile
+
+PERIOD = 0.1
+FAST = Settings(step=60, time_limit=8.0)
+
+
+class Killed(BaseException):
+    """What a test raises in the middle of a sweep."""
+
+
+class Gpu(ModelledDevice):
+    """A modelled A40 in virtual time whose counter moves ten times a second."""
+
+    def __init__(self) -> None:
+        self.time = VirtualClock()
+        super().__init__(gpu("a40"), 0, self.time)
+        self.locks: list[int] = []
+        self.resets = 0
+        self.reasons: tuple[str, ...] = ()
+        self.stuck = False
+        self._shown = 0
+        self._next = 0
+
+    def now(self) -> float:
+        return self.time() / 1e9
+
+    def spend(self, seconds: float, activity: float | None) -> None:
+        """Work in steps no longer than what the counter needs to be seen."""
+        self.activity = activity
+        left = round(seconds * 1e9)
+        while left > 0:
+            step = min(left, self._next - self.time()) if self._next > self.time() else left
+            step = max(1, min(step, left))
+            self.time.advance(step)
+            left -= step
+            if self.time() >= self._next:
+                self._shown = super().energy()
+                self._next = (self.time() // 100_000_000 + 1) * 100_000_000
+
+    def energy(self) -> int:
+        return 0 if self.stuck else self._shown
+
+    def lock_clock(self, mhz: int) -> None:
+        self.locks.append(mhz)
+        super().lock_clock(mhz)
+
+    def reset_clock(self) -> None:
+        self.resets += 1
+        super().reset_clock()
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        return self.reasons
+
+
+@dataclass
+class Stages:
+    """Stages of growing work; forward (TFLOP, GB) and twice that backward."""
+
+    device: Gpu
+    num_stages: int = 2
+    description: str = "two stages of growing work"
+    calls: int = 0
+    kill_at: int | None = None
+    hiccups: frozenset[int] = frozenset()
+    jitter: float = 0.0
+    order: list[tuple[int, str]] = field(default_factory=list)
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def forward(self, stage: int) -> None:
+        self._run(stage, "forward", 1.0)
+
+    def backward(self, stage: int) -> None:
+        self._run(stage, "backward", 2.0)
+
+    def wait(self, seconds: float) -> None:
+        self._note(0, BLOCKING)
+        self.device.spend(seconds, None)
+
+    def synchronize(self) -> None:
+        pass
+
+    def exact(self, stage: int, instruction: str, clock: int) -> tuple[float, float]:
+        """Time and energy by the model."""
+        times = 1.0 if instruction == "forward" else 2.0
+        model = self.device.model
+        seconds = self._seconds(stage, times, clock)
+        return seconds, seconds * model.power_w(clock)
+
+    def _seconds(self, stage: int, times: float, clock: int) -> float:
+        work = times * (1 + 0.3 * stage)
+        return self.device.model.time_s(2e12 * work, 2e9 * work, clock)
+
+    def _run(self, stage: int, instruction: str, times: float) -> None:
+        self._note(stage, instruction)
+        asked = self.device._locked or 1740
+        seconds = self._seconds(stage, times, asked)
+        seconds *= 9 if self.calls in self.hiccups else self._random.gauss(1.0, self.jitter)
+        self.device.spend(seconds, 1.0)
+
+    def _note(self, stage: int, instruction: str) -> None:
+        self.calls += 1
+        if self.order[-1:] != [(stage, instruction)]:
+            self.order.append((stage, instruction))
+        if self.calls == self.kill_at:
+            raise Killed
+
+
+def run(path: Path, stages: Stages, how: Settings = FAST, **more: object) -> Profile:
+    return sweep(stages, stages.device, path, how, now=stages.device.now, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def stages() -> Stages:
+    return Stages(Gpu())
+
+
+def test_a_sweep_finds_time_and_energy_of_the_model(tmp_path: Path, stages: Stages) -> None:
+    profile = run(tmp_path / "profile.csv", stages)
+    for stage in range(2):
+        for instruction in ("forward", "backward"):
+            table = profile.table(stage, instruction)
+            for k, clock in enumerate(table.frequency_mhz.tolist()):
+                seconds, joules = stages.exact(stage, instruction, clock)
+                assert table.time_ns[k] / 1e9 == pytest.approx(seconds, rel=1e-6)
+                assert table.energy_fj[k] / 1e15 == pytest.approx(joules, rel=0.04)
+    assert profile.blocking_power_w is not None
+    assert profile.blocking_power_w[0] == pytest.approx(70, abs=8)
+
+
+def test_clocks_go_down_and_stop_five_rises_below_the_valley(
+    tmp_path: Path, stages: Stages
+) -> None:
+    precise = replace(FAST, target_error=0.002, time_limit=60.0)
+    profile = run(tmp_path / "profile.csv", stages, precise)
+    for stage, summary in enumerate(summarize_profile(profile)):
+        clocks = sorted(profile.table(stage, "forward").frequency_mhz.tolist(), reverse=True)
+        assert clocks == list(range(1740, clocks[-1] - 1, -60))
+        assert clocks.index(summary.valley) <= len(clocks) - 6
+        assert summary.ends_below
+        assert clocks[-1] > 210
+    first = stages.device.locks
+    assert first[: len(set(first)) // 2] == sorted(first[: len(set(first)) // 2], reverse=True)
+
+
+def test_noise_where_energy_is_flat_does_not_end_a_sweep(tmp_path: Path, stages: Stages) -> None:
+    stages.jitter = 0.1
+    hurried = replace(FAST, step=15, target_error=0.05, time_limit=2.0)
+    for summary in summarize_profile(run(tmp_path / "profile.csv", stages, hurried)):
+        assert summary.valley < 1300  # from 1740 down to 1470 the power limit holds the clock
+
+
+def test_each_stage_has_its_turn_and_forward_goes_before_backward(
+    tmp_path: Path, stages: Stages
+) -> None:
+    run(tmp_path / "profile.csv", stages, replace(FAST, step=400))
+    turns = [stage for stage, name in stages.order if name != BLOCKING]
+    assert turns == sorted(turns)
+    for before, after in zip(stages.order, stages.order[1:], strict=False):
+        if after[1] == "backward":
+            assert before == (after[0], "forward")
+
+
+def test_the_clock_is_given_back_after_a_sweep(tmp_path: Path, stages: Stages) -> None:
+    run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+    assert stages.device.resets == 1
+    assert stages.device._locked is None
+
+
+def test_the_clock_is_given_back_when_a_workload_fails(tmp_path: Path, stages: Stages) -> None:
+    stages.kill_at = 200
+    with pytest.raises(Killed):
+        run(tmp_path / "profile.csv", stages)
+    assert stages.device.locks
+    assert stages.device._locked is None
+
+
+def test_a_driver_that_fails_for_a_while_gets_the_clock_back_all_the_same(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([DeviceError("GPU 0: unknown error")] * 3)
+    reset = stages.device.reset_clock
+
+    def failing() -> None:
+        for error in failures:
+            raise error
+        reset()
+
+    monkeypatch.setattr(stages.device, "reset_clock", failing)
+    run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+    assert stages.device._locked is None
+
+
+@settings(max_examples=12, deadline=None)
+@given(kill_at=st.integers(1, 1500))
+def test_a_killed_sweep_continues_with_the_rows_it_has(
+    tmp_path_factory: pytest.TempPathFactory, kill_at: int
+) -> None:
+    path = tmp_path_factory.mktemp("killed") / "profile.csv"
+    few = replace(FAST, step=400, time_limit=3.0)
+    killed = Stages(Gpu(), kill_at=kill_at)
+    try:
+        run(path, killed, few)
+    except Killed:
+        assert not json.loads(path.with_suffix(".meta.json").read_text())["complete"]
+    before = path.read_bytes()
+    again = Stages(Gpu())
+    profile = run(path, again, few)
+    assert path.read_bytes().startswith(before)
+    assert json.loads(path.with_suffix(".meta.json").read_text())["complete"]
+    whole = Stages(Gpu())
+    expected = run(path.with_name("whole.csv"), whole, few)
+    for stage in range(2):
+        found = profile.table(stage, "backward").frequency_mhz.tolist()
+        assert found == expected.table(stage, "backward").frequency_mhz.tolist()
+    assert len(path.read_text().splitlines()) == len(set(path.read_text().splitlines()))
+
+
+def test_a_complete_sweep_runs_nothing_again(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=400))
+    content = path.read_bytes()
+    again = Stages(Gpu())
+    run(path, again, replace(FAST, step=400))
+    assert again.calls == 0
+    assert again.device.locks == []
+    assert path.read_bytes() == content
+
+
+def test_half_a_row_is_cut_off_and_measured_again(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=400))
+    rows = path.read_text().splitlines()
+    path.write_text("\n".join(rows[:-1]) + "\n" + rows[-1][:7])
+    run(path, Stages(Gpu()), replace(FAST, step=400))
+    again = path.read_text().splitlines()
+    assert again[:-1] == rows[:-1]
+    assert again[-1].split(",")[:3] == rows[-1].split(",")[:3]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": 500}, ("step 400", "500")),
+        ({"target_error": 0.05}, ("target_error",)),
+        ({"lock": False}, ("lock True", "False")),
+    ],
+)
+def test_a_sweep_with_other_settings_is_refused(
+    tmp_path: Path, stages: Stages, change: dict[str, object], words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=400))
+    content = path.read_bytes()
+    with pytest.raises(InputError) as refused:
+        run(path, stages, replace(replace(FAST, step=400), **change))  # type: ignore[arg-type]
+    assert all(word in str(refused.value) for word in (str(path), "-o", *words))
+    assert path.read_bytes() == content
+
+
+def test_a_sweep_of_another_workload_is_refused(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=700))
+    stages.description = "another"
+    with pytest.raises(InputError, match="workload two stages of growing work, not another"):
+        run(path, stages, replace(FAST, step=700))
+
+
+def test_a_file_that_is_not_of_a_sweep_is_left_alone(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text("stage,instruction,frequency,time,energy\n")
+    with pytest.raises(InputError, match="not of a sweep"):
+        run(path, stages)
+    assert path.read_text() == "stage,instruction,frequency,time,energy\n"
+    assert stages.device.locks == []
+
+
+def test_two_sweeps_cannot_share_a_file(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    stages.kill_at = 100
+    with pytest.raises(Killed):
+        run(path, stages)
+    parameters = json.loads(path.with_suffix(".meta.json").read_text())["sweep"]
+    with SweepFile(path, parameters, ProfileMetadata()):
+        stages.kill_at = None
+        with pytest.raises(InputError, match="another sweep"):
+            run(path, stages)
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, stages: Stages) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=700))
+    with path.open("a") as file:
+        file.write("0,forward,fast\n")
+    lines = len(path.read_text().splitlines())
+    with pytest.raises(InputError, match=f"{path}:{lines}: is not a row of a sweep"):
+        run(path, stages, replace(FAST, step=700))
+
+
+def test_without_locks_each_operation_is_measured_once_at_one_clock(
+    tmp_path: Path, stages: Stages
+) -> None:
+    profile = run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
+    assert stages.device.locks == []
+    assert stages.device.resets == 0
+    clocks = {
+        clock
+        for stage in range(2)
+        for name in ("forward", "backward")
+        for clock in profile.table(stage, name).frequency_mhz.tolist()
+    }
+    assert len(clocks) == 1
+
+
+def test_a_refused_lock_says_what_can_be_done_without(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stages.device, "can_lock", lambda *, probe: "GPU 0: this user may not set clocks"
+    )
+    with pytest.raises(DeviceError, match="may not set clocks; or --no-lock"):
+        run(tmp_path / "profile.csv", stages)
+    assert not list(tmp_path.iterdir())
+    run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
+
+
+def test_a_split_gpu_is_refused(tmp_path: Path, stages: Stages) -> None:
+    split: DeviceInfo = replace(stages.device.info, mig=True)
+    stages.device._info = split
+    with pytest.raises(DeviceError, match="MIG"):
+        run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
+    assert stages.calls == 0
+
+
+def test_a_counter_that_stands_still_is_an_error(tmp_path: Path, stages: Stages) -> None:
+    stages.device.stuck = True
+    with pytest.raises(DeviceError, match="stood still"):
+        run(tmp_path / "profile.csv", stages)
+    assert stages.device._locked is None
+
+
+def test_throttling_is_recorded_in_rows_and_sidecar(tmp_path: Path, stages: Stages) -> None:
+    stages.device.reasons = ("power cap", "hardware thermal slowdown")
+    path = tmp_path / "profile.csv"
+    profile = run(path, stages, replace(FAST, step=700))
+    rows = path.read_text().splitlines()
+    assert all(row.endswith(",hardware thermal slowdown+power cap") for row in rows[1:])
+    assert profile.metadata.extra["rows_throttled"] == len(rows) - 1
+
+
+def test_rows_that_miss_the_target_are_counted(tmp_path: Path, stages: Stages) -> None:
+    hurried = replace(FAST, step=700, target_error=1e-6, time_limit=1.0)
+    profile = run(tmp_path / "profile.csv", stages, hurried)
+    assert profile.metadata.extra["rows_over_target_error"] > 0
+
+
+def test_the_sidecar_says_what_was_measured_on_what(tmp_path: Path, stages: Stages) -> None:
+    metadata = run(tmp_path / "profile.csv", stages, replace(FAST, step=700)).metadata
+    assert metadata.gpu == "NVIDIA A40"
+    assert metadata.workload == "two stages of growing work"
+    assert "spins idly" in metadata.extra["blocking_power"]
+
+
+def test_a_hiccup_is_dropped(tmp_path: Path, stages: Stages) -> None:
+    stages.hiccups = frozenset(range(150, 4000, 190))
+    profile = run(tmp_path / "profile.csv", stages, replace(FAST, step=700, target_error=0.004))
+    table = profile.table(0, "forward")
+    for k, clock in enumerate(table.frequency_mhz.tolist()):
+        seconds, _ = stages.exact(0, "forward", clock)
+        assert table.time_ns[k] / 1e9 == pytest.approx(seconds, rel=0.02)
+
+
+def test_progress_grows_to_the_end_and_tells_the_time_left(tmp_path: Path, stages: Stages) -> None:
+    seen: list[Progress] = []
+    run(tmp_path / "profile.csv", stages, replace(FAST, step=400), progress=seen.append)
+    assert seen[0].seconds_left is None
+    assert all(one.seconds_left is not None and one.seconds_left > 0 for one in seen[1:])
+    assert [one.done for one in seen] == sorted(one.done for one in seen)
+    assert seen[-1].done == seen[-1].total - 1
+
+
+def test_a_step_wider_than_the_clocks_is_refused(tmp_path: Path, stages: Stages) -> None:
+    with pytest.raises(InputError, match="--step 2000"):
+        run(tmp_path / "profile.csv", stages, replace(FAST, step=2000))
+
+
+def test_readings_of_the_counter_cancel_over_consecutive_blocks() -> None:
+    few = summarize([Block(10, 0.5, 100.0)] * 4, PERIOD)
+    many = summarize([Block(10, 0.5, 100.0)] * 16, PERIOD)
+    assert few.energy_error == pytest.approx(4 * many.energy_error)  # not twice
+    assert many.energy_error / many.energy == pytest.approx((2 / 12) ** 0.5 * 0.1 / 8)
+
+
+def test_real_variation_is_not_taken_for_that_of_the_readings() -> None:
+    blocks = [Block(1, 0.5, 100.0 + (30 if k % 2 else -30)) for k in range(64)]
+    found = summarize(blocks, 0.001)
+    assert found.energy == pytest.approx(100.0)
+    assert found.energy_error == pytest.approx(30 / 8, rel=0.05)
+
+
+def test_one_block_far_off_in_time_or_power_is_left_out() -> None:
+    usual = [Block(10, 0.5 + 1e-4 * (k % 3), 100.0) for k in range(9)]
+    for odd in (Block(10, 1.5, 300.0), Block(10, 0.5, 400.0)):
+        found = summarize([*usual[:4], odd, *usual[4:]], PERIOD)
+        assert found.samples == 9
+        assert found.time == pytest.approx(0.05, rel=1e-3)
+        assert found.energy == pytest.approx(10.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.floats(0.01, 5), st.floats(0, 500)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_means_lie_within_the_blocks(raw: list[tuple[int, float, float]]) -> None:
+    blocks = [Block(*values) for values in raw]
+    found = summarize(blocks, PERIOD)
+    slack = 1 + 1e-9
+    assert min(b.seconds / b.count for b in blocks) <= found.time * slack
+    assert found.time <= max(b.seconds / b.count for b in blocks) * slack
+    assert found.energy <= max(b.joules / b.count for b in blocks) * slack
+    assert 1 <= found.samples <= len(blocks)
+    assert found.time_error >= 0
+    assert found.energy_error >= 0
+
+
+def test_a_row_goes_through_its_file_unchanged(tmp_path: Path) -> None:
+    row = Row(
+        stage=1,
+        instruction="backward",
+        frequency=1200,
+        time=0.123456789,
+        energy=45.678,
+        time_std=1e-7,
+        energy_std=0.0123,
+        samples=7,
+        clock=1185,
+        throttle="power cap",
+    )
+    metadata = Profile.from_rows(
+        [(0, "forward", 1, 1.0, 1.0), (0, "backward", 1, 1.0, 1.0)]
+    ).metadata
+    with SweepFile(tmp_path / "a.csv", {"step": 0}, metadata) as file:
+        file.append(row)
+    with SweepFile(tmp_path / "a.csv", {"step": 0}, metadata) as file:
+        assert file.rows == [row]

@@ -1,0 +1,168 @@
+"""One rank of a training job on CPUs, run in a process of its own by test_runtime_torch.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
+
+from envplan.runtime.shim import Shim
+from envplan.runtime.torch import follow
+
+WIDTH, MICROBATCHES, STEPS = 16, 8, 3
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+}
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(WIDTH, WIDTH)
+        self.pause = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.pause)
+        return torch.tanh(self.linear(x))
+
+
+class Job:
+    """A pipeline over a group of ranks; the same every time it is made."""
+
+    def __init__(self, name: str, chunks: int = 1, group: Any = None) -> None:
+        place, stages = dist.get_rank(group), dist.get_world_size(group)
+        torch.manual_seed(7)
+        layers = [Layer() for _ in range(stages * chunks)]
+        self.mine = [layers[chunk * stages + place] for chunk in range(chunks)]
+        self.is_first, self.is_last = place == 0, place == stages - 1
+        parts = [
+            PipelineStage(
+                layer, chunk * stages + place, stages * chunks, torch.device("cpu"), group=group
+            )
+            for chunk, layer in enumerate(self.mine)
+        ]
+        self.schedule = SCHEDULES[name](
+            parts if chunks > 1 else parts[0],
+            MICROBATCHES,
+            loss_fn=torch.nn.functional.mse_loss,
+        )
+        parameters = [p for layer in self.mine for p in layer.parameters()]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, step: int) -> list[float]:
+        """Losses of one training step, on the last rank."""
+        random = torch.Generator().manual_seed(step)
+        x = torch.randn(2 * MICROBATCHES, WIDTH, generator=random)
+        y = torch.randn(2 * MICROBATCHES, WIDTH, generator=random)
+        losses: list[torch.Tensor] = []
+        self.optimizer.zero_grad()
+        if self.is_last:
+            self.schedule.step(*([x] if self.is_first else []), target=y, losses=losses)
+        else:
+            self.schedule.step(*([x] if self.is_first else []))
+        self.optimizer.step()
+        return [float(loss) for loss in losses]
+
+    def weights(self) -> list[float]:
+        return [float(w) for layer in self.mine for p in layer.parameters() for w in p.flatten()]
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """Every schedule without and with the shim."""
+    results: dict[str, Any] = {}
+    for name in SCHEDULES:
+        for shimmed in (False, True):
+            job = Job(name, chunks=2 if name == "interleaved" else 1)
+            plan: AbstractContextManager[Shim | None] = nullcontext()
+            if shimmed:
+                file = folder / f"{name}.freqplan.json"
+                plan = follow(file, job.schedule, every_request=True)
+            with plan as shim:
+                losses = [job.step(step) for step in range(STEPS)]
+                results[f"{name} {'with' if shimmed else 'without'}"] = {
+                    "losses": losses,
+                    "weights": job.weights(),
+                    "mismatches": shim.mismatches if shim else 0,
+                }
+    return results
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Training, evaluation, training; then the schedule as if nothing had been."""
+    job = Job("1f1b")
+    with follow(folder / "1f1b.freqplan.json", job.schedule) as shim:
+        job.step(0)
+        x = torch.zeros(2 * MICROBATCHES, WIDTH)
+        job.schedule.eval(*([x] if job.is_first else []), **({"target": x} if job.is_last else {}))
+        asked = shim._asked
+        job.step(1)
+        mismatches = shim.mismatches
+    job.step(2)
+    return {"mismatches": mismatches, "asked": asked, "steps": shim.steps}
+
+
+def straggle(folder: Path) -> dict[str, Any]:
+    """Two pipelines of two stages; the second is late from the 4th to the 14th step."""
+    pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rank = dist.get_rank()
+    job = Job("1f1b", group=pipelines[rank // 2])
+    followed = []
+    with follow(folder / "ladder.freqplan.json", job.schedule) as shim:
+        for step in range(24):
+            # As on a real GPU, operations take longer under a slower plan.
+            late = 4.0 if rank == 3 and 4 <= step < 14 else 1.0
+            job.mine[0].pause = 0.01 * late * shim.current_time
+            job.step(step)
+            dist.barrier()
+            followed.append(shim.current_time)
+    return {"followed": followed}
+
+
+def run_on(folder: Path) -> dict[str, Any]:
+    """Train until killed."""
+    job = Job("1f1b")
+    with follow(folder / "1f1b.freqplan.json", job.schedule):
+        for step in range(10**9):
+            job.step(step)
+            if step == 2:
+                (folder / f"running.{dist.get_rank()}").touch()
+    return {}
+
+
+TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "compare": compare,
+    "evaluate": evaluate,
+    "straggle": straggle,
+    "run_on": run_on,
+}
+
+
+def work(task: str, folder: Path, rank: int, size: int) -> None:
+    """Be a rank: do a task and write what it says to TASK.RANK.json."""
+    with (folder / f"{task}.err").open("ab") as errors:
+        os.dup2(errors.fileno(), 2)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / f"store.{task}"), size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    result = TASKS[task](folder)
+    (folder / f"{task}.{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
