@@ -206,7 +206,14 @@ def test_a_sweep_that_is_killed_gives_the_clock_back_and_continues(
     fake_nvml: FakeNvml, folder: Path, number: signal.Signals
 ) -> None:
     command = [str(COMMAND), "profile", *QUICK, "--quiet"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs these tests in the background has them ignore Ctrl-C; the command must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 30
     while fake_nvml.locked() != 1230:
         assert time.monotonic() < deadline
