@@ -102,6 +102,23 @@ def test_power_cap_holds_on_the_average(frontier: Frontier) -> None:
         frontier.plan_for_power_cap(10.0)
 
 
+def test_plan_for_a_budget_is_the_one_that_is_polished(
+    frontier: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle = (frontier.plan().energy + frontier.min_energy_plan().energy) / 2
+    plain = frontier.plan_for_energy_budget(middle)
+    polished_for: list[int] = []
+
+    def polish(rounding: Any, network: Any, flows: Any, power: int, bound: int, _: float) -> int:
+        polished_for.append(rounding.deadline_ns)
+        return bound
+
+    monkeypatch.setattr("envplan.frontier.polish.polish_plan", polish)
+    plan = frontier.plan_for_energy_budget(middle, polish=9)
+    assert polished_for == [ns_from_s(plan.target.deadline_s)]
+    assert plan.target.deadline_s == plain.target.deadline_s
+
+
 def test_power_cap_that_even_t_min_keeps_costs_no_time(frontier: Frontier) -> None:
     assert frontier.plan_for_power_cap(1e5).iteration_time <= frontier.min_time
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import csv
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.pipeline.formats import shown
-from envplan.plan import MAX_PLAN_BYTES, first_problem, read_json, readable_json
+from envplan.plan import (
+    MAX_PLAN_BYTES,
+    first_problem,
+    json_schema,
+    read_json,
+    readable_json,
+)
 from envplan.topology import Topology
 
 __all__ = [
@@ -485,11 +490,7 @@ def write_schema() -> None:
 
 def schema_text() -> str:
     """The JSON Schema of frequency plans."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **FrequencyPlan.model_json_schema(),
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    return json_schema(FrequencyPlan)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ __all__ = [
     "build_plan",
     "first_problem",
     "gap_over",
+    "json_schema",
     "max_frequency_baseline",
     "max_frequency_options",
     "option_tables",
@@ -650,9 +651,14 @@ def write_schema() -> None:
 
 def schema_text() -> str:
     """The JSON Schema of plan.json."""
+    return json_schema(Plan)
+
+
+def json_schema(model: type[BaseModel]) -> str:
+    """The text of a model's JSON Schema file."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Plan.model_json_schema(),
+        **model.model_json_schema(),
     }
     return json.dumps(schema, indent=2) + "\n"
 

@@ -337,23 +337,29 @@ class Frontier:
         polish: float,
         refusal: Callable[[Plan], str],
     ) -> Plan:
-        """Bisects the times: energy and power fall along the frontier, but for rounding."""
+        """Bisects the times: energy and power fall along the frontier, but for rounding.
+
+        Only the plan that comes out is polished, or T_star's if polishing may yet make it meet.
+        """
         low, high = self.min_time_ns, self.min_energy_time_ns
-        best = self._plan_at(high, target, polish)
+        best_ns, best = low, self._plan_at(low, target, 0.0)
+        if not meets(best):
+            best_ns, best = high, self._plan_at(high, target, 0.0)
+            resolution = max(1, (high - low) // 1000)
+            while meets(best) and high - low > resolution:
+                middle = (low + high) // 2
+                plan = self._plan_at(middle, target, 0.0)
+                if meets(plan):
+                    best_ns, best, high = middle, plan, middle
+                else:
+                    low = middle
+        if polish > 0:
+            polished = self._plan_at(best_ns, target, polish)
+            if meets(polished):
+                return polished
         if not meets(best):
             raise NoAnswerError(refusal(best))
-        resolution = max(1, (high - low) // 1000)
-        while high - low > resolution:
-            middle = (low + high) // 2
-            plan = self._plan_at(middle, target, 0.0)
-            if meets(plan):
-                best, high = plan, middle
-            else:
-                low = middle
-        fastest = (
-            self._plan_at(self.min_time_ns, target, polish) if low == self.min_time_ns else best
-        )
-        return fastest if meets(fastest) else best
+        return best
 
     def _plan_at(
         self,

@@ -12,8 +12,6 @@
 and backward of one microbatch are told to the shim, on the GPU's own time where there is one.
 """
 
-# mypy: disable-error-code="import-not-found"
-
 from __future__ import annotations
 
 import math
