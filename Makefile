@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-torch lint format bench profiles results clean
+.PHONY: demo test lint format docs package bench profiles results clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
 demo: $(VENV)/.installed
@@ -14,17 +14,15 @@ demo: $(VENV)/.installed
 	$(BIN)/envplan frontier a40-gpt3-1.3b-4stage --plot out/frontier.png -o out/frontier.csv
 	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --slowdown 1 -o out/plan.json
 	$(BIN)/envplan check out/plan.json
-	$(BIN)/envplan simulate out/plan.json --plot out/timeline.png --trace out/timeline.json
+	$(BIN)/envplan simulate out/plan.json --trace out/timeline.json
+	$(BIN)/envplan timeline out/plan.json -o out/timeline.png
+	$(BIN)/envplan report out/plan.json -o out/report.html
 
 test: $(VENV)/.installed-test
 	$(BIN)/cmake -S csrc -B build/core -DENVPLAN_EXTENSION=OFF -DENVPLAN_TESTS=ON > build/core.log
 	$(BIN)/cmake --build build/core >> build/core.log || { cat build/core.log; exit 1; }
 	$(BIN)/ctest --test-dir build/core --output-on-failure
 	$(BIN)/python -m pytest
-
-# The tests that need PyTorch, which is large and therefore not part of `make test`.
-test-torch: $(VENV)/.installed-test $(VENV)/.installed-torch
-	$(BIN)/python -m pytest tests/test_runtime_torch.py tests/test_torch_workloads.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
@@ -36,6 +34,20 @@ format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*
+
+# The site in build/site; fails on a broken link.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
+
+# sdist and wheel in dist/, and a proof that the wheel works by itself, from an empty folder.
+package: $(VENV)/.installed-package
+	rm -rf dist build/clean
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet dist/*.whl
+	cd build/clean && bin/envplan frontier a40-gpt3-1.3b-4stage --plot && bin/envplan solve a40-gpt3-1.3b-4stage \
+		&& bin/envplan check plan.json && bin/envplan report plan.json
 
 # Takes about a quarter of an hour, most of it the peer's; BENCH=--quick for a minute.
 bench: $(VENV)/.installed-bench

@@ -1,0 +1,523 @@
+"use strict";
+// Draws the charts of a page from the data embedded in it. No network, no libraries.
+// Every element with a `data-chart` attribute names its kind and the key of its data.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+// The cividis colour map (Nunez et al. 2018): even in lightness, the same to the colour-blind.
+const CIVIDIS = [
+  [0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115],
+  [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56],
+];
+// Shapes for planners, so that nobody needs the colours.
+const SHAPES = {
+  max_frequency: ["cross", "var(--baseline)"], zeus_global: ["down", "#56b4e9"],
+  zeus_per_stage: ["up", "#009e73"], envpipe: ["square", "#cc79a7"],
+  frontier: ["diamond", "var(--ink)"], this_plan: ["diamond", "var(--now)"],
+};
+const redraws = [];
+const tip = document.getElementById("tip");
+
+function cividis(share) {
+  const x = Math.min(1, Math.max(0, share)) * (CIVIDIS.length - 1);
+  const k = Math.min(CIVIDIS.length - 2, Math.floor(x));
+  return CIVIDIS[k].map((v, c) => Math.round(v + (x - k) * (CIVIDIS[k + 1][c] - v)));
+}
+const rgb = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function shown(value, digits) {
+  if (!Number.isFinite(value)) return "–";
+  if (Number.isInteger(value) && Math.abs(value) >= 100) return String(value);
+  const size = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
+  return value.toFixed(Math.max(0, Math.min(9, digits - 1 - size)));
+}
+function energyUnit(joules) {
+  for (const [factor, unit] of [[1e9, "GJ"], [1e6, "MJ"], [1e3, "kJ"]])
+    if (joules >= 10 * factor) return [factor, unit];
+  return [1, "J"];
+}
+function joules(value) {
+  const [factor, unit] = energyUnit(value);
+  return `${shown(value / factor, 5)} ${unit}`;
+}
+
+function make(parent, kind, attributes, text) {
+  const element = document.createElementNS(SVG, kind);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  parent.appendChild(element);
+  return element;
+}
+function html(parent, kind, className, text) {
+  const element = document.createElement(kind);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  parent.appendChild(element);
+  return element;
+}
+
+function showTip(event, text) {
+  if (!text) { tip.style.visibility = "hidden"; return; }
+  tip.textContent = text;
+  tip.style.visibility = "visible";
+  const box = tip.getBoundingClientRect();
+  const left = Math.min(event.clientX + 14, window.innerWidth - box.width - 8);
+  const above = event.clientY - box.height - 12;
+  tip.style.left = `${Math.max(8, left)}px`;
+  tip.style.top = `${above > 8 ? above : event.clientY + 16}px`;
+}
+
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (step / power === 2.5 ? 1 : 0));
+  const list = [];
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step)
+    list.push([v, v.toFixed(Math.min(9, decimals))]);
+  return list;
+}
+
+function axes(svg, area, x, y, xLabel, yLabel) {
+  for (const [value, text] of ticks(x.low, x.high, area.width / 110)) {
+    make(svg, "line", { x1: x.at(value), x2: x.at(value), y1: area.top, y2: area.bottom, stroke: "var(--grid)" });
+    make(svg, "text", { x: x.at(value), y: area.bottom + 18, "text-anchor": "middle" }, text);
+  }
+  for (const [value, text] of ticks(y.low, y.high, area.height / 60)) {
+    make(svg, "line", { x1: area.left, x2: area.right, y1: y.at(value), y2: y.at(value), stroke: "var(--grid)" });
+    make(svg, "text", { x: area.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, text);
+  }
+  make(svg, "line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, stroke: "var(--muted)" });
+  make(svg, "line", { x1: area.left, x2: area.left, y1: area.top, y2: area.bottom, stroke: "var(--muted)" });
+  make(svg, "text", { x: (area.left + area.right) / 2, y: area.bottom + 40, "text-anchor": "middle" }, xLabel);
+  const middle = (area.top + area.bottom) / 2;
+  make(svg, "text", { x: 16, y: middle, "text-anchor": "middle", transform: `rotate(-90 16 ${middle})` }, yLabel);
+}
+function plotArea(width, height, left) {
+  const area = { left, right: width - 16, top: 14, bottom: height - 50 };
+  return { ...area, width: area.right - area.left, height: area.bottom - area.top };
+}
+function scale(low, high, from, to) {
+  return { low, high, at: (v) => from + ((v - low) / (high - low)) * (to - from),
+           value: (p) => low + ((p - from) / (to - from)) * (high - low) };
+}
+function symbol(svg, shape, x, y, size, colour) {
+  const paths = {
+    cross: `M${x - size} ${y - size}L${x + size} ${y + size}M${x - size} ${y + size}L${x + size} ${y - size}`,
+    down: `M${x - size} ${y - size}H${x + size}L${x} ${y + size}Z`,
+    up: `M${x - size} ${y + size}H${x + size}L${x} ${y - size}Z`,
+    square: `M${x - size} ${y - size}H${x + size}V${y + size}H${x - size}Z`,
+    diamond: `M${x - size * 1.2} ${y}L${x} ${y - size * 1.2}L${x + size * 1.2} ${y}L${x} ${y + size * 1.2}Z`,
+  };
+  const line = shape === "cross";
+  return make(svg, "path", {
+    d: paths[shape], fill: line ? "none" : colour, stroke: line ? colour : "var(--card)",
+    "stroke-width": line ? 3.5 : 1, "stroke-linecap": "round",
+  });
+}
+
+// ---- frontier: energy against time, with a straggler's time to move along it
+
+function frontierChart(host, data) {
+  const canvas = html(host, "div");
+  legendOfFrontier(html(host, "div", "legend"), data);
+  const controls = html(host, "div", "controls");
+  const label = html(controls, "label", "", "Straggler's iteration time ");
+  const slider = html(controls, "input");
+  slider.type = "range";
+  slider.min = 0; slider.max = 1000; slider.value = 0;
+  slider.setAttribute("aria-label", "Straggler's iteration time");
+  label.appendChild(document.createTextNode(" "));
+  const answer = html(host, "p", "answer");
+  answer.setAttribute("aria-live", "polite");
+  const first = data.baseline.time, last = Math.max(data.t_star * 1.12, data.baseline.time * 1.05);
+  const state = { straggler: first };
+  slider.addEventListener("input", () => {
+    state.straggler = first + (slider.value / 1000) * (last - first);
+    draw();
+  });
+  const draw = () => {
+    drawFrontier(canvas, data, state, last, (time) => {
+      state.straggler = Math.min(last, Math.max(first, time));
+      slider.value = Math.round(((state.straggler - first) / (last - first)) * 1000);
+      draw();
+    });
+    sayStraggler(answer, data, state.straggler);
+  };
+  redraws.push(draw);
+}
+
+function lookUp(data, time) {
+  let chosen = data.plans[0], least = Infinity;
+  for (const plan of data.plans) {
+    if (plan.time > time + 1e-12) continue;
+    const energy = plan.energy + data.waiting_w * (time - plan.time);
+    if (energy < least) { least = energy; chosen = plan; }
+  }
+  return { plan: chosen, energy: chosen.energy + data.waiting_w * Math.max(0, time - chosen.time) };
+}
+
+function sayStraggler(answer, data, time) {
+  const { plan, energy } = lookUp(data, time);
+  const before = data.baseline.energy + data.waiting_w * Math.max(0, time - data.baseline.time);
+  const saved = 100 * (1 - energy / before);
+  answer.textContent = time <= data.baseline.time * (1 + 1e-9)
+    ? "No straggler: " : `A straggler takes ${shown(time, 5)} s: `;
+  answer.append(`follow the plan of ${shown(plan.time, 6)} s; ${joules(energy)} with waiting instead of ${joules(before)} at maximum frequency, `);
+  html(answer, "strong", "", `${saved.toFixed(1)}% saved`);
+  answer.append(data.modelled ? " (modelled)." : ".");
+}
+
+function legendOfFrontier(legend, data) {
+  const entry = (draw, text) => {
+    const item = html(legend, "span");
+    const svg = make(item, "svg", { viewBox: "0 0 18 16" });
+    draw(svg);
+    item.append(text);
+  };
+  entry((s) => make(s, "line", { x1: 0, x2: 18, y1: 8, y2: 8, stroke: "var(--curve)", "stroke-width": 3 }), "exact relaxed frontier (lower bound)");
+  entry((s) => make(s, "circle", { cx: 9, cy: 8, r: 4.5, fill: "var(--plan)" }), "plans, one frequency per operation");
+  for (const point of data.points) {
+    const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
+    entry((s) => symbol(s, shape, 9, 8, 5, colour), point.label);
+  }
+}
+
+function drawFrontier(host, data, state, last, moveTo) {
+  host.textContent = "";
+  const width = Math.max(320, host.clientWidth), height = Math.min(460, Math.max(320, width * 0.5));
+  const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Energy per iteration against iteration time" });
+  const [factor, unit] = energyUnit(data.baseline.energy);
+  const times = [...data.curve.map((p) => p[0]), ...data.points.map((p) => p.time), state.straggler];
+  const energies = [...data.curve.map((p) => p[1]), ...data.points.map((p) => p.energy)].map((e) => e / factor);
+  const pad = (list, share) => {
+    const low = Math.min(...list), high = Math.max(...list), room = (high - low || low * 0.1 || 1) * share;
+    return [low - room, high + room];
+  };
+  const area = plotArea(width, height, 74);
+  const [x0, x1] = pad([...times, last], 0.03), [y0, y1] = pad(energies, 0.12);
+  const x = scale(x0, x1, area.left, area.right), y = scale(y0, y1, area.bottom, area.top);
+  axes(svg, area, x, y, "Iteration time (s), axis does not start at 0", `Energy (${unit}), axis does not start at 0`);
+
+  const crowded = x.at(data.t_star) - x.at(data.t_min) < 230;
+  for (const [time, name, anchor] of [[data.t_min, "T_min", "start"], [data.t_star, "T*", crowded ? "start" : "end"]]) {
+    const line = crowded && name === "T_min" ? 24 : 8;
+    make(svg, "line", { x1: x.at(time), x2: x.at(time), y1: area.top, y2: area.bottom, stroke: "var(--muted)", "stroke-dasharray": "2 4" });
+    make(svg, "text", { x: x.at(time) + (anchor === "start" ? 6 : -6), y: area.bottom - line, "text-anchor": anchor, class: "muted" }, `${name} ${shown(time, 5)} s`);
+  }
+  make(svg, "path", {
+    d: "M" + data.curve.map((p) => `${x.at(p[0]).toFixed(1)} ${y.at(p[1] / factor).toFixed(1)}`).join("L"),
+    fill: "none", stroke: "var(--curve)", "stroke-width": 2.5,
+  });
+  const spots = [];
+  for (const plan of data.plans) {
+    const cx = x.at(plan.time), cy = y.at(plan.energy / factor);
+    make(svg, "circle", { cx, cy, r: 4, fill: "var(--plan)", stroke: "var(--card)" });
+    spots.push([cx, cy, describePlan(plan, "plan"), plan.frame]);
+  }
+  for (const point of data.points) {
+    const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
+    const cx = x.at(point.time), cy = y.at(point.energy / factor);
+    symbol(svg, shape, cx, cy, 7, colour);
+    spots.push([cx, cy, describePlan(point, point.label)]);
+  }
+  if (state.straggler !== undefined) {
+    const at = x.at(state.straggler), found = lookUp(data, state.straggler).plan;
+    make(svg, "line", { x1: at, x2: at, y1: area.top, y2: area.bottom, stroke: "var(--now)", "stroke-width": 2, class: "straggler" });
+    make(svg, "circle", { cx: x.at(found.time), cy: y.at(found.energy / factor), r: 8, fill: "none", stroke: "var(--now)", "stroke-width": 2.5, class: "followed" });
+  }
+  const pane = make(svg, "rect", { x: area.left, y: area.top, width: area.width, height: area.height, fill: "transparent", style: "cursor:crosshair; touch-action:pan-y" });
+  const place = (event) => {
+    const box = svg.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+  pane.addEventListener("pointermove", (event) => {
+    const [px, py] = place(event);
+    if (moveTo && event.buttons === 1) { moveTo(x.value(px)); return; }
+    const near = spots.map((s) => [Math.hypot(s[0] - px, s[1] - py), s]).sort((a, b) => a[0] - b[0])[0];
+    showTip(event, near[0] < 18 ? near[1][2] : onCurve(data, x.value(px)));
+  });
+  pane.addEventListener("pointerdown", (event) => moveTo && moveTo(x.value(place(event)[0])));
+  pane.addEventListener("pointerleave", (event) => showTip(event, ""));
+}
+
+function describePlan(plan, name) {
+  const lines = [name, `${shown(plan.time, 7)} s, ${joules(plan.energy)}`,
+    `${plan.saved.toFixed(2)}% saved, ${plan.slower.toFixed(2)}% slower`];
+  if (plan.gap !== null && plan.gap !== undefined) lines.push(`certified gap ${(100 * plan.gap).toFixed(3)}%`);
+  if (plan.power) lines.push(`average ${shown(plan.power, 4)} W`);
+  return lines.join("\n");
+}
+function onCurve(data, time) {
+  const points = data.curve;
+  if (time < points[0][0]) return "faster than T_min: no plan is";
+  if (time > points[points.length - 1][0]) return "beyond T*: slower costs energy as well as time";
+  const k = Math.max(1, points.findIndex((p) => p[0] >= time));
+  const [a, b] = [points[k - 1], points[k]];
+  const share = b[0] > a[0] ? (time - a[0]) / (b[0] - a[0]) : 0;
+  return `by ${shown(time, 6)} s no plan uses less than\n${joules(a[1] + share * (b[1] - a[1]))}`;
+}
+
+// ---- timeline: one row a stage, to scale
+
+function timelineChart(host, data) {
+  const controls = html(host, "div", "controls");
+  html(controls, "span", "", "Colour:");
+  const select = html(controls, "select");
+  select.setAttribute("aria-label", "What colours stand for");
+  for (const [value, text] of [["mhz", "SM clock (MHz)"], ["watts", "power of one GPU (W)"]])
+    html(select, "option", "", text).value = value;
+  const legend = html(host, "div", "legend");
+  const charts = data.timelines.map((timeline) => {
+    html(host, "h3", "", timeline.title);
+    const box = html(host, "div", "scroll");
+    return { timeline, canvas: html(box, "canvas"), box };
+  });
+  const power = html(host, "div", "scroll");
+  const draw = () => {
+    const range = colourRange(data.timelines, select.value);
+    legendOfTimeline(legend, data, range, select.options[select.selectedIndex].text);
+    for (const chart of charts) drawTimeline(chart, data.span, range, select.value);
+    drawPower(power, data);
+  };
+  select.addEventListener("change", draw);
+  for (const chart of charts) {
+    chart.canvas.addEventListener("pointermove", (event) => showTip(event, operationAt(chart, event)));
+    chart.canvas.addEventListener("pointerleave", (event) => showTip(event, ""));
+  }
+  redraws.push(draw);
+  return { draw, charts };
+}
+
+function colourRange(timelines, key) {
+  let low = Infinity, high = -Infinity;
+  for (const timeline of timelines)
+    timeline.ops[key].forEach((value, i) => {
+      if (!timeline.ops.mhz[i]) return;
+      low = Math.min(low, value); high = Math.max(high, value);
+    });
+  if (!(low <= high)) { low = 0; high = 1; }
+  return [low, high > low ? high : low + 1];
+}
+
+function legendOfTimeline(legend, data, range, text) {
+  legend.textContent = "";
+  const ramp = html(legend, "span", "ramp", shown(range[0], 4));
+  const stops = CIVIDIS.map((c) => rgb(c)).join(",");
+  html(ramp, "i").style.background = `linear-gradient(90deg,${stops})`;
+  ramp.append(`${shown(range[1], 4)}  ${text}`);
+  const kinds = new Set(data.timelines.flatMap((timeline) => timeline.kinds));
+  const entry = (className, style, label) => {
+    const item = html(legend, "span");
+    html(item, "i", className).style.background = style;
+    item.append(label);
+  };
+  if (kinds.has("forward")) entry("low", "var(--muted)", "forward (low)");
+  if (kinds.has("backward") || kinds.has("backward_input")) entry("", "var(--muted)", "backward (high)");
+  if (kinds.has("backward_weight")) entry("weight", "", "weight gradient");
+  entry("", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "usable bubble");
+  entry("", "radial-gradient(var(--unusable-mark) 1px,var(--unusable) 1.5px) 0 0/5px 5px", "unusable bubble");
+  entry("outline", "transparent", "critical path");
+}
+
+const BAR = 0.84;
+const HEIGHT = { forward: 0.62, backward_weight: 0.8 };
+
+function drawTimeline(chart, span, range, key) {
+  const { timeline, canvas, box } = chart, ops = timeline.ops;
+  const row = timeline.stages > 8 ? 24 : 34, left = 66;
+  const width = Math.max(680, box.clientWidth), height = timeline.stages * row + 24;
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = width * ratio; canvas.height = height * ratio;
+  canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `Timeline of ${timeline.stages} stages: ${timeline.title}`);
+  const c = canvas.getContext("2d");
+  c.scale(ratio, ratio);
+  const x = scale(0, span, left, width - 10);
+  chart.geometry = { x, row };
+  c.font = "12px system-ui, sans-serif";
+  c.textBaseline = "middle";
+  c.fillStyle = css("--ink");
+  c.textAlign = "right";
+  for (let stage = 0; stage < timeline.stages; stage++) c.fillText(`stage ${stage}`, left - 8, stage * row + row / 2);
+  const fills = { true: hatch(c, "--usable", "--usable-mark", true), false: hatch(c, "--unusable", "--unusable-mark", false) };
+  for (const [stage, begin, end, usable] of timeline.bubbles) {
+    c.fillStyle = fills[Boolean(usable)];
+    c.fillRect(x.at(begin), stage * row + row * (1 - BAR) / 2, x.at(end) - x.at(begin), row * BAR);
+  }
+  const outlines = [];
+  c.textAlign = "center";
+  c.font = "10px system-ui, sans-serif";
+  for (let i = 0; i < ops.stage.length; i++) {
+    const kind = timeline.kinds[ops.kind[i]], tall = row * BAR * (HEIGHT[kind] || 1);
+    const from = x.at(ops.start[i]), wide = x.at(ops.start[i] + ops.time[i]) - from;
+    const top = ops.stage[i] * row + row * (1 + BAR) / 2 - tall;
+    const colour = cividis((ops[key][i] - range[0]) / (range[1] - range[0]));
+    c.fillStyle = ops.mhz[i] ? rgb(colour) : css("--constant");
+    c.fillRect(from, top, Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4), tall);
+    const bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 115;
+    if (kind === "backward_weight" && wide > 4) stripe(c, from, top, wide, tall, bright);
+    const text = String(ops.microbatch[i]);
+    if (wide > 6 * text.length + 3) {
+      c.fillStyle = bright ? "#000" : "#fff";
+      c.fillText(text, from + wide / 2, top + tall / 2 + 0.5);
+    }
+    if (ops.critical[i]) outlines.push([from, top, wide, tall]);
+  }
+  c.strokeStyle = css("--critical");
+  c.lineWidth = ops.stage.length > 1500 ? 0.7 : 1.6;
+  for (const [from, top, wide, tall] of outlines) c.strokeRect(from + 0.5, top + 0.5, Math.max(wide - 1, 0.5), tall - 1);
+  timeAxis(c, x, span, timeline.stages * row, width);
+}
+
+function timeAxis(c, x, span, at, width) {
+  c.strokeStyle = css("--muted"); c.fillStyle = css("--ink");
+  c.lineWidth = 1; c.font = "12px system-ui, sans-serif"; c.textAlign = "center";
+  c.beginPath(); c.moveTo(x.at(0), at + 1); c.lineTo(x.at(span), at + 1); c.stroke();
+  for (const [value, text] of ticks(0, span, width / 120)) c.fillText(`${text} s`, Math.min(x.at(value), width - 18), at + 14);
+}
+
+function hatch(c, ground, mark, lines) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const t = tile.getContext("2d");
+  t.fillStyle = css(ground); t.fillRect(0, 0, 8, 8);
+  t.fillStyle = t.strokeStyle = css(mark);
+  if (lines) { t.beginPath(); t.moveTo(0, 8); t.lineTo(8, 0); t.stroke(); } else t.fillRect(3, 3, 1.5, 1.5);
+  return c.createPattern(tile, "repeat");
+}
+
+function stripe(c, from, top, wide, tall, bright) {
+  c.save();
+  c.beginPath(); c.rect(from, top, wide, tall); c.clip();
+  c.strokeStyle = bright ? "rgba(0,0,0,.35)" : "rgba(255,255,255,.4)";
+  c.lineWidth = 1;
+  for (let k = from - tall; k < from + wide; k += 6) { c.beginPath(); c.moveTo(k, top + tall); c.lineTo(k + tall, top); c.stroke(); }
+  c.restore();
+}
+
+function operationAt(chart, event) {
+  const box = chart.canvas.getBoundingClientRect(), { x, row } = chart.geometry;
+  const time = x.value(event.clientX - box.left), stage = Math.floor((event.clientY - box.top) / row);
+  const { ops, kinds, bubbles } = chart.timeline;
+  for (let i = 0; i < ops.stage.length; i++) {
+    if (ops.stage[i] !== stage || time < ops.start[i] || time > ops.start[i] + ops.time[i]) continue;
+    const chunk = ops.chunk && ops.chunk[i] ? `, chunk ${ops.chunk[i]}` : "";
+    return [`${kinds[ops.kind[i]]} of microbatch ${ops.microbatch[i]}${chunk}, stage ${stage}`,
+      ops.mhz[i] ? `${ops.mhz[i]} MHz, ${shown(ops.watts[i], 4)} W a GPU` : `no clock of its own, ${shown(ops.watts[i], 4)} W a GPU`,
+      `${shown(ops.start[i], 6)} s to ${shown(ops.start[i] + ops.time[i], 6)} s (${shown(ops.time[i], 4)} s)`,
+      `${shown(ops.watts[i] * ops.time[i], 4)} J a GPU`,
+      ops.critical[i] ? "on the critical path" : `could take ${shown(ops.slack[i], 3)} s longer`].join("\n");
+  }
+  for (const [of, begin, end, usable] of bubbles)
+    if (of === stage && begin <= time && time <= end)
+      return `bubble of ${shown(end - begin, 4)} s\n${usable ? "usable: the operation before it could be slower" : "not usable"}`;
+  return "";
+}
+
+function drawPower(host, data) {
+  host.textContent = "";
+  const width = Math.max(680, host.clientWidth), height = 190;
+  const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Power of all GPUs over time" });
+  const area = { ...plotArea(width, height, 66), right: width - 10 };
+  area.width = area.right - area.left;
+  const peak = Math.max(...data.timelines.flatMap((t) => t.power.watts));
+  const [factor, unit] = peak >= 1e4 ? [1e3, "kW"] : [1, "W"];
+  const x = scale(0, data.span, area.left, area.right), y = scale(0, (1.4 * peak) / factor, area.bottom, area.top);
+  axes(svg, area, x, y, "Time (s)", `All GPUs (${unit})`);
+  data.timelines.forEach((timeline, k) => {
+    const plan = k === data.timelines.length - 1, { times, watts } = timeline.power;
+    let d = `M${x.at(times[0])} ${plan ? area.bottom : y.at(watts[0] / factor)}`;
+    watts.forEach((w, i) => { d += `L${x.at(times[i]).toFixed(1)} ${y.at(w / factor).toFixed(1)}L${x.at(times[i + 1]).toFixed(1)} ${y.at(w / factor).toFixed(1)}`; });
+    if (plan) d += `L${x.at(times[times.length - 1])} ${area.bottom}Z`;
+    make(svg, "path", plan ? { d, fill: "var(--power)", "fill-opacity": 0.6 } : { d, fill: "none", stroke: "var(--muted)" });
+    const swatch = { x: area.right - 290, y: area.top + 4 + k * 18, width: 16, height: plan ? 10 : 2, fill: plan ? "var(--power)" : "var(--muted)" };
+    if (!plan) swatch.y += 4;
+    make(svg, "rect", swatch);
+    make(svg, "text", { x: area.right - 268, y: area.top + 13 + k * 18 }, `${timeline.name}, average ${shown(timeline.average_w / factor, 4)} ${unit}`);
+  });
+}
+
+// ---- histogram: how long operations run at which clock
+
+function histogramChart(host, data) {
+  const canvas = html(host, "div", "scroll");
+  const legend = html(host, "div", "legend");
+  data.kinds.forEach((kind, k) => {
+    const item = html(legend, "span");
+    html(item, "i").style.background = kindColour(k);
+    item.append(kind);
+  });
+  redraws.push(() => {
+    canvas.textContent = "";
+    const width = Math.max(320, canvas.clientWidth), height = 260;
+    const svg = make(canvas, "svg", { width, height, role: "img", "aria-label": "Busy time by SM clock" });
+    const area = plotArea(width, height, 66);
+    const most = Math.max(...data.bins.map((bin) => bin.share.reduce((a, b) => a + b, 0)));
+    const x = scale(data.low, data.high, area.left, area.right), y = scale(0, most * 1.1, area.bottom, area.top);
+    axes(svg, area, x, y, "SM clock (MHz)", "Busy time (%)");
+    for (const bin of data.bins) {
+      let base = 0;
+      bin.share.forEach((share, k) => {
+        if (!share) return;
+        const bar = make(svg, "rect", {
+          x: x.at(bin.from) + 0.5, width: Math.max(1, x.at(bin.to) - x.at(bin.from) - 1),
+          y: y.at(base + share), height: y.at(base) - y.at(base + share), fill: kindColour(k),
+        });
+        bar.addEventListener("pointermove", (event) => showTip(event, `${data.kinds[k]}, ${bin.from} to ${bin.to - 1} MHz\n${share.toFixed(2)}% of the busy time`));
+        bar.addEventListener("pointerleave", (event) => showTip(event, ""));
+        base += share;
+      });
+    }
+  });
+}
+const kindColour = (k) => ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a939e"][k % 6];
+
+// ---- animation: the pipeline while T walks along the frontier
+
+function animationChart(host, data) {
+  const controls = html(host, "div", "controls");
+  const play = html(controls, "button", "", "Play");
+  const slider = html(controls, "input");
+  slider.type = "range"; slider.min = 0; slider.max = data.frames.length - 1; slider.value = 0;
+  slider.setAttribute("aria-label", "Iteration time");
+  const says = html(controls, "span");
+  const chart = html(host, "div");
+  const curve = html(host, "div");
+  const timeline = timelineChart(chart, { timelines: [data.frames[0]], span: data.span });
+  let timer = null;
+  const show = () => {
+    const frame = data.frames[slider.value], plan = data.frontier.plans[slider.value];
+    timeline.charts[0].timeline = frame;
+    chart.querySelector("h3").textContent = frame.title;
+    says.textContent = `${shown(plan.time, 5)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved`;
+    const range = data.range, select = chart.querySelector("select");
+    drawTimeline(timeline.charts[0], data.span, range[select.value], select.value);
+    drawPower(chart.lastElementChild, { timelines: [frame], span: data.span });
+    drawFrontier(curve, data.frontier, { straggler: plan.time }, data.frontier.t_star);
+  };
+  slider.addEventListener("input", show);
+  play.addEventListener("click", () => {
+    play.textContent = timer ? "Play" : "Pause";
+    if (timer) { clearInterval(timer); timer = null; return; }
+    timer = setInterval(() => { slider.value = (Number(slider.value) + 1) % data.frames.length; show(); }, 220);
+  });
+  chart.querySelector("select").addEventListener("change", show);
+  redraws.push(show);
+}
+
+const CHARTS = { frontier: frontierChart, timeline: timelineChart, histogram: histogramChart, animation: animationChart };
+for (const host of document.querySelectorAll("[data-chart]")) CHARTS[host.dataset.chart](host, DATA[host.dataset.key]);
+
+function redraw() { for (const draw of redraws) draw(); }
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
+  redraw();
+}
+document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+let pending = 0;
+window.addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(redraw); });
+theme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

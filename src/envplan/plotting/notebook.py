@@ -1,0 +1,111 @@
+"""How frontiers, plans and timelines look in a notebook, and as data frames."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from typing import TYPE_CHECKING
+
+from envplan.plotting.frontier import STYLE, energy_unit, frontier_figure
+from envplan.units import s_from_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+    from envplan.simulation import Timeline
+
+__all__ = [
+    "frontier_frame",
+    "frontier_html",
+    "plan_frame",
+    "plan_html",
+    "timeline_frame",
+    "timeline_html",
+]
+
+_PLANS = 17
+
+
+def frontier_frame(frontier: Frontier) -> pd.DataFrame:
+    """The breakpoints of the relaxed frontier: iteration_time_s, energy_lower_bound_j."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {"iteration_time_s": frontier.times, "energy_lower_bound_j": frontier.energies}
+    )
+
+
+def plan_frame(plan: Plan) -> pd.DataFrame:
+    """One row an operation, by stage and in execution order; energy is that of one GPU."""
+    import pandas as pd
+
+    rows = [
+        {"stage": stage, **operation.model_dump()}
+        for stage, operations in enumerate(plan.stages)
+        for operation in operations
+    ]
+    return pd.DataFrame(rows)
+
+
+def timeline_frame(timeline: Timeline) -> pd.DataFrame:
+    """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
+    import pandas as pd
+
+    path = set(timeline.critical_path)
+    return pd.DataFrame(
+        [
+            {"stage": timed.operation.stage, **timed.to_dict(on_path=index in path)}
+            for index, timed in enumerate(timeline.operations)
+        ]
+    )
+
+
+def frontier_html(frontier: Frontier) -> str:
+    """The frontier's picture with a few plans on it."""
+    return _image(
+        frontier_figure(frontier, frontier.sample_plans(_PLANS)),
+        f"frontier of {frontier.profile.name}",
+    )
+
+
+def plan_html(plan: Plan) -> str:
+    """What a plan saves, as a table."""
+    before, after = plan.predicted.baseline, plan.predicted
+    scale, unit = energy_unit(before.energy_j)
+    rows = [
+        ("iteration time (s)", f"{before.iteration_time_s:.6g}", f"{after.iteration_time_s:.6g}"),
+        (f"energy ({unit})", f"{before.energy_j / scale:.6g}", f"{after.energy_j / scale:.6g}"),
+        ("average power (W)", f"{before.average_power_w:.5g}", f"{after.average_power_w:.5g}"),
+        ("saved (%)", "", f"{after.savings_percent:.2f}"),
+        ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
+        ("certified gap (%)", "", f"{100 * after.gap:.3f}"),
+    ]
+    modelled = ", modelled" if plan.profile.source == "modelled" else ""
+    name = html.escape(f"{plan.profile.name}{modelled}, planner {plan.planner}")
+    lines = "".join("<tr><th>{}</th><td>{}</td><td>{}</td></tr>".format(*row) for row in rows)
+    return (
+        f"<table><caption>{name}</caption><thead><tr><th></th><th>maximum frequency</th>"
+        f"<th>plan</th></tr></thead><tbody>{lines}</tbody></table>"
+    )
+
+
+def timeline_html(timeline: Timeline) -> str:
+    """The timeline's picture."""
+    from envplan.plotting.timeline import timeline_figure
+
+    seconds = s_from_ns(timeline.iteration_time_ns)
+    return _image(timeline_figure(timeline), f"timeline of {seconds:.4g} s")
+
+
+def _image(figure: Figure, what: str) -> str:
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=90)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{data}">'

@@ -1,0 +1,336 @@
+"""The report: one page that says what a plan saves, where, and on what assumptions."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from envplan.plotting import page
+from envplan.plotting.frontier import energy_unit
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+    from envplan.planners import Comparison
+    from envplan.simulation import Timeline
+
+__all__ = ["Report", "frontier_page", "report_page", "timeline_page"]
+
+_PLANNER_NAMES = {
+    "max_frequency": "maximum frequency",
+    "zeus_global": "Zeus, one clock for all",
+    "zeus_per_stage": "Zeus, one clock a stage",
+    "envpipe": "EnvPipe",
+    "frontier": "envplan",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows.
+
+    Attributes:
+        plan: the plan it is about.
+        frontier: of the plan's pipeline and profile.
+        along: plans along the frontier, at least one, by ascending time.
+        before, after: timelines of maximum frequency everywhere and of the plan.
+        comparison: other planners' plans; None where nobody asked.
+
+    Money and carbon are those of `plan.costs`.
+    """
+
+    plan: Plan
+    frontier: Frontier
+    along: Sequence[Plan]
+    before: Timeline
+    after: Timeline
+    comparison: Comparison | None = None
+
+
+def frontier_page(
+    frontier: Frontier, along: Sequence[Plan], comparison: Comparison | None = None
+) -> str:
+    """A page with the frontier alone.
+
+    Args:
+        along: plans along the frontier, at least one, by ascending time.
+        comparison: planners to show beside it.
+    """
+    title = f"Frontier of {frontier.profile.name}"
+    body = page.heading(title, _about(frontier), frontier.profile.metadata.source)
+    body += page.section("Energy against time", page.chart("frontier", "frontier"))
+    points = [] if comparison is None else _rivals(comparison)
+    return page.document(title, body, {"frontier": page.frontier_data(frontier, along, points)})
+
+
+def timeline_page(timelines: Sequence[Timeline], names: Sequence[str]) -> str:
+    """A page with timelines one above the other; the last one is the plan that it is about."""
+    plan = timelines[-1].plan
+    title = f"Timeline of {plan.profile.name}"
+    job = plan.job
+    about = (
+        f"{job.schedule}, {job.stages} stages, {job.microbatches} microbatches, planner "
+        f"{plan.planner}"
+    )
+    body = page.heading(title, about, plan.profile.source)
+    body += page.section("What runs when", page.chart("timeline", "timeline"))
+    return page.document(title, body, {"timeline": page.timelines_data(timelines, names)})
+
+
+def report_page(report: Report) -> str:
+    """The report as one self-contained HTML page."""
+    plan, frontier = report.plan, report.frontier
+    title = f"Energy plan of {plan.profile.name}"
+    points = [] if report.comparison is None else _rivals(report.comparison)
+    points.append(page.plan_point(plan, f"this plan ({plan.planner})", planner="this_plan"))
+    data: dict[str, Any] = {
+        "frontier": page.frontier_data(frontier, report.along, points),
+        "timeline": page.timelines_data(
+            [report.before, report.after], ["maximum frequency", "this plan"]
+        ),
+    }
+    parts = [
+        page.heading(title, _about(frontier), plan.profile.source),
+        _cards(report),
+        page.section("Energy against time", page.chart("frontier", "frontier")),
+        page.section("What runs when", page.chart("timeline", "timeline")),
+        page.section("Stage by stage", _stage_table(report)),
+    ]
+    histogram = page.histogram_data(plan)
+    if histogram is not None:
+        data["histogram"] = histogram
+        parts.append(page.section("Clocks in use", page.chart("histogram", "histogram")))
+    if report.comparison is not None:
+        parts.append(page.section("Planners side by side", _planner_table(report.comparison)))
+    parts.append(page.section("Method and assumptions", _assumptions(report)))
+    parts.append(_footer())
+    return page.document(title, "\n".join(parts), data)
+
+
+def _about(frontier: Frontier) -> str:
+    pipeline, metadata = frontier.pipeline, frontier.profile.metadata
+    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
+    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
+    known = [str(text) for text in (metadata.workload, metadata.gpu) if text]
+    return "; ".join(
+        [
+            *known,
+            f"{pipeline.schedule}, {pipeline.num_stages} stages{chunks}, "
+            f"{pipeline.num_microbatches} microbatches, {gpus} GPUs",
+        ]
+    )
+
+
+def _cards(report: Report) -> str:
+    plan = report.plan
+    before, after = plan.predicted.baseline, plan.predicted
+    modelled = " (modelled)" if plan.profile.source == "modelled" else ""
+    cards = [
+        (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
+        (_signed(after.slowdown_percent), "iteration time against maximum frequency", ""),
+        (_joules(after.energy_j), f"an iteration, was {_joules(before.energy_j)}", ""),
+        (
+            f"{after.iteration_time_s:.5g} s",
+            f"an iteration, was {before.iteration_time_s:.5g} s",
+            "",
+        ),
+        (
+            _watts(after.average_power_w),
+            f"average over all GPUs, was {_watts(before.average_power_w)}",
+            "",
+        ),
+        (f"{100 * after.gap:.3f}%", "certified gap: no plan saves more than this beyond it", ""),
+        *_cost_cards(plan),
+    ]
+    return (
+        '<div class="cards">'
+        + "".join(
+            f'<div class="card {kind}"><b>{html.escape(value)}</b>'
+            f"<span>{html.escape(what)}</span></div>"
+            for value, what, kind in cards
+        )
+        + "</div>"
+    )
+
+
+def _cost_cards(plan: Plan) -> list[tuple[str, str, str]]:
+    """Money and carbon saved, over the run where its length is known."""
+    costs = plan.costs
+    if costs is None:
+        return []
+    pair = costs.run or costs.iteration
+    over = "an iteration" if costs.run is None else f"the run of {costs.iterations:,} iterations"
+    before, after = pair.max_frequency, pair.plan
+    cards = []
+    if before.money is not None and after.money is not None:
+        unit = costs.currency or "currency units"
+        saved = before.money - after.money
+        cards.append((f"{saved:,.5g} {unit}", f"saved over {over}, of {before.money:,.5g}", "good"))
+    if before.carbon_g is not None and after.carbon_g is not None:
+        saved = (before.carbon_g - after.carbon_g) / 1000
+        was = before.carbon_g / 1000
+        cards.append((f"{saved:,.4g} kg CO2", f"saved over {over}, of {was:,.4g} kg", "good"))
+    if costs.run is not None:
+        saved = before.energy_kwh - after.energy_kwh
+        what = f"saved over {over}, of {before.energy_kwh:,.5g} kWh"
+        cards.append((f"{saved:,.5g} kWh", what, "good"))
+    return cards
+
+
+def _stage_table(report: Report) -> str:
+    rows = []
+    gpus = report.after.num_gpus
+    for before, after in zip(report.before.stages, report.after.stages, strict=True):
+        was = (before.computation_fj + before.blocking_fj) / 1e15
+        now = (after.computation_fj + after.blocking_fj) / 1e15
+        clocks = [
+            (timed.frequency_mhz, timed.time_ns)
+            for timed in report.after.operations
+            if timed.operation.stage == after.stage and timed.frequency_mhz
+        ]
+        busy = sum(time for _, time in clocks)
+        mean = sum(mhz * time for mhz, time in clocks) / busy if busy else 0.0
+        span = report.after.sync_time_ns
+        rows.append(
+            [
+                f"stage {after.stage}",
+                _joules(was),
+                _joules(now),
+                f"{100 * (1 - now / was):.1f}" if was else "–",
+                f"{100 * before.blocked_ns / max(1, report.before.sync_time_ns):.1f}",
+                f"{100 * after.blocked_ns / max(1, span):.1f}",
+                f"{mean:.0f}" if busy else "–",
+                str(len(after.clock_changes) - 1),
+            ]
+        )
+    headers = [
+        "",
+        "energy before",
+        "energy now",
+        "saved (%)",
+        "waited before (%)",
+        "waits now (%)",
+        "mean clock (MHz)",
+        "clock changes",
+    ]
+    note = f"<p class='about'>Energies over {gpus} GPUs a stage.</p>" if gpus > 1 else ""
+    return note + _table(headers, rows)
+
+
+def _planner_table(comparison: Comparison) -> str:
+    rows = [
+        [
+            _entry_name(entry.planner, entry.point),
+            entry.plan.job.schedule,
+            f"{entry.plan.iteration_time:.6g}",
+            f"{entry.slowdown_percent:+.2f}",
+            f"{entry.plan.energy:.6g}",
+            f"{entry.savings_percent:.2f}",
+            f"{100 * entry.plan.gap:.3f}",
+        ]
+        for entry in comparison.entries
+    ]
+    headers = ["", "schedule", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)"]
+    return _table(headers, rows)
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in headers)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
+
+
+def _assumptions(report: Report) -> str:
+    plan, frontier = report.plan, report.frontier
+    reference = plan.profile
+    source = {
+        "measured": "The profile was measured: its times and energies are readings of a GPU.",
+        "modelled": "The profile is modelled, not measured: figures say what the model of this GPU "
+        "predicts. Profile a real GPU before relying on them.",
+        None: "The profile does not say whether it was measured or modelled.",
+    }[reference.source]
+    powers = sorted(set(plan.job.blocking_power_w))
+    waiting = " to ".join(dict.fromkeys(f"{power:g}" for power in (powers[0], powers[-1])))
+    why = {
+        "profile": "from the profile",
+        "argument": "as given",
+        "default": "a default, for the profile does not say",
+    }[plan.job.blocking_power_source]
+    items = [
+        source,
+        f"Profile {reference.name}, SHA-256 {reference.sha256}.",
+        *_rate_notes(plan),
+        *(f"Derived from it: {words}." for words in frontier.profile.adjustments.in_words()),
+        f"A GPU that waits draws {waiting} W ({why}); waiting counts until the iteration ends.",
+        "Energy is that of the GPUs in one iteration: of every operation at its clock and of "
+        "waiting. Host, network and cooling are not in it.",
+        "The curve is the exact optimum of the relaxed problem, in which an operation may mix "
+        "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "
+        f"from {'it' if plan.predicted.bound == 'relaxation' else 'a bound that CP-SAT proved'} "
+        "at its own deadline.",
+        "Times repeat exactly from one iteration to the next, and clocks change at once. "
+        "`envplan simulate --noise --switch-latency` replays the plan in a less perfect world.",
+    ]
+    return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _rate_notes(plan: Plan) -> list[str]:
+    """Which rates money and carbon were reckoned with."""
+    if plan.costs is None:
+        return []
+    notes = []
+    unit = plan.costs.currency or "currency units"
+    for what, rate, per in (
+        ("Price", plan.costs.price, unit),
+        ("Carbon", plan.costs.carbon, "g CO2"),
+    ):
+        if rate is None:
+            continue
+        values = sorted(set(rate.per_kwh))
+        shown = " to ".join(dict.fromkeys(f"{value:g}" for value in (values[0], values[-1])))
+        changing = "" if rate.is_fixed else ", changing with time"
+        notes.append(f"{what}: {shown} {per} per kWh{changing}.")
+    return notes
+
+
+def _footer() -> str:
+    from envplan import __version__
+
+    return f"<footer>envplan {html.escape(__version__)}</footer>"
+
+
+def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
+    """The other planners' points; maximum frequency is on every chart anyway."""
+    shown = []
+    for entry in comparison.entries:
+        if entry.planner in ("max_frequency", "frontier"):
+            continue
+        point = page.plan_point(entry.plan, _entry_name(entry.planner, entry.point))
+        point["planner"] = entry.planner
+        point["saved"], point["slower"] = entry.savings_percent, entry.slowdown_percent
+        shown.append(point)
+    return shown
+
+
+def _entry_name(planner: str, point: str | None) -> str:
+    name = _PLANNER_NAMES.get(planner, planner)
+    return name + (f" at {point}" if point in ("T_min", "T_star") else "")
+
+
+def _joules(joules: float) -> str:
+    scale, unit = energy_unit(joules)
+    return f"{joules / scale:.5g} {unit}"
+
+
+def _watts(watts: float) -> str:
+    return f"{watts / 1e3:.4g} kW" if watts >= 1e4 else f"{watts:.4g} W"
+
+
+def _signed(percent: float) -> str:
+    text = f"{percent:+.2f}%"
+    return "0.00%" if float(text[:-1]) == 0 else text

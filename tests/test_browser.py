@@ -1,0 +1,157 @@
+"""The pages in a real browser: Debian's Chromium, driven by Selenium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import envplan
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+
+_DRIVER = shutil.which("chromedriver")
+_BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(
+    not (_DRIVER and _BROWSER),
+    reason="needs Chromium and its driver: apt-get install chromium chromium-driver",
+)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    job = ("a40-gpt3-1.3b-4stage", "-m", "8")
+    for arguments in (
+        ("solve", *job, "--slowdown", "1"),
+        ("report",),
+        ("timeline", "-o", "timeline.html"),
+        ("frontier", *job, "--plot", "frontier.html", "--plans", "9"),
+        ("frontier", *job, "--animate", "animation.html", "--plans", "9"),
+    ):
+        assert envplan(*arguments, cwd=folder).code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = _BROWSER or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(service=Service(_DRIVER), options=options)
+    yield driver
+    driver.quit()
+
+
+def visit(browser: webdriver.Chrome, page: Path, *, width: int = 1280, dark: bool = False) -> None:
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+
+
+def text_of_tip(browser: webdriver.Chrome) -> str:
+    tip = browser.find_element(By.ID, "tip")
+    return tip.text if tip.value_of_css_property("visibility") == "visible" else ""
+
+
+@pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_load_without_errors_and_fit(
+    browser: webdriver.Chrome, pages: Path, name: str, width: int, dark: bool
+) -> None:
+    visit(browser, pages / f"{name}.html", width=width, dark=dark)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    theme = browser.execute_script("return document.documentElement.dataset.theme")
+    assert theme == ("dark" if dark else "light")
+
+
+def test_the_straggler_slider_moves_the_line_and_the_plan(
+    browser: webdriver.Chrome, pages: Path
+) -> None:
+    visit(browser, pages / "report.html")
+    answer = browser.find_element(By.CSS_SELECTOR, ".answer")
+    before = answer.text
+    line = browser.find_element(By.CSS_SELECTOR, "line.straggler").get_attribute("x1")
+    followed = browser.find_element(By.CSS_SELECTOR, "circle.followed").get_attribute("cx")
+    assert before.startswith("No straggler")
+    browser.execute_script(
+        "const s = document.querySelector('input[type=range]'); s.value = 500;"
+        "s.dispatchEvent(new Event('input'))"
+    )
+    assert answer.text.startswith("A straggler takes")
+    assert "saved (modelled)" in answer.text
+    assert browser.find_element(By.CSS_SELECTOR, "line.straggler").get_attribute("x1") > line
+    moved = browser.find_element(By.CSS_SELECTOR, "circle.followed").get_attribute("cx")
+    assert float(moved) > float(followed)
+
+
+def test_pointing_at_a_plan_tells_its_figures(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "frontier.html")
+    point = browser.find_elements(By.CSS_SELECTOR, "circle[r='4']")[3]
+    ActionChains(browser).move_to_element(point).perform()
+    text = text_of_tip(browser)
+    assert "% saved" in text
+    assert "certified gap" in text
+    ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
+    assert text_of_tip(browser) == ""
+
+
+def test_pointing_at_an_operation_tells_its_clock(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "timeline.html")
+    canvas = browser.find_elements(By.TAG_NAME, "canvas")[1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    width = canvas.size["width"]
+    ActionChains(browser).move_to_element_with_offset(
+        canvas, int(66 + 8 - width / 2), -50
+    ).perform()
+    text = text_of_tip(browser)
+    assert "forward of microbatch 0, stage 0" in text
+    assert "MHz" in text
+
+
+def test_colour_by_power_redraws(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "timeline.html")
+    before = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+    browser.execute_script(
+        "const s = document.querySelector('select'); s.value = 'watts';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    after = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+    assert after != before
+    assert "W" in browser.find_element(By.CSS_SELECTOR, ".ramp").text
+
+
+def test_the_theme_button_switches(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "report.html")
+    ground = browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+    browser.find_element(By.ID, "theme").click()
+    other = browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+    assert ground != other
+
+
+def test_the_animation_walks(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "animation.html")
+    title = browser.find_element(By.TAG_NAME, "h3").text
+    browser.execute_script(
+        "const s = document.querySelector('input[type=range]'); s.value = s.max;"
+        "s.dispatchEvent(new Event('input'))"
+    )
+    assert browser.find_element(By.TAG_NAME, "h3").text != title
+    button = browser.find_element(By.XPATH, "//button[text()='Play']")
+    button.click()
+    assert button.text == "Pause"
+    button.click()
+    assert button.text == "Play"
+    assert browser.get_log("browser") == []

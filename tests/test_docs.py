@@ -1,0 +1,78 @@
+"""Every command that the documentation shows works as written, page by page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>console|python)\n(?P<text>.*?)^```", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    text: str
+    code: int
+
+    def commands(self) -> Iterator[list[str]]:
+        joined = self.text.replace("\\\n", " ")
+        for line in joined.splitlines():
+            if line.startswith("$ "):
+                yield shlex.split(line[2:], comments=True)
+
+
+def blocks(page: Path) -> list[Block]:
+    """What is to be run; a note before a block may say that it is not, or its exit code."""
+    found = []
+    for match in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        note = match["note"] or ""
+        if note.startswith("not run: "):
+            continue
+        code = int(note.removeprefix("exit ")) if note.startswith("exit ") else 0
+        found.append(Block(match["kind"], match["text"], code))
+    return found
+
+
+def run(page: Path, folder: Path) -> int:
+    (folder / "examples").symlink_to(ROOT / "examples")
+    count = 0
+    for block in blocks(page):
+        if block.kind == "python":
+            commands = [[sys.executable, "-c", block.text]]
+        else:
+            commands = list(block.commands())
+            assert commands, f"{page.name}: a console block without a command: {block.text}"
+        for command in commands:
+            if block.kind == "console":
+                assert command[0] == "envplan", f"{page.name}: {command} is not ours to run"
+                command = [sys.executable, "-m", "envplan.cli.app", *command[1:]]
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == block.code, f"{page.name}: {command[2:]}: {done.stderr}"
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
+def test_commands_and_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
+    assert run(page, tmp_path) > 0
+
+
+def test_a_command_that_fails_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ envplan check nothing.json\n```\n")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(AssertionError, match=r"page\.md: .*nothing\.json"):
+        run(page, tmp_path / "folder")

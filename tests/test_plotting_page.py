@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from cli_helpers import envplan, small_profile
+from envplan.errors import InputError
+from envplan.frontier import Frontier, trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.planners import compare
+from envplan.plotting import animation, page
+from envplan.plotting.report import Report, frontier_page, report_page, timeline_page
+from envplan.simulation import simulate
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 3, 4), small_profile(stages=3))
+
+
+@pytest.fixture(scope="module")
+def report(frontier: Frontier) -> Report:
+    plan = frontier.plan(slowdown=0.02)
+    return Report(
+        plan=plan,
+        frontier=frontier,
+        along=frontier.sample_plans(5),
+        before=simulate(frontier.max_frequency_plan(), frontier.profile),
+        after=simulate(plan, frontier.profile),
+        comparison=compare(frontier),
+    )
+
+
+def data_of(text: str) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    document: dict[str, Any] = json.loads(found[1])
+    return document
+
+
+class _Outside(HTMLParser):
+    """Collects what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href") and value and not value.startswith(("#", "data:")):
+                self.wanted.append(value)
+
+
+def test_a_page_fetches_nothing(report: Report) -> None:
+    text = report_page(report)
+    parser = _Outside()
+    parser.feed(text)
+    assert parser.wanted == []
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_a_report_says_what_is_saved_and_that_it_is_modelled(report: Report) -> None:
+    text = report_page(report)
+    assert f"{report.plan.predicted.savings_percent:.1f}%" in text
+    assert '<span class="badge modelled">modelled</span>' in text
+    assert "modelled, not measured" in text
+    assert report.plan.profile.sha256 in text
+
+
+def test_the_chart_has_every_plan_and_planner(report: Report) -> None:
+    chart = data_of(report_page(report))["frontier"]
+    assert [point["time"] for point in chart["plans"]] == [p.iteration_time for p in report.along]
+    planners = [point["planner"] for point in chart["points"]]
+    assert planners == ["max_frequency", "zeus_global", "zeus_per_stage", "envpipe", "this_plan"]
+    assert chart["curve"][0][0] == report.frontier.min_time
+    assert chart["curve"][-1][0] == report.frontier.min_energy_time
+
+
+def test_timelines_hold_every_operation_and_their_energy(report: Report) -> None:
+    chart = data_of(report_page(report))["timeline"]
+    for drawn, timeline in zip(chart["timelines"], (report.before, report.after), strict=True):
+        ops = drawn["ops"]
+        assert len(ops["start"]) == len(timeline.operations)
+        joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
+        assert joules == pytest.approx(timeline.computation_energy, rel=1e-5)
+        assert sum(ops["critical"]) == len(timeline.critical_path)
+    assert chart["span"] == max(report.before.sync_time, report.after.sync_time)
+
+
+def test_the_histogram_shares_out_the_whole_busy_time(report: Report) -> None:
+    chart = page.histogram_data(report.plan)
+    assert chart is not None
+    assert sum(sum(bin_["share"]) for bin_ in chart["bins"]) == pytest.approx(100)
+    assert all(chart["low"] <= bin_["from"] < bin_["to"] <= chart["high"] for bin_ in chart["bins"])
+
+
+def test_a_hostile_name_stays_text() -> None:
+    text = page.document(
+        "<b>", page.heading("<script>alert(1)</script>", "&", None), {"a": "</script>"}
+    )
+    assert "<script>alert" not in text
+    assert data_of(text) == {"a": "</script>"}
+
+
+def test_a_very_long_curve_is_thinned_and_keeps_its_ends() -> None:
+    long = trace_frontier(Pipeline("1f1b", 4, 24), small_profile(stages=4))
+    curve = page.frontier_data(long, [long.plan()])["curve"]
+    assert len(curve) <= 1501
+    assert curve[0][0] == long.min_time
+    assert curve[-1][0] == long.min_energy_time
+
+
+def test_frontier_and_timeline_have_pages_of_their_own(report: Report) -> None:
+    assert set(data_of(frontier_page(report.frontier, report.along))) == {"frontier"}
+    timelines = timeline_page([report.before, report.after], ["before", "after"])
+    assert len(data_of(timelines)["timeline"]["timelines"]) == 2
+
+
+def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_path: Path) -> None:
+    plans = frontier.sample_plans(4)
+    animation.animate_frontier(frontier, plans, tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.n_frames == 2 * len(plans) - 2
+        assert image.info["loop"] == 0
+    animation.animate_frontier(frontier, plans, tmp_path / "a.html")
+    frames = data_of((tmp_path / "a.html").read_text())["animation"]["frames"]
+    assert len(frames) == len(plans)
+
+
+def test_a_film_without_ffmpeg_is_refused(
+    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="needs the program ffmpeg"):
+        animation.animate_frontier(frontier, frontier.sample_plans(2), tmp_path / "a.mp4")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_film_is_made_with_ffmpeg(
+    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A program of that name that keeps what it was given, so that no encoder is needed here.
+    tool = tmp_path / "bin" / "ffmpeg"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/cat > "$last"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    plans = frontier.sample_plans(3)
+    animation.animate_frontier(frontier, plans, tmp_path / "a.mp4")
+    assert (tmp_path / "a.mp4").stat().st_size == len(plans) * 960 * 720 * 3
+    tool.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
+    with pytest.raises(InputError, match="no such codec"):
+        animation.animate_frontier(frontier, plans, tmp_path / "b.mp4")
+
+
+@pytest.fixture
+def plan_folder(tmp_path: Path) -> Path:
+    ran = envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--slowdown", "1", cwd=tmp_path)
+    assert ran.code == 0
+    return tmp_path
+
+
+def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
+    for arguments, name in (
+        (("report",), "report.html"),
+        (("timeline",), "timeline.png"),
+        (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
+        (("timeline", "--alone", "-o", "t.html"), "t.html"),
+        (("simulate", "--plot", "s.html"), "s.html"),
+        (("compare", "a40-gpt3-1.3b-4stage", "-m", "4", "--plot", "c.html"), "c.html"),
+        (("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--plot", "f.html"), "f.html"),
+    ):
+        ran = envplan(*arguments, cwd=plan_folder)
+        assert ran.code == 0, ran.err
+        assert f"wrote {name}" in ran.out
+        assert (plan_folder / name).stat().st_size > 1000
+
+
+def test_a_report_in_numbers_agrees_with_the_plan(plan_folder: Path) -> None:
+    ran = envplan("report", "--json", "--no-compare", cwd=plan_folder)
+    plan = json.loads((plan_folder / "plan.json").read_text())
+    document = json.loads(ran.out)
+    assert document["energy_j"] == plan["predicted"]["energy_j"]
+    assert document["source"] == "modelled"
+
+
+def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
+    priced = ("--price", "0.25", "--currency", "EUR", "--carbon", "380", "--iterations", "1000000")
+    ran = envplan("report", "--no-compare", *priced, cwd=plan_folder)
+    assert ran.code == 0, ran.err
+    text = (plan_folder / "report.html").read_text()
+    predicted = json.loads((plan_folder / "plan.json").read_text())["predicted"]
+    saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
+    assert f"<b>{saved_j / 3.6e6 * 0.25:,.5g} EUR</b>" in text
+    assert f"<b>{saved_j / 3.6e6 * 0.38:,.4g} kg CO2</b>" in text
+    assert "Carbon: 380 g CO2 per kWh" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("report", "-o", "plan.html.txt"), "must end in .html"),
+        (("report", "nothing.json"), "cannot be read"),
+        (("timeline", "-o", "t.bmp"), "must end in .png"),
+        (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
+        (("timeline", "-o", "none/t.png"), "cannot be written"),
+        (("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--animate", "a.avi"), "must end in .gif"),
+    ],
+)
+def test_bad_input_is_one_line(plan_folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    before = sorted(plan_folder.iterdir())
+    ran = envplan(*arguments, cwd=plan_folder)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert sorted(plan_folder.iterdir()) == before
+
+
+def test_the_script_of_the_pages_parses() -> None:
+    """Where node is there: a slip in the script would else only show in a browser."""
+    script = Path(page.__file__).parent / "assets" / "page.js"
+    try:
+        done = subprocess.run(["node", "--check", script], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("node is not installed")
+    assert done.returncode == 0, done.stderr
