@@ -11,7 +11,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from benchmarks import against_flow, against_lowtime, growth, quality
+from benchmarks import against_flow, against_lowtime, growth, quality, schedules
 from benchmarks.machine import describe_machine
 from benchmarks.report import Section, Target, table
 from benchmarks.running import ROOT, note
@@ -21,6 +21,7 @@ SECTIONS = {
     "b": against_flow.run,
     "c": growth.run,
     "d": quality.run,
+    "e": schedules.run,
 }
 
 
@@ -51,7 +52,7 @@ def _arguments() -> argparse.Namespace:
         "--only",
         type=_letters,
         default=list(SECTIONS),
-        metavar="a,b,c,d",
+        metavar=",".join(SECTIONS),
         help="sections to run (default: all)",
     )
     parser.add_argument(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from envplan.pipeline import Pipeline
+from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
 from envplan.units import j_from_fj, s_from_ns
 
@@ -47,11 +48,16 @@ def profiles(draw: Any, num_stages: int, max_options: int = 8) -> Profile:
 
 
 @st.composite
-def falling_profiles(draw: Any, num_stages: int, max_options: int = 12) -> Profile:
+def falling_profiles(
+    draw: Any,
+    num_stages: int,
+    max_options: int = 12,
+    instructions: Sequence[str] = ("forward", "backward"),
+) -> Profile:
     """Tables in which slower is cheaper, so that there is much to trade."""
     rows = []
     for stage in range(num_stages):
-        for instruction in ("forward", "backward"):
+        for instruction in instructions:
             time, energy = draw(st.floats(0.01, 0.1)), draw(st.floats(40.0, 90.0))
             for option in range(draw(st.integers(1, max_options))):
                 rows.append(
@@ -97,3 +103,28 @@ def pipelines(draw: Any, max_stages: int = 4, max_microbatches: int = 6) -> Pipe
         return Pipeline("interleaved", stages, microbatches, num_chunks=2, p2p_latency=latency)
     schedule = draw(st.sampled_from(["1f1b", "gpipe"]))
     return Pipeline(schedule, stages, draw(st.integers(1, max_microbatches)), p2p_latency=latency)
+
+
+#: What operations of any generated schedule may be.
+EVERY_INSTRUCTION = ("forward", "backward", "backward_input", "backward_weight")
+
+_SEVERAL_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb")
+
+
+@st.composite
+def schedules(
+    draw: Any, name: str | None = None, max_stages: int = 4, max_microbatches: int = 9
+) -> Pipeline:
+    """A pipeline of any built-in schedule, or of the named one, in any shape it has."""
+    name = name or draw(st.sampled_from(sorted(SCHEDULES)))
+    stages = draw(st.integers(1, max_stages))
+    chunks = draw(st.integers(1, 3)) if name in _SEVERAL_CHUNKS else None
+    fewest = 2 * stages if name == "dualpipe-v" else 1
+    most = max(max_microbatches, fewest)
+    if name.startswith("interleaved") and chunks != 1:  # microbatches fill equal groups
+        possible = [m for m in range(1, most + 1) if m % max(1, m // stages) == 0]
+    else:
+        possible = list(range(fewest, most + 1))
+    microbatches = draw(st.sampled_from(possible))
+    latency = draw(st.sampled_from([0.0, 0.002]))
+    return Pipeline(name, stages, microbatches, num_chunks=chunks, p2p_latency=latency)

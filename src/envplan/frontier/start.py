@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 _FEW_OPERATIONS, _FEW_ROUNDS = 2048, 12
 _MANY_OPERATIONS = 6000
 # Schedules whose rounds follow each other alike, and that microbatches alone determine.
-_REPEATING = ("1f1b", "gpipe", "interleaved")
+_REPEATING = (
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "looped-bfs",
+    "interleaved-zb",
+    "zb-h1",
+    "zb-v",
+    "dualpipe-v",
+)
 _ROUNDS = 4  # of the pipeline that stands for a long one
 
 

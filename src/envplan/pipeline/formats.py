@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from envplan.errors import InputError
-from envplan.pipeline.schedules import Operation
+from envplan.pipeline.schedules import Operation, traits
 from envplan.units import ns_from_s, s_from_ns
 
 DAG_SCHEMA = "envplan/dag/v1"
@@ -81,7 +81,7 @@ class Job:
 
     Attributes:
         p2p_latency: in seconds.
-        forwards_ahead: as the job has it, not yet checked; None where it has none.
+        forwards_ahead, extras: as the job has them, not yet checked; None where it has none.
         dag: None for a schedule.
     """
 
@@ -91,6 +91,7 @@ class Job:
     num_chunks: int
     p2p_latency: float
     forwards_ahead: Any
+    extras: Any
     dag: Dag | None
 
 
@@ -349,9 +350,10 @@ def parse_job(job: object) -> Job:
         schedule,
         whole_number(job.get("stages"), "job: stages", least=1),
         whole_number(job.get("microbatches"), "job: microbatches", least=1),
-        whole_number(job.get("chunks", 1), "job: chunks", least=1),
+        whole_number(job.get("chunks", traits(schedule).chunks), "job: chunks", least=1),
         p2p_latency,
         job.get("forwards_ahead"),
+        job.get("extras"),
         dag,
     )
 
@@ -363,6 +365,7 @@ def _refuse_contradiction(job: dict[str, Any], dag: Dag) -> None:
         "chunks": dag.num_chunks,
         "p2p_latency_s": 0,
         "forwards_ahead": None,
+        "extras": None,
     }
     for field, value in meant.items():
         if field in job and job[field] != value:

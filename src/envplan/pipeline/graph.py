@@ -6,14 +6,16 @@ Times are whole nanoseconds throughout, so a replayed makespan is exact.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import InputError
-from envplan.pipeline import formats
+from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
+from envplan.pipeline.dependencies import check_orders, short_name, transfers
+from envplan.pipeline.extras import checked_extras, with_extras
 from envplan.pipeline.formats import Dag, latency_ns, shown, whole_number
 from envplan.pipeline.schedules import (
     SCHEDULES,
@@ -21,14 +23,11 @@ from envplan.pipeline.schedules import (
     envpipe,
     fitting_ahead,
     most_forwards_ahead,
+    traits,
 )
 from envplan.units import MAX_INTEGER, s_from_ns
 
 Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
-
-# Which neighbour in the model an instruction takes its input from: a forward from the layers
-# before it, a backward from the layers after it. Other instructions stay on their stage.
-_INPUT_FROM = {"forward": -1, "backward": +1}
 
 #: The schedule that runs some forwards earlier than 1F1B.
 ENVPIPE = "envpipe"
@@ -40,25 +39,32 @@ class Pipeline:
     """One training iteration: which operations run on which stage, in which order, after what.
 
     Args:
-        schedule: a name in SCHEDULES: `1f1b`, `gpipe`, `interleaved` or `envpipe`.
+        schedule: a name in SCHEDULES: `1f1b`, `gpipe`, `interleaved`, `envpipe`, `looped-bfs`,
+            `interleaved-zb`, `zb-h1`, `zb-v` or `dualpipe-v`.
         num_stages: pipeline stages (ranks), at least 1.
         num_microbatches: microbatches per iteration, at least 1.
-        num_chunks: model chunks per stage; more than 1 for `interleaved` only.
+        num_chunks: model chunks per stage. `interleaved`, `looped-bfs` and `interleaved-zb` run
+            any number, `zb-v` and `dualpipe-v` two, the others one. Default: 2 for those two, 1
+            for all others.
         p2p_latency: seconds between an operation's end and the start of one on another stage
             that needs its output.
         forwards_ahead: for `envpipe` only: how many forwards more than in 1F1B each stage runs
             before its first backward, (num_stages). None on the last stage, never more on a stage
             than on the one before unless that one has no microbatches left. Default: none at all;
             envplan.planners.forwards_ahead works them out from a profile.
+        extras: further operations and which model stages have them, such as {"load": [0],
+            "all_reduce": [0, 1], "optimizer": [0, 1]}; see envplan.pipeline.extras.
 
     Raises:
-        InputError: an argument is out of range, or the schedule has no such shape.
+        InputError: an argument is out of range, the schedule has no such shape, or a schedule of
+            the caller's own deadlocks or misses an operation.
 
     Attributes:
         num_profile_stages: how many stages a profile must have: num_stages * num_chunks, or what
             a custom DAG uses.
         p2p_latency_ns: the latency in whole ns; 0 for a custom DAG, whose edges have their own.
         forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
+        extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
             operations[stage_begin[s]:stage_begin[s + 1]].
@@ -76,6 +82,7 @@ class Pipeline:
     num_profile_stages: int
     p2p_latency_ns: int
     forwards_ahead: tuple[int, ...]
+    extras: Mapping[str, tuple[int, ...]]
     operations: tuple[Operation, ...]
     stage_begin: NDArray[np.int32]
     succ_begin: NDArray[np.int32]
@@ -89,18 +96,20 @@ class Pipeline:
         num_stages: int | None = None,
         num_microbatches: int | None = None,
         *,
-        num_chunks: int = 1,
+        num_chunks: int | None = None,
         p2p_latency: float = 0.0,
         forwards_ahead: Sequence[int] | None = None,
+        extras: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         _refuse_unknown_schedule(schedule)
         self.schedule = schedule
         self.num_stages = whole_number(num_stages, "num_stages", least=1)
         self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
-        self.num_chunks = whole_number(num_chunks, "num_chunks", least=1)
+        chunks = traits(schedule).chunks if num_chunks is None else num_chunks
+        self.num_chunks = whole_number(chunks, "num_chunks", least=1)
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = latency_ns(p2p_latency, "p2p_latency")
-        _refuse_too_large(2 * self.num_profile_stages * self.num_microbatches)
+        _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
         self.forwards_ahead = _checked_ahead(
             forwards_ahead, schedule, self.num_stages, self.num_microbatches
         )
@@ -109,8 +118,11 @@ class Pipeline:
             stages = envpipe(*shape, self.forwards_ahead)
         else:
             stages = SCHEDULES[schedule](*shape)
+        check_orders(stages, num_microbatches=self.num_microbatches)
+        self.extras = checked_extras(extras, self.num_profile_stages)
+        stages = with_extras(stages, self.extras)
         operations = tuple(operation for stage in stages for operation in stage)
-        self._build(operations, _transfers(operations, self.p2p_latency_ns))
+        self._build(operations, transfers(operations, self.p2p_latency_ns))
 
     @classmethod
     def from_dag(cls, document: object) -> Pipeline:
@@ -138,6 +150,37 @@ class Pipeline:
             ) from None
 
     @classmethod
+    def from_orders(
+        cls,
+        orders: Sequence[Sequence[Operation]],
+        *,
+        num_chunks: int | None = None,
+        p2p_latency: float = 0.0,
+    ) -> Pipeline:
+        """A custom DAG from the order in which each rank runs its operations.
+
+        Forwards wait for the model stage before, backwards (whole, or of the input) for the one
+        after; everything else waits for its turn on its rank alone. Model stages are numbered by
+        profile_stage and may lie on the ranks in any way, neighbours on one rank included.
+
+        Args:
+            orders: for each rank, its operations in execution order; their `stage` is the rank.
+            num_chunks: if given, how many model stages each rank must have.
+            p2p_latency: seconds between an operation's end and the start of one on another rank
+                that needs its output.
+
+        Raises:
+            InputError: the orders deadlock or miss an operation (says which; see check_orders),
+                or p2p_latency is out of range.
+        """
+        lag = latency_ns(p2p_latency, "p2p_latency")
+        _refuse_too_large(sum(map(len, orders)))
+        check_orders(orders, num_chunks=num_chunks)
+        operations = tuple(operation for order in orders for operation in order)
+        ids = tuple(map(short_name, operations))
+        return cls._from_dag(Dag(ids, operations, transfers(operations, lag)))
+
+    @classmethod
     def from_job(cls, job: object) -> Pipeline:
         """The pipeline that to_job() described; the job may have further fields.
 
@@ -154,7 +197,30 @@ class Pipeline:
             num_chunks=read.num_chunks,
             p2p_latency=read.p2p_latency,
             forwards_ahead=read.forwards_ahead,
+            extras=read.extras,
         )
+
+    @classmethod
+    def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
+        """The pipeline that a live schedule object of torch.distributed.pipelining runs.
+
+        Where its order is that of a schedule in SCHEDULES, it is that schedule; else a custom DAG.
+
+        Args:
+            schedule: any rank's ScheduleGPipe, Schedule1F1B or schedule of several stages a rank.
+            p2p_latency: as for from_orders.
+
+        Raises:
+            InputError: the object is no such schedule, has an action that is not known, or as for
+                from_orders.
+        """
+        from envplan.pipeline.imports import read_torch_schedule
+
+        read = read_torch_schedule(schedule)
+        if read.known_as is None:
+            return read.pipeline(p2p_latency=p2p_latency)
+        shape = (len(read.orders), read.num_microbatches)
+        return cls(read.known_as, *shape, num_chunks=read.num_chunks, p2p_latency=p2p_latency)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.
@@ -175,6 +241,7 @@ class Pipeline:
             num_chunks=self.num_chunks,
             p2p_latency=s_from_ns(self.p2p_latency_ns),
             forwards_ahead=ahead,
+            extras=self.extras,
         )
 
     def to_job(self) -> dict[str, Any]:
@@ -188,9 +255,24 @@ class Pipeline:
         }
         if self.forwards_ahead:
             job["forwards_ahead"] = list(self.forwards_ahead)
+        if self.extras:
+            job["extras"] = {name: list(stages) for name, stages in self.extras.items()}
         if self._dag is not None:
             job["dag"] = formats.dag_document(self._dag)
         return job
+
+    def to_dag(self) -> dict[str, Any]:
+        """The operations and what they wait for as a DAG document (see formats.py)."""
+        if self._dag is not None:
+            return formats.dag_document(self._dag)
+        after: Edges = {}
+        for i in range(len(self.operations)):
+            for k in range(self.succ_begin[i], self.succ_begin[i + 1]):
+                j, lag = int(self.succ[k]), int(self.succ_lag_ns[k])
+                if lag or self.operations[i].stage != self.operations[j].stage:
+                    after[i, j] = lag
+        ids = tuple(map(short_name, self.operations))
+        return formats.dag_document(Dag(ids, self.operations, after))
 
     def earliest_starts(self, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Replay: every operation starts as soon as its predecessors let it.
@@ -254,6 +336,8 @@ class Pipeline:
             shape += f", p2p_latency={s_from_ns(self.p2p_latency_ns)!r}"
         if self.forwards_ahead:
             shape += f", forwards_ahead={list(self.forwards_ahead)}"
+        if self.extras:
+            shape += f", extras={self.extras}"
         return f"Pipeline({self.schedule!r}, {shape})"
 
     @classmethod
@@ -266,6 +350,7 @@ class Pipeline:
         self.num_profile_stages = dag.num_profile_stages
         self.p2p_latency_ns = 0
         self.forwards_ahead = ()
+        self.extras = {}
         self._build(dag.operations, dict(dag.after), dag)
         return self
 
@@ -293,25 +378,6 @@ class Pipeline:
         self.succ = _frozen([j for edge in after for j, _ in edge], np.int32)
         self.succ_lag_ns = _frozen([lag for edge in after for _, lag in edge], np.int64)
         self.order = _frozen(order, np.int32)
-
-
-def _transfers(operations: Sequence[Operation], latency: int) -> Edges:
-    """The data dependencies between stages of a generated schedule.
-
-    Numbered as in the profile, model stages form one line through all chunks, so the way from the
-    last rank's chunk c to the first rank's chunk c + 1 is a step like any other. Dependencies
-    within a stage are left to the order it runs in.
-    """
-    index = {
-        (op.instruction, op.microbatch, op.profile_stage): i for i, op in enumerate(operations)
-    }
-    edges: Edges = {}
-    for i, op in enumerate(operations):
-        step = _INPUT_FROM.get(op.instruction, 0)
-        source = index.get((op.instruction, op.microbatch, op.profile_stage + step))
-        if source is not None and operations[source].stage != op.stage:
-            edges[source, i] = latency
-    return edges
 
 
 def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:

@@ -22,9 +22,11 @@ class Operation:
         stage: the pipeline rank that runs it, from 0.
         instruction: what is computed, such as `forward` or `backward`.
         microbatch: which microbatch, from 0.
-        chunk: which of the stage's model chunks, from 0; 0 unless the schedule interleaves.
-        profile_stage: the stage of the profile that times it: chunk * num_stages + stage in a
-            generated schedule, so equal to `stage` without chunks.
+        chunk: which of the stage's model chunks, from 0; 0 if it has only one.
+        profile_stage: the stage of the profile that times it, which is the model stage, counted
+            along the model. Equal to `stage` without chunks; with chunks, chunk * num_stages +
+            stage in generated schedules, but 2 num_stages - 1 - stage for the second chunk of
+            `zb-v` and `dualpipe-v`.
     """
 
     stage: int
@@ -40,17 +42,39 @@ Generator = Callable[[int, int, int], list[list[Operation]]]
 SCHEDULES: dict[str, Generator] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What has to be known of a schedule before it is generated.
+
+    Attributes:
+        chunks: model chunks per stage unless the user says otherwise.
+        passes: operations of one microbatch on one model stage, at most.
+    """
+
+    chunks: int = 1
+    passes: int = 2
+
+
+_TRAITS: dict[str, Traits] = {}
 _AnyGenerator = TypeVar("_AnyGenerator", bound=Generator)
 
 
-def schedule(name: str) -> Callable[[_AnyGenerator], _AnyGenerator]:
-    """Decorator that makes a generator known under `name`."""
+def schedule(
+    name: str, *, chunks: int = 1, passes: int = 2
+) -> Callable[[_AnyGenerator], _AnyGenerator]:
+    """Decorator that makes a generator known under `name`; the rest as in Traits."""
 
     def register(generator: _AnyGenerator) -> _AnyGenerator:
         SCHEDULES[name] = generator
+        _TRAITS[name] = Traits(chunks, passes)
         return generator
 
     return register
+
+
+def traits(name: str) -> Traits:
+    """The traits of a schedule; the usual ones if there is no such schedule."""
+    return _TRAITS.get(name, Traits())
 
 
 @schedule("1f1b")
@@ -67,8 +91,8 @@ def one_forward_one_backward(
     blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
     return [
         _alternate(
-            _operations("forward", stage, num_stages, blocks),
-            _operations("backward", stage, num_stages, blocks),
+            operations_of("forward", stage, num_stages, blocks),
+            operations_of("backward", stage, num_stages, blocks),
             warmup=num_stages - stage - 1,
         )
         for stage in range(num_stages)
@@ -88,8 +112,8 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
     _refuse_chunks("gpipe", num_chunks)
     blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
     return [
-        _operations("forward", stage, num_stages, blocks)
-        + _operations("backward", stage, num_stages, blocks)
+        operations_of("forward", stage, num_stages, blocks)
+        + operations_of("backward", stage, num_stages, blocks)
         for stage in range(num_stages)
     ]
 
@@ -97,27 +121,22 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
 @schedule("interleaved")
 def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
     """Interleaved 1F1B in Megatron-LM's order (Narayanan et al., "Efficient Large-Scale Language
-    Model Training on GPU Clusters", SC 2021, section 2.2.2).
+    Model Training on GPU Clusters", SC 2021, section 2.2.2), PyTorch's ScheduleInterleaved1F1B.
 
-    Microbatches go in groups of S through chunk 0, then through chunk 1 and so on; backwards take
-    the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) S forwards
-    ahead. With one chunk this is 1F1B.
+    Microbatches go in groups of G through chunk 0, then through chunk 1 and so on; backwards take
+    the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) G forwards
+    ahead. G is S where that divides M, see group_length.
 
     Raises:
-        InputError: the microbatches do not fill groups of S.
+        InputError: the microbatches do not fill equal groups.
     """
-    if num_chunks == 1:
-        return one_forward_one_backward(num_stages, num_microbatches, num_chunks)
-    _refuse_partial_groups(num_stages, num_microbatches)
-    groups = [range(first, first + num_stages) for first in range(0, num_microbatches, num_stages)]
-    chunks = range(num_chunks)
-    down = [(m, chunk) for group in groups for chunk in chunks for m in group]
-    up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]
+    length = group_length("interleaved", num_stages, num_microbatches, num_chunks)
+    down, up = through_chunks(num_microbatches, num_chunks, length)
     return [
         _alternate(
-            _operations("forward", stage, num_stages, down),
-            _operations("backward", stage, num_stages, up),
-            warmup=2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages,
+            operations_of("forward", stage, num_stages, down),
+            operations_of("backward", stage, num_stages, up),
+            warmup=2 * (num_stages - stage - 1) + (num_chunks - 1) * length,
         )
         for stage in range(num_stages)
     ]
@@ -143,11 +162,30 @@ def envpipe(
     blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
     return [
         _alternate(
-            _operations("forward", stage, num_stages, blocks),
-            _operations("backward", stage, num_stages, blocks),
+            operations_of("forward", stage, num_stages, blocks),
+            operations_of("backward", stage, num_stages, blocks),
             warmup=num_stages - stage - 1 + ahead,
         )
         for stage, ahead in enumerate(forwards_ahead or [0] * num_stages)
+    ]
+
+
+@schedule("looped-bfs")
+def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+    """Looped breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023,
+    section 4), PyTorch's ScheduleLoopedBFS.
+
+    Each stage runs all microbatches through one chunk before it turns to the next, and back through
+    the chunks in reverse; backwards from the last microbatch on. Any shape will do; with one chunk
+    this is GPipe with its backwards turned round.
+    """
+    microbatches, chunks = range(num_microbatches), range(num_chunks)
+    down = [(m, chunk) for chunk in chunks for m in microbatches]
+    up = [(m, chunk) for chunk in reversed(chunks) for m in reversed(microbatches)]
+    return [
+        operations_of("forward", stage, num_stages, down)
+        + operations_of("backward", stage, num_stages, up)
+        for stage in range(num_stages)
     ]
 
 
@@ -176,9 +214,10 @@ def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
     return ahead
 
 
-def _operations(
+def operations_of(
     instruction: str, stage: int, num_stages: int, blocks: Iterable[tuple[int, int]]
 ) -> list[Operation]:
+    """One stage's operations for each (microbatch, chunk), the chunks lying round and round."""
     return [
         Operation(stage, instruction, microbatch, chunk, chunk * num_stages + stage)
         for microbatch, chunk in blocks
@@ -199,17 +238,47 @@ def _refuse_chunks(name: str, num_chunks: int) -> None:
     if num_chunks > 1:
         raise InputError(
             f"schedule {name} runs one model chunk per stage, not {num_chunks}; "
-            "schedule interleaved runs several"
+            "schedules interleaved, looped-bfs and interleaved-zb run several"
         )
 
 
-def _refuse_partial_groups(num_stages: int, num_microbatches: int) -> None:
-    rest = num_microbatches % num_stages
-    if not rest:
-        return
-    above = num_microbatches - rest + num_stages
-    nearest = f"{above - num_stages} and {above}" if num_microbatches > num_stages else f"{above}"
-    raise InputError(
-        f"schedule interleaved needs microbatches divisible by stages: {num_microbatches} is not "
-        f"a multiple of {num_stages}; nearest valid: {nearest}"
-    )
+def group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> int:
+    """How many microbatches go through a chunk before the next chunk has its turn.
+
+    As in PyTorch's interleaved schedules: there are as many groups as S fits into M whole times,
+    at least one, and they must be equally long. So every M up to 2 S - 1 will do, and of the larger
+    ones the multiples of S and a few more. With one chunk groups make no difference: there is one
+    of any length, where PyTorch refuses some.
+
+    Raises:
+        InputError: M cannot be divided so; says the nearest that can.
+    """
+    if num_chunks == 1:
+        return num_microbatches
+    groups = max(1, num_microbatches // num_stages)
+    if num_microbatches % groups:
+        below, above = num_microbatches - 1, num_microbatches + 1
+        while below % (below // num_stages):
+            below -= 1
+        while above % (above // num_stages):
+            above += 1
+        raise InputError(
+            f"schedule {name} runs microbatches in equal groups, each at least as long as there "
+            f"are stages: {num_microbatches} do not divide into {groups} such groups for "
+            f"{num_stages} stages; nearest valid: {below} and {above}"
+        )
+    return num_microbatches // groups
+
+
+def through_chunks(
+    num_microbatches: int, num_chunks: int, length: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(microbatch, chunk) in the order of the forwards and in that of the backwards.
+
+    Groups of `length` microbatches go through all chunks before the next group starts.
+    """
+    groups = [range(first, first + length) for first in range(0, num_microbatches, length)]
+    chunks = range(num_chunks)
+    down = [(m, chunk) for group in groups for chunk in chunks for m in group]
+    up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]
+    return down, up

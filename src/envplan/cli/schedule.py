@@ -1,0 +1,649 @@
+"""`envplan schedule`: list, show, import and export schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from envplan.cli.frontier import check_type, name_bare_plot
+from envplan.cli.inputs import (
+    JsonOption,
+    QuietOption,
+    at_least,
+    finite,
+    open_profile,
+    refuse_overwriting,
+)
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from envplan.pipeline import Pipeline
+    from envplan.pipeline.imports import ImportedSchedule
+    from envplan.plotting.schedule import ScheduleLayout
+    from envplan.profile import Profile
+
+_DEFAULT_PLOT: Final = "schedule.png"
+_PLOT_TYPES: Final = (".png", ".svg", ".pdf")
+_TORCH_CSV, _DEEPSPEED, _CHROME_TRACE, _DAG = "torch-csv", "deepspeed", "chrome-trace", "dag"
+_IMPORTS: Final = (_TORCH_CSV, _DEEPSPEED, _CHROME_TRACE)
+_EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
+_DEFAULT_DAG: Final = Path(_EXPORTS[_DAG])
+_STYLES: Final = {
+    "forward": "black on bright_blue",
+    "backward": "black on yellow",
+    "backward_input": "black on bright_yellow",
+    "backward_weight": "black on green",
+}
+_OTHER_STYLE: Final = "black on white"
+_MOST_COLUMNS: Final = 4000
+_UNBOUNDED: Final = 10**6
+_MOST_NAMED: Final = 6
+
+schedule_app = typer.Typer(
+    name="schedule",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="""List, show, import and export schedules.
+
+    \b
+    Example:
+      envplan schedule list
+      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
+      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
+    """,
+)
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", help="A schedule (envplan schedule list), or a DAG file (.json)."
+    ),
+]
+StagesOption = Annotated[
+    int | None,
+    typer.Option("--stages", "-s", metavar="S", help="Pipeline stages (ranks)."),
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option("--microbatches", "-m", metavar="M", help="Microbatches per iteration."),
+]
+ChunksOption = Annotated[
+    int | None,
+    typer.Option(metavar="V", help="Model chunks per stage; default: the fewest the schedule has."),
+]
+
+
+class ShowCommand(TyperCommand):
+    """The command, with a `--plot` that may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+
+
+@schedule_app.command("list")
+def list_schedules(json: JsonOption = False) -> None:
+    """List the schedules that envplan can generate.
+
+    \b
+    Example:
+      envplan schedule list
+    """
+    from envplan.cli.output import print_json, print_table
+    from envplan.pipeline import SCHEDULES
+
+    known = [
+        {"name": name, "description": _paragraph(generate.__doc__)}
+        for name, generate in SCHEDULES.items()
+    ]
+    if json:
+        print_json(known)
+    else:
+        rows = [[entry["name"], entry["description"]] for entry in known]
+        print_table("", ("name", "order"), rows, words=2, wrap=("order",))
+
+
+def _paragraph(text: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((text or "-").split("\n\n")[0].split())
+
+
+@schedule_app.command(cls=ShowCommand)
+def show(
+    name: NameArgument,
+    stages: StagesOption = None,
+    microbatches: MicrobatchesOption = None,
+    chunks: ChunksOption = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Lay it out with a profile's times at the highest clocks, instead of equal ones; "
+            "stages and microbatches are the profile's unless given.",
+        ),
+    ] = None,
+    p2p_latency: Annotated[
+        float | None,
+        typer.Option(
+            "--p2p-latency", metavar="S", help="With --profile: seconds a transfer takes."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help=f"Draw it, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Print what each rank runs when: F forward, B backward, I and W its parts, dots for waiting.
+
+    The number is the microbatch; where ranks have several model stages, theirs comes first. A
+    forward takes one unit of time, a backward two and each of its parts one, unless --profile is
+    given; time goes from left to right.
+
+    \b
+    Example:
+      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
+    """
+    from envplan.cli.output import print_json, say, spinner
+    from envplan.plotting.schedule import plot_schedule, schedule_layout
+
+    check_type(plot, "--plot", _PLOT_TYPES, "a name goes before --plot")
+    if p2p_latency is not None and profile is None:
+        raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
+    timed_by = None if profile is None else open_profile(profile)
+    if timed_by is not None:
+        refuse_overwriting(timed_by, plot)
+        stages, microbatches = _shape_of(timed_by, name, stages, microbatches, chunks)
+    pipeline = _pipeline(name, stages, microbatches, chunks, p2p_latency)
+    if timed_by is not None:
+        _refuse_other_stages(pipeline, timed_by)
+    layout = schedule_layout(pipeline, timed_by)
+    if plot is not None:
+        with spinner("Drawing", quiet=quiet):
+            plot_schedule(layout, plot)
+    if json:
+        print_json(layout.to_dict())
+    elif not quiet:
+        _print_grid(layout)
+        _print_summary(layout)
+        if plot is not None:
+            say(f"wrote {plot}")
+
+
+def _shape_of(
+    profile: Profile, name: str, stages: int | None, microbatches: int | None, chunks: int | None
+) -> tuple[int | None, int | None]:
+    """Stages and microbatches of a schedule as given, else as a profile has them."""
+    from envplan.pipeline import SCHEDULES
+    from envplan.pipeline.schedules import traits
+
+    if name not in SCHEDULES:
+        return stages, microbatches
+    count = max(1, chunks or traits(name).chunks)
+    return stages or profile.num_stages // count, microbatches or profile.metadata.num_microbatches
+
+
+def _pipeline(
+    name: str,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    p2p_latency: float | None = None,
+) -> Pipeline:
+    """The schedule of a name and shape, or the DAG in a file."""
+    from envplan.pipeline import SCHEDULES, Pipeline
+    from envplan.pipeline.schedules import traits
+
+    shape = {"--stages": stages, "--microbatches": microbatches, "--chunks": chunks}
+    if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
+        given = [
+            o for o, value in {**shape, "--p2p-latency": p2p_latency}.items() if value is not None
+        ]
+        if given:
+            raise InputError(f"{given[0]} goes with a schedule; the DAG file {name} says it all")
+        return Pipeline.from_dag_file(name)
+    if name in SCHEDULES:
+        for option, count in shape.items():
+            if count is not None:
+                at_least(count, option, 1)
+            elif option != "--chunks":
+                raise InputError(f"schedule {name} needs {option}")
+    return Pipeline(
+        name,
+        stages or 1,
+        microbatches or 1,
+        num_chunks=chunks or traits(name).chunks,
+        p2p_latency=p2p_latency or 0.0,
+    )
+
+
+def _refuse_other_stages(pipeline: Pipeline, profile: Profile) -> None:
+    if pipeline.num_profile_stages != profile.num_stages:
+        raise InputError(
+            f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
+            f"{profile.name} has {profile.num_stages}"
+        )
+
+
+def _print_grid(layout: ScheduleLayout) -> None:
+    """A line for each rank, cut into panels where the terminal is narrower."""
+    import sys
+
+    from rich.console import Console
+
+    tty = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if tty else _UNBOUNDED)
+    width = 1 + max(len(layout.label(op)) for op in layout.pipeline.operations)
+    rows = _rows(layout, width)
+    length = max(len(row) for _, row in rows)
+    columns = max(1, (console.width - len(rows[0][0])) // width)
+    room = columns * width if tty else length
+    for begin in range(0, length, room):
+        if begin:
+            console.print()
+        for name, row in rows:
+            line = row[begin : begin + room]
+            line.rstrip()
+            console.print(name, line, sep="", soft_wrap=True)
+
+
+def _rows(layout: ScheduleLayout, width: int) -> list[tuple[str, Text]]:
+    """The name and the line of each rank; a column is `width` characters wide."""
+    from rich.text import Text
+
+    columns = min(_MOST_COLUMNS, layout.columns)
+    digits = len(str(layout.pipeline.num_stages - 1))
+    rows = []
+    for rank in range(layout.pipeline.num_stages):
+        row = Text()
+        for cell in layout.cells(rank, columns):
+            if cell.operation is None:
+                row.append(f"{'.':<{width}}" * cell.columns)
+                continue
+            inside = width * cell.columns - 1
+            label = layout.label(cell.operation)
+            filled = label.ljust(inside, "-" if cell.columns > 1 else " ")
+            row.append(filled, _STYLES.get(cell.operation.instruction, _OTHER_STYLE))
+            row.append(" ")
+        rows.append((f"rank {rank:>{digits}}  ", row))
+    return rows
+
+
+def _hidden(layout: ScheduleLayout) -> int:
+    """How many operations are too short for a column."""
+    columns = min(_MOST_COLUMNS, layout.columns)
+    ranks = range(layout.pipeline.num_stages)
+    shown = sum(cell.operation is not None for r in ranks for cell in layout.cells(r, columns))
+    return len(layout.pipeline.operations) - shown
+
+
+def _print_summary(layout: ScheduleLayout) -> None:
+    from envplan.cli.output import describe_profile, exact_seconds, say
+
+    say("")
+    say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
+    if layout.profile is None:
+        took = f"{layout.makespan:g} units of time, a forward taking 1"
+    else:
+        took = f"{exact_seconds(layout.makespan)} s at the highest clocks of "
+        took += describe_profile(layout.profile)
+        for words in layout.profile.adjustments.in_words():
+            took += f"; {words}"
+    say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
+    held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
+    say(f"activations held at most, by rank: {', '.join(map(str, held))}")
+    if hidden := _hidden(layout):
+        say(f"operations too short to be shown: {hidden}")
+
+
+@schedule_app.command("import")
+def import_schedule(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="The schedule; of chrome-trace, also a file for each rank."
+        ),
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(_IMPORTS)}.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the DAG file goes.")
+    ] = _DEFAULT_DAG,
+    p2p_latency: Annotated[
+        float, typer.Option("--p2p-latency", metavar="S", help="Seconds a transfer takes.")
+    ] = 0.0,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
+            "load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.",
+        ),
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="INSTRUCTION=REGEX",
+            help="chrome-trace: which events are this instruction; groups named microbatch, chunk, "
+            "stage and rank say so. Once for each instruction.",
+        ),
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="chrome-trace: where an event's rank stands, file, pid, tid or args.NAME; "
+            "default: file if there are several, else pid if there are several, else tid.",
+        ),
+    ] = None,
+    microbatch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="args.NAME",
+            help="chrome-trace: where the microbatch stands; default: the order of appearance.",
+        ),
+    ] = None,
+    chunk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="args.NAME",
+            help="chrome-trace: where the model chunk stands; default: there is one.",
+        ),
+    ] = None,
+    placement: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="chrome-trace: how chunks lie on ranks, interleaved or v.",
+        ),
+    ] = "interleaved",
+    category: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="chrome-trace: only events of such a category."),
+    ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="chrome-trace: only what runs within an event of such a name: one iteration of "
+            "several.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--check-profile",
+            metavar="PROFILE",
+            help="chrome-trace: compare the recorded times with a profile's.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Turn a schedule from elsewhere into a DAG file, for --dag of frontier and solve.
+
+    \b
+    Example:
+      envplan schedule import zbv.csv --format torch-csv -o pipeline.dag.json
+      envplan schedule import train.json --format deepspeed --keep load --keep optimizer
+      envplan schedule import trace.json.gz --format chrome-trace
+        --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
+    """
+    from envplan.cli.output import spinner
+
+    traced = {
+        "--map": mapping,
+        "--rank": rank,
+        "--microbatch": microbatch,
+        "--chunk": chunk,
+        "--placement": None if placement == "interleaved" else placement,
+        "--category": category,
+        "--within": within,
+        "--check-profile": profile,
+    }
+    _check_import(form, files, keep, traced, output)
+    timed_by = None if profile is None else open_profile(profile)
+    if timed_by is not None:
+        refuse_overwriting(timed_by, output)
+    with spinner("Reading", quiet=quiet):
+        if form == _CHROME_TRACE:
+            from envplan.pipeline.imports import TraceMapping, read_chrome_traces
+
+            rules = TraceMapping(
+                _instructions(mapping), rank, microbatch, chunk, placement, category, within
+            )
+            imported: ImportedSchedule = read_chrome_traces(files, rules)
+        else:
+            imported = _read(form, files[0], keep or ())
+        pipeline = _connected(imported, files, p2p_latency)
+    if timed_by is not None:
+        _refuse_other_stages(pipeline, timed_by)
+        timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
+    report = _report(imported, pipeline, timed_by)
+    _write_dag(pipeline, output)
+    if json:
+        from envplan.cli.output import print_json
+
+        print_json({**report, "written": str(output)})
+    elif not quiet:
+        _print_report(report, timed_by, output)
+
+
+def _check_import(
+    form: str,
+    files: Sequence[Path],
+    keep: Sequence[str] | None,
+    traced: dict[str, Any],
+    output: Path,
+) -> None:
+    if form not in _IMPORTS:
+        raise InputError(f"--format must be one of {', '.join(_IMPORTS)}, not {form}")
+    if form != _CHROME_TRACE:
+        for option, value in traced.items():
+            if value is not None:
+                raise InputError(f"{option} goes with --format {_CHROME_TRACE}, not {form}")
+        if len(files) > 1:
+            raise InputError(f"{form} is one file, not {len(files)}")
+    elif keep:
+        raise InputError(f"--keep goes with other formats; of {_CHROME_TRACE}, --map keeps events")
+    for file in files:
+        if output.exists() and file.exists() and output.samefile(file):
+            raise InputError("is the schedule itself; choose another output file", path=output)
+
+
+def _read(form: str, file: Path, keep: Sequence[str]) -> ImportedSchedule:
+    from envplan.pipeline.imports import deepspeed, torch_csv
+
+    keepable = torch_csv.KEEPABLE if form == _TORCH_CSV else deepspeed.KEEPABLE
+    for name in keep:
+        if name not in keepable:
+            raise InputError(f"--keep {name}: of {form}, these can be kept: {', '.join(keepable)}")
+    read = torch_csv.read_torch_csv if form == _TORCH_CSV else deepspeed.read_deepspeed
+    return read(file, keep=keep)
+
+
+def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
+    """--map as {instruction: expression}."""
+    if not mapping:
+        raise InputError(
+            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
+        )
+    instructions: dict[str, str] = {}
+    for item in mapping:
+        instruction, equals, expression = item.partition("=")
+        if not equals or not expression:
+            raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
+        if instruction in instructions:
+            raise InputError(f"--map {instruction} is given twice; join the expressions with |")
+        instructions[instruction] = expression
+    return instructions
+
+
+def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float) -> Pipeline:
+    if p2p_latency:
+        finite(p2p_latency, "--p2p-latency")
+    try:
+        return imported.pipeline(p2p_latency=p2p_latency)
+    except InputError as error:
+        left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
+        path = files[0] if len(files) == 1 else None
+        raise InputError(error.message + left_out, path=path) from None
+
+
+def _write_dag(pipeline: Pipeline, output: Path) -> None:
+    import json
+
+    from envplan._files import atomic_write
+
+    document = pipeline.to_dag()
+    head = json.dumps(document["schema"])
+    lines = ",\n".join(json.dumps(operation) for operation in document["operations"])
+    atomic_write(output, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
+
+
+def _report(
+    imported: ImportedSchedule, pipeline: Pipeline, profile: Profile | None
+) -> dict[str, Any]:
+    """What was found, in JSON types."""
+    from envplan.pipeline.imports import ImportedTrace
+
+    report: dict[str, Any] = {
+        "ranks": pipeline.num_stages,
+        "microbatches": pipeline.num_microbatches,
+        "chunks": pipeline.num_chunks,
+        "profile_stages": pipeline.num_profile_stages,
+        "operations": len(pipeline.operations),
+        "known_as": imported.known_as,
+        "skipped": dict(imported.skipped),
+    }
+    if isinstance(imported, ImportedTrace):
+        report["rank_labels"] = list(imported.rank_labels)
+        if profile is not None:
+            report["times"] = [
+                {
+                    "stage": check.profile_stage,
+                    "instruction": check.instruction,
+                    "operations": check.count,
+                    "recorded_s": check.recorded,
+                    "profile_fastest_s": check.fastest,
+                    "profile_slowest_s": check.slowest,
+                    "fits": check.fits,
+                }
+                for check in imported.check_times(profile)
+            ]
+    return report
+
+
+def _print_report(report: dict[str, Any], profile: Profile | None, output: Path) -> None:
+    from envplan.cli.output import say
+
+    chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
+    known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
+    say(
+        f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
+        f"{report['operations']} operations{known}"
+    )
+    if report.get("rank_labels"):
+        say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
+    if report["skipped"]:
+        say(f"left out: {_counts(report['skipped'])}")
+    if "times" in report and profile is not None:
+        _print_times(report["times"], profile)
+    say(f"wrote {output}")
+
+
+def _counts(skipped: Mapping[str, int]) -> str:
+    """The most frequent names and how often they occur."""
+    ordered = sorted(skipped.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} ({count})" for name, count in ordered[:_MOST_NAMED])
+    if len(ordered) > _MOST_NAMED:
+        named += f", and {sum(count for _, count in ordered[_MOST_NAMED:])} others"
+    return named
+
+
+def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
+    from envplan.cli.output import describe_profile, print_table, say, significant
+
+    print_table(
+        f"Recorded times beside {describe_profile(profile)}",
+        ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
+        [
+            [
+                check["instruction"],
+                str(check["stage"]),
+                str(check["operations"]),
+                significant(check["recorded_s"], 4),
+                f"{significant(check['profile_fastest_s'], 4)} to "
+                f"{significant(check['profile_slowest_s'], 4)}",
+                "yes" if check["fits"] else "NO",
+            ]
+            for check in times
+        ],
+    )
+    off = sum(not check["fits"] for check in times)
+    if off:
+        say(
+            f"{off} of {len(times)} lie more than 10% outside the profile's times: is it of the "
+            "same model, microbatch size and GPU?"
+        )
+
+
+@schedule_app.command("export")
+def export_schedule(
+    name: NameArgument,
+    stages: StagesOption = None,
+    microbatches: MicrobatchesOption = None,
+    chunks: ChunksOption = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help=f"{' or '.join(_EXPORTS)}."),
+    ] = _TORCH_CSV,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help=f"Where it goes; default: {' or '.join(_EXPORTS.values())}.",
+        ),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a schedule as the CSV that PyTorch's pipelining loads, or as a DAG file.
+
+    \b
+    Example:
+      envplan schedule export zb-v --stages 4 --microbatches 8 --format torch-csv -o zbv.csv
+      envplan schedule export 1f1b --stages 4 --microbatches 8 --format dag
+    """
+    from envplan._files import atomic_write
+    from envplan.cli.output import say
+
+    if form not in _EXPORTS:
+        raise InputError(f"--format must be {' or '.join(_EXPORTS)}, not {form}")
+    pipeline = _pipeline(name, stages, microbatches, chunks)
+    target = output or Path(_EXPORTS[form])
+    if Path(name).is_file() and target.exists() and target.samefile(name):
+        raise InputError("is the DAG file itself; choose another output file", path=target)
+    if form == _DAG:
+        _write_dag(pipeline, target)
+    else:
+        from envplan.pipeline.imports import as_torch_csv
+
+        atomic_write(target, as_torch_csv(pipeline))
+    if not quiet:
+        say(f"{len(pipeline.operations)} operations on {pipeline.num_stages} ranks")
+        say(f"wrote {target}")

@@ -1,0 +1,80 @@
+"""Operations beside forwards and backwards in a generated schedule: data, gradients, weights.
+
+They share their rank's GPU with the rest and run when nothing else does. Most take the same time at
+any clock; a profile says so with one row at 0 MHz.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from envplan.errors import InputError
+from envplan.pipeline.formats import shown, whole_number
+from envplan.pipeline.schedules import Operation
+
+__all__ = ["EXTRAS", "checked_extras", "with_extras"]
+
+LOAD: Final = "load"
+#: Once per model stage after its last backward, in this order.
+_AT_THE_END: Final = ("all_reduce", "optimizer")
+
+#: What a schedule can be given besides its forwards and backwards.
+EXTRAS: Final = (LOAD, *_AT_THE_END)
+
+Extras = Mapping[str, tuple[int, ...]]
+
+
+def checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[int, ...]]:
+    """For each extra instruction the model stages that have it, ascending; in the order of EXTRAS.
+
+    Args:
+        extras: such as {"load": [0], "optimizer": [0, 1]}; None is none.
+
+    Raises:
+        InputError: it is something else, or names what is no extra or no stage.
+    """
+    if extras is None:
+        return {}
+    if not isinstance(extras, Mapping):
+        raise InputError(f"extras must be an object, not {shown(extras)}")
+    for name, stages in extras.items():
+        if name not in EXTRAS:
+            raise InputError(f"{shown(name)} is no extra operation; known: {', '.join(EXTRAS)}")
+        if not isinstance(stages, list | tuple) or not stages:
+            raise InputError(f"extras: {name} must list the stages that have it")
+        for stage in stages:
+            if whole_number(stage, f"extras: {name}", least=0) >= num_profile_stages:
+                raise InputError(
+                    f"extras: {name} names stage {stage}; there are {num_profile_stages}"
+                )
+    return {name: tuple(sorted(set(extras[name]))) for name in EXTRAS if name in extras}
+
+
+def with_extras(orders: Sequence[Sequence[Operation]], extras: Extras) -> list[list[Operation]]:
+    """A schedule's orders with extra operations in them.
+
+    `load` comes before every forward of its model stages, once a microbatch; `all_reduce` and then
+    `optimizer` come once for each of their model stages, when its rank has done everything else.
+
+    Args:
+        orders: for each rank, its operations in execution order.
+    """
+    loading = extras.get(LOAD, ())
+    extended = []
+    for order in orders:
+        listed: list[Operation] = []
+        for op in order:
+            if op.instruction == "forward" and op.profile_stage in loading:
+                listed.append(_beside(op, LOAD, op.microbatch))
+            listed.append(op)
+        model_stages = {op.profile_stage: op for op in order}
+        for instruction in _AT_THE_END:
+            for model_stage in sorted(model_stages.keys() & set(extras.get(instruction, ()))):
+                listed.append(_beside(model_stages[model_stage], instruction, 0))
+        extended.append(listed)
+    return extended
+
+
+def _beside(op: Operation, instruction: str, microbatch: int) -> Operation:
+    return Operation(op.stage, instruction, microbatch, op.chunk, op.profile_stage)

@@ -1,0 +1,31 @@
+"""Schedules from elsewhere: PyTorch's CSV and objects, DeepSpeed's instructions, recorded traces.
+
+Each reader finds out which operations every rank runs in which order; Pipeline.from_orders then
+gives them the data dependencies of a generated schedule, and refuses what could not run.
+"""
+
+from __future__ import annotations
+
+from envplan.pipeline.imports.chrome import (
+    ImportedTrace,
+    TimeCheck,
+    TraceMapping,
+    read_chrome_traces,
+)
+from envplan.pipeline.imports.deepspeed import from_deepspeed, read_deepspeed
+from envplan.pipeline.imports.steps import ImportedSchedule
+from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv
+from envplan.pipeline.imports.torch_live import read_torch_schedule
+
+__all__ = [
+    "ImportedSchedule",
+    "ImportedTrace",
+    "TimeCheck",
+    "TraceMapping",
+    "as_torch_csv",
+    "from_deepspeed",
+    "read_chrome_traces",
+    "read_deepspeed",
+    "read_torch_csv",
+    "read_torch_schedule",
+]

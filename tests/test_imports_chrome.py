@@ -1,0 +1,342 @@
+"""Recorded traces as schedules: replays whose order is known, and what PyTorch recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.pipeline.imports import ImportedTrace, TraceMapping, chrome, read_chrome_traces
+from envplan.plotting.schedule import schedule_layout
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "schedules"
+LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+#: PyTorch's own names of what its schedules of several stages a rank run.
+PYTORCH = {
+    name: rf"^PP:(?P<stage>\d+){letter}(?P<microbatch>\d+)$" for name, letter in LETTERS.items()
+}
+BY_NAME = {"forward": "^fwd", "backward": "^bwd"}
+
+Event = dict[str, Any]
+
+
+def traced(pipeline: Pipeline, *, unit_us: float = 1000.25) -> list[Event]:
+    """A replay in unit times as complete events in PyTorch's words; a process for each rank."""
+    layout = schedule_layout(pipeline)
+    return [
+        {
+            "ph": "X",
+            "name": f"PP:{op.profile_stage}{LETTERS[op.instruction]}{op.microbatch}",
+            "cat": "user_annotation",
+            "pid": 40 + op.stage,
+            "tid": 7,
+            "ts": start * unit_us,
+            "dur": time * unit_us,
+            "args": {"mb": op.microbatch + 96, "chunk": op.chunk, "rank": f"r{op.stage}"},
+        }
+        for op, start, time in zip(
+            pipeline.operations, layout.start.tolist(), layout.time.tolist(), strict=True
+        )
+    ]
+
+
+def simple(name: str, ts: object, dur: object, **fields: Any) -> Event:
+    return {"ph": "X", "name": name, "pid": 0, "tid": 0, "ts": ts, "dur": dur, **fields}
+
+
+def read(folder: Path, events: object, mapping: TraceMapping | None = None) -> ImportedTrace:
+    path = folder / "trace.json"
+    path.write_text(json.dumps(events))
+    return read_chrome_traces([path], mapping or TraceMapping(BY_NAME))
+
+
+def refused(folder: Path, events: object, mapping: TraceMapping | None = None) -> str:
+    with pytest.raises(InputError) as error:
+        read(folder, events, mapping)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    ranks=st.integers(1, 4),
+    microbatches=st.integers(1, 8),
+    chunks=st.integers(1, 2),
+    shuffled=st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_trace_of_a_schedule_is_imported_as_that_schedule(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    shuffled: random.Random,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    try:
+        pipeline = Pipeline(name, ranks, microbatches, num_chunks=chunks)
+    except InputError:
+        return
+    events = traced(pipeline)
+    shuffled.shuffle(events)
+    read_back = read(tmp_path_factory.mktemp("trace"), events, TraceMapping(PYTORCH))
+    assert read_back.pipeline().operations == pipeline.operations
+    pids = tuple(str(40 + rank) for rank in range(ranks))
+    assert read_back.rank_labels == (pids if ranks > 1 else ("7",))
+    assert {duration for rank in read_back.durations_ns for duration in rank} <= {1000250, 2000500}
+
+
+def test_order_of_appearance_numbers_the_microbatches(tmp_path: Path) -> None:
+    pipeline = Pipeline("1f1b", 3, 5)
+    events = traced(pipeline)
+    for event in events:
+        event["name"] = "fwd" if "F" in event["name"] else "bwd"
+    trace = read(tmp_path, {"traceEvents": events})
+    assert trace.known_as == "1f1b"
+    assert trace.num_microbatches == 5
+
+
+@pytest.mark.parametrize(("name", "placement"), [("interleaved", "interleaved"), ("zb-v", "v")])
+def test_arguments_tell_rank_chunk_and_microbatch(
+    name: str, placement: str, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(name, 2, 4, num_chunks=2)
+    events = traced(pipeline)
+    for event in events:
+        event["name"] = re.sub(r"PP|\W|\d", "", event["name"])
+        event["pid"] = 0
+    mapping = TraceMapping(
+        {instruction: f"^{letter}$" for instruction, letter in LETTERS.items()},
+        rank="args.rank",
+        microbatch="args.mb",
+        chunk="args.chunk",
+        placement=placement,
+    )
+    trace = read(tmp_path, events, mapping)
+    assert trace.known_as == name
+    assert trace.rank_labels == ("r0", "r1")
+    assert trace.pipeline().operations == pipeline.operations
+
+
+def test_pairs_of_begin_and_end_are_events_too(tmp_path: Path) -> None:
+    events = []
+    for event in traced(Pipeline("gpipe", 2, 3)):
+        common = {key: event[key] for key in ("pid", "tid")}
+        end = event["ts"] + event["dur"]
+        outer = {**common, "ph": "B", "name": event["name"], "ts": event["ts"]}
+        inner = {**common, "ph": "B", "name": "kernel", "ts": event["ts"] + 1}
+        ends = [{**common, "ph": "E", "ts": end - 1}, {**common, "ph": "E", "ts": end}]
+        events += [outer, inner, *ends]
+    events += [{"ph": "E", "ts": -1, "pid": 40, "tid": 7}, {"ph": "M", "name": "process_name"}]
+    trace = read(tmp_path, events, TraceMapping(PYTORCH))
+    assert trace.known_as == "gpipe"
+    assert dict(trace.skipped) == {"kernel": 12}
+    assert set(trace.durations_ns[0]) == {1000250, 2000500}
+
+
+def test_arguments_of_an_end_belong_to_its_begin(tmp_path: Path) -> None:
+    events = [
+        {"ph": "B", "name": "fwd", "pid": 0, "tid": 0, "ts": 0},
+        {"ph": "E", "pid": 0, "tid": 0, "ts": 1, "args": {"mb": 5}},
+        simple("bwd", 1, 1, args={"mb": 5}),
+    ]
+    trace = read(tmp_path, events, TraceMapping(BY_NAME, microbatch="args.mb"))
+    assert [op.microbatch for op in trace.orders[0]] == [0, 0]
+
+
+def test_a_file_for_each_rank_may_be_zipped(tmp_path: Path) -> None:
+    pipeline = Pipeline("1f1b", 11, 4)
+    events = traced(pipeline)
+    paths = []
+    for rank in range(11):
+        path = tmp_path / f"rank{rank}.json.gz"
+        mine = [{**event, "pid": 1} for event in events if event["pid"] == 40 + rank]
+        path.write_bytes(gzip.compress(json.dumps({"traceEvents": mine}).encode()))
+        paths.append(path)
+    assert read_chrome_traces(paths, TraceMapping(PYTORCH)).known_as == "1f1b"
+
+
+def test_trace_that_pytorch_recorded_is_the_schedule_it_ran() -> None:
+    paths = [EXAMPLES / f"interleaved-zb-2x4.rank{rank}.json" for rank in range(2)]
+    trace = read_chrome_traces(paths, TraceMapping(PYTORCH, within=r"^ProfilerStep#2$"))
+    assert trace.known_as == "interleaved-zb"
+    assert (trace.num_chunks, trace.num_microbatches) == (2, 4)
+    assert trace.skipped["operations of other iterations"] == 48
+    assert trace.skipped["PP:0SEND_F0"] == 2
+    with pytest.raises(InputError, match="several iterations"):
+        read_chrome_traces(paths, TraceMapping(PYTORCH))
+
+
+def test_ranks_are_numbered_by_value_and_by_digits(tmp_path: Path) -> None:
+    ranks = ("gpu10", "gpu9", 3, 20)
+    events = [
+        simple(name, at, 1, tid=tid) for tid in ranks for at, name in enumerate(("fwd", "bwd"))
+    ]
+    trace = read(tmp_path, events)
+    assert trace.rank_labels == ("3", "20", "gpu9", "gpu10")
+
+
+def test_names_may_tell_the_rank_and_leave_the_first_chunk_out(tmp_path: Path) -> None:
+    names = [f"{way} on {r}{c}" for way in ("fwd", "bwd") for c in ("", ".1") for r in (0, 1)]
+    order = [0, 2, 6, 4, 1, 3, 7, 5]
+    events = [simple(names[i], at, 1, tid=i % 2) for at, i in enumerate(order)]
+    rest = r" on (?P<rank>\d)(\.(?P<chunk>\d))?$"
+    mapping = {instruction: name + rest for instruction, name in BY_NAME.items()}
+    trace = read(tmp_path, events, TraceMapping(mapping))
+    assert [op.profile_stage for op in trace.orders[0]] == [0, 2, 2, 0]
+    assert [op.profile_stage for op in trace.orders[1]] == [1, 3, 3, 1]
+
+
+def test_only_events_of_a_category_count(tmp_path: Path) -> None:
+    pipeline = Pipeline("1f1b", 2, 4)
+    events = traced(pipeline)
+    events += [{**event, "cat": "gpu_user_annotation", "tid": 8} for event in events]
+    assert "overlap" in refused(tmp_path, events, TraceMapping(PYTORCH))
+    trace = read(tmp_path, events, TraceMapping(PYTORCH, category="^gpu_"))
+    assert trace.known_as == "1f1b"
+    assert sum(trace.skipped.values()) == len(pipeline.operations)
+
+
+def test_constant_operations_need_not_tell_their_microbatch(tmp_path: Path) -> None:
+    names = ["load", "fwd 8", "load", "fwd 9", "bwd 8", "bwd 9", "step"]
+    events = [simple(name, at, 1) for at, name in enumerate(names)]
+    mapping = {
+        "load": "^load",
+        "forward": r"^fwd (?P<microbatch>\d+)",
+        "backward": r"^bwd (?P<microbatch>\d+)",
+        "optimizer": "^step",
+    }
+    trace = read(tmp_path, events, TraceMapping(mapping))
+    assert [(op.instruction, op.microbatch) for op in trace.orders[0]] == [
+        ("load", 0),
+        ("forward", 0),
+        ("load", 1),
+        ("forward", 1),
+        ("backward", 0),
+        ("backward", 1),
+        ("optimizer", 0),
+    ]
+    assert trace.known_as == "gpipe"
+
+
+def test_overlapping_operations_of_a_gpu_are_refused_naming_both(tmp_path: Path) -> None:
+    events = [simple("bwd b", 14.999, 3), simple("fwd a", 10, 5)]
+    assert (
+        '"fwd a" (10.000 to 15.000 us) and "bwd b" (14.999 to 17.999 us) overlap on rank 0'
+        in refused(tmp_path, events)
+    )
+
+
+def test_operations_that_touch_do_not_overlap_however_late_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    fields = '"ph": "X", "pid": 0, "tid": 0'
+    path.write_text(
+        f'[{{{fields}, "name": "fwd", "ts": 1732212345678901.123, "dur": 0.001}},'
+        f' {{{fields}, "name": "bwd", "ts": 1732212345678901.124, "dur": 0.002}}]'
+    )
+    trace = read_chrome_traces([path], TraceMapping(BY_NAME))
+    assert trace.durations_ns == ((1, 2),)
+
+
+def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
+    profile = small_profile(2, clocks=(1740, 870))
+    fastest = profile.table(0, "forward").time_ns.min() / 1e3
+    events = [
+        simple("fwd", 0, fastest * 1.05),
+        simple("bwd", 1e7, fastest),
+        simple("fwd", 0, fastest * 1.5, tid=1),
+        simple("bwd", 1e7, fastest * 1.1 * 2.1 * 1.15, tid=1),
+    ]
+    checks = read(tmp_path, events).check_times(profile)
+    assert [(c.instruction, c.profile_stage, c.count, c.fits) for c in checks] == [
+        ("backward", 0, 1, False),
+        ("forward", 0, 1, True),
+        ("backward", 1, 1, True),
+        ("forward", 1, 1, True),
+    ]
+    assert checks[1].recorded == pytest.approx(1.05 * checks[1].fastest, rel=1e-6)
+    assert checks[1].slowest == profile.table(0, "forward").time_ns.max() / 1e9
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        (TraceMapping({}), "at least one instruction"),
+        (TraceMapping({"for ward": "f"}), '"for ward" is no name of an instruction'),
+        (TraceMapping({"forward": "("}), "expression for forward is no regular expression"),
+        (TraceMapping({"forward": "(?P<mb>x)"}), 'a group "mb"; known: chunk, microbatch'),
+        (TraceMapping({"forward": "^x", "backward": "^y"}), "no event matches: of 2 events"),
+        (TraceMapping({"forward": "wd", "backward": "^bwd"}), "matches the expressions of forward"),
+        (TraceMapping({"forward": "wd"}), "no event is a backward"),
+        (TraceMapping(BY_NAME, rank="args.gpu"), "has no args.gpu for the rank"),
+        (TraceMapping(BY_NAME, rank="gpu"), 'cannot be taken from "gpu"; give args.NAME'),
+        (TraceMapping(BY_NAME, rank="args.list"), "must be a number or a name, not a list"),
+        (TraceMapping(BY_NAME, microbatch="args.word"), "microbatch must be a whole number"),
+        (TraceMapping(BY_NAME, microbatch="args.none"), "has no args.none for the microbatch"),
+        (TraceMapping(BY_NAME, category="["), "expression for categories is no regular"),
+        (TraceMapping(BY_NAME, within="nowhere"), "no event matches"),
+    ],
+)
+def test_mapping_that_does_not_fit_the_trace_is_refused(
+    mapping: TraceMapping, words: str, tmp_path: Path
+) -> None:
+    args = {"word": "first", "list": [1]}
+    events = [simple("fwd", 0, 1, args=args), simple("bwd", 1, 1, args=args)]
+    assert words in refused(tmp_path, events, mapping)
+
+
+def test_missing_operation_is_named(tmp_path: Path) -> None:
+    events = [e for e in traced(Pipeline("1f1b", 2, 4)) if e["name"] != "PP:1B2"]
+    with pytest.raises(InputError, match="backward of microbatch 2 on model stage 1"):
+        read(tmp_path, events, TraceMapping(PYTORCH)).pipeline()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{}", "no list of events under traceEvents"),
+        (b"3", "no list of events"),
+        (b"[", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[1]", "event 0 must be an object, not 1"),
+        (b'[{"ph": "X", "name": "fwd"}]', "ts must be a number of microseconds, not null"),
+        (
+            b'[{"ph": "X", "name": "fwd", "ts": "3"}]',
+            'ts must be a number of microseconds, not "3"',
+        ),
+        (b'[{"ph": "X", "name": "fwd", "ts": NaN}]', "ts must be a number"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 1e999999999}]', "ts is too large"),
+        (b'[{"ph": "X", "name": "fwd", "ts": 3, "dur": -1}]', "negative duration"),
+        (b"[]", "no events with a begin and an end"),
+        (gzip.compress(b"[]")[:-9], "cannot be read"),
+        (b"\x1f\x8b\x08junkjunkjunkjunk", "cannot be read"),
+    ],
+)
+def test_unusable_file_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        read_chrome_traces([path], TraceMapping(BY_NAME))
+    assert "\n" not in str(error.value)
+
+
+def test_file_that_unpacks_to_more_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome, "MAX_TRACE_BYTES", 2**20)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * 2**21))
+    with pytest.raises(InputError, match="larger than 1 MiB"):
+        read_chrome_traces([path], TraceMapping(BY_NAME))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_chrome_traces([tmp_path / "missing.json"], TraceMapping(BY_NAME))

@@ -1,0 +1,209 @@
+"""PyTorch's schedule CSV, read and written without PyTorch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES, Operation, Pipeline
+from envplan.pipeline.imports import as_torch_csv, read_torch_csv
+from envplan.pipeline.imports.torch_csv import parse_rows
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "schedules"
+SHAPES = st.tuples(
+    st.sampled_from(sorted(SCHEDULES)), st.integers(1, 5), st.integers(1, 10), st.integers(1, 3)
+)
+
+
+def parsed(text: str) -> list[list[str]]:
+    """The operations of each rank in PyTorch's words."""
+    rows = [line.split(",") for line in text.splitlines()]
+    letters = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+    return [
+        [
+            f"{op.profile_stage}{letters.get(op.instruction, op.instruction)}{op.microbatch}"
+            for op in order
+        ]
+        for order in parse_rows(rows).orders
+    ]
+
+
+def refused(path: Path, text: str) -> InputError:
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_torch_csv(path).pipeline()
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def same(one: Pipeline, other: Pipeline) -> bool:
+    arrays = ("stage_begin", "succ_begin", "succ", "succ_lag_ns", "order")
+    return one.operations == other.operations and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays
+    )
+
+
+def test_cells_become_operations_of_their_model_stage() -> None:
+    orders = parse_rows([["0F0", "3F0", "3I0", "3W0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]).orders
+    assert orders[0] == (
+        Operation(0, "forward", 0, 0, 0),
+        Operation(0, "forward", 0, 1, 3),
+        Operation(0, "backward_input", 0, 1, 3),
+        Operation(0, "backward_weight", 0, 1, 3),
+        Operation(0, "backward", 0, 0, 0),
+    )
+    assert [(op.chunk, op.profile_stage) for op in orders[1]] == [(0, 1), (1, 2), (1, 2), (0, 1)]
+
+
+def test_empty_cells_are_time_steps_without_an_action() -> None:
+    assert parsed(",0F0,,0B0,\n,,1F0,1B0,") == [["0F0", "0B0"], ["1F0", "1B0"]]
+
+
+def test_overlapped_actions_run_one_after_the_other() -> None:
+    assert parsed("0F0,0F1,(0F2;0B0)OVERLAP_F_B,( 0F3 ; 0B1 )OVERLAP_F_B,0B2,0B3") == [
+        ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3"]
+    ]
+
+
+def test_communication_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "comms.csv"
+    path.write_text(
+        "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n"
+        "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1RESHARD\n"
+    )
+    read = read_torch_csv(path)
+    assert [len(order) for order in read.orders] == [2, 2]
+    assert dict(read.skipped) == {
+        "UNSHARD": 2,
+        "RESHARD": 2,
+        "REDUCE_GRAD": 2,
+        **dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B"), 1),
+    }
+    kept = read_torch_csv(path, keep=("all_reduce",))
+    assert kept.orders[1][-1] == Operation(1, "all_reduce", 0, 0, 1)
+    assert "REDUCE_GRAD" not in kept.skipped
+    assert kept.known_as == "1f1b"
+
+
+@given(shape=SHAPES)
+@settings(max_examples=60, deadline=None)
+def test_exported_schedule_is_imported_as_it_was(shape: tuple[str, int, int, int]) -> None:
+    try:
+        pipeline = Pipeline(shape[0], shape[1], shape[2], num_chunks=shape[3], p2p_latency=0.001)
+    except InputError:
+        return
+    rows = [line.split(",") for line in as_torch_csv(pipeline).splitlines()]
+    read = parse_rows(rows)
+    assert same(read.pipeline(p2p_latency=0.001), pipeline)
+    assert Pipeline(read.known_as or "", shape[1], shape[2], num_chunks=shape[3]).operations == (
+        pipeline.operations
+    )
+
+
+@given(shape=SHAPES, latency=st.sampled_from([0.0, 0.002]))
+@settings(max_examples=40, deadline=None)
+def test_dag_document_of_a_schedule_is_the_same_pipeline(
+    shape: tuple[str, int, int, int], latency: float
+) -> None:
+    try:
+        pipeline = Pipeline(shape[0], shape[1], shape[2], num_chunks=shape[3], p2p_latency=latency)
+    except InputError:
+        return
+    document = pipeline.to_dag()
+    read = Pipeline.from_dag(document)
+    assert same(read, pipeline)
+    assert read.num_profile_stages == pipeline.num_profile_stages
+    assert read.to_dag() == document
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_exported_time_steps_respect_what_waits_for_what(name: str) -> None:
+    chunks = 2 if name.endswith("-v") or name in ("interleaved", "interleaved-zb") else 1
+    pipeline = Pipeline(name, 4, 8, num_chunks=chunks)
+    rows = [line.split(",") for line in as_torch_csv(pipeline).splitlines()]
+    step = {cell: k for row in rows for k, cell in enumerate(row) if cell}
+    assert len(step) == len(pipeline.operations)
+    for cell, at in step.items():
+        for letter in "FI":
+            stage, dot, microbatch = cell.partition(letter)
+            before = (
+                f"{int(stage) + (-1 if letter == 'F' else 1)}{letter}{microbatch}" if dot else ""
+            )
+            assert step.get(before, -1) < at
+
+
+def test_instruction_that_pytorch_does_not_have_cannot_be_exported() -> None:
+    operations = [
+        {"id": "a", "stage": 0, "instruction": "forward"},
+        {"id": "b", "stage": 0, "instruction": "optimizer"},
+    ]
+    pipeline = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
+    with pytest.raises(InputError, match='no action for "optimizer"'):
+        as_torch_csv(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ("0F0,0B0\n1F0,1X0\n", 2, 2, '"1X0" is no action'),
+        ("0F0,0b0\n", 1, 2, '"0b0" is no action'),
+        ("0F0,0B\n", 1, 2, '"0B" is no action'),
+        ("F0,B0\n", 1, 1, '"F0" is no action'),
+        ("0F0,0BW0\n", 1, 2, "older versions of PyTorch"),
+        ("0F0,0B0,0W0\n", 1, 3, "older versions of PyTorch"),
+        ("0F0,(0F1;0B0)OVERLAP_X\n", 1, 2, "no action"),
+        ("0F0,(0F1;0SEND_F0)OVERLAP_F_B\n", 1, 2, "no action"),
+        ("0F0,0F99999999999\n", 1, 2, "no action"),
+        ("0F0,0B0,0F0\n", 1, 3, '"0F0" repeats "0F0" at line 1, column 1'),
+        ("0F0,0B0,1F0,1B0\n1F1,1B1\n", 2, 1, "runs model stage 1 on rank 1"),
+        ("0F0,0B0\n\n1F0,1B0\n", 2, None, "rank 1 has no actions"),
+        ("0F0,0B0\n0SEND_F0\n", 2, None, "rank 1 has no actions"),
+        ("", None, None, "no rows"),
+        ("0F0,0B0\n2F0,2B0\n", None, None, "model stage 1 is on no rank"),
+        ("0F0,0B0,0F1\n", None, None, "backward of microbatch 1 on model stage 0"),
+        ("0B0,0F0\n", None, None, "deadlock"),
+        ("0F0,0B0\n1B0,1F0\n", None, None, "deadlock"),
+    ],
+)
+def test_unusable_file_is_refused_saying_where(
+    text: str, line: int | None, column: int | None, words: str, tmp_path: Path
+) -> None:
+    error = refused(tmp_path / "schedule.csv", text)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_bytes(b"0F0,\xff\xfe\n")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_torch_csv(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_torch_csv(tmp_path / "missing.csv")
+    path.write_text("0F0," + "9" * 200_000)
+    with pytest.raises(InputError, match=r"not CSV|no action"):
+        read_torch_csv(path)
+
+
+@given(text=st.text(alphabet='0123FBIW;()OVERLAP_, \n\x00"', max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("any") / "schedule.csv"
+    path.write_text(text)
+    with suppress(InputError):
+        assert read_torch_csv(path).pipeline().operations
+
+
+def test_example_is_a_schedule_that_envplan_has_no_name_for() -> None:
+    read = read_torch_csv(EXAMPLES / "gpipe-in-halves-4x8.csv")
+    assert read.known_as is None
+    pipeline = read.pipeline()
+    assert (pipeline.num_stages, pipeline.num_microbatches) == (4, 8)
+    first = [op.microbatch for op in pipeline.operations[:16]]
+    assert first == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.plotting.schedule import (
+    plot_schedule,
+    schedule_figure,
+    schedule_layout,
+)
+
+
+def test_without_a_profile_a_forward_takes_one_unit_and_a_backward_two() -> None:
+    layout = schedule_layout(Pipeline("1f1b", 2, 2, p2p_latency=5.0))
+    by_name = {
+        (op.stage, layout.label(op)): (start, time)
+        for op, start, time in zip(
+            layout.pipeline.operations, layout.start, layout.time, strict=True
+        )
+    }
+    assert by_name == {
+        (0, "F0"): (0, 1),
+        (0, "F1"): (1, 1),
+        (0, "B0"): (4, 2),
+        (0, "B1"): (7, 2),
+        (1, "F0"): (1, 1),
+        (1, "B0"): (2, 2),
+        (1, "F1"): (4, 1),
+        (1, "B1"): (5, 2),
+    }
+    assert layout.makespan == 9
+    assert layout.bubble_share == pytest.approx(1 - 12 / 18)
+
+
+def test_with_a_profile_times_are_those_of_the_highest_clocks() -> None:
+    profile = small_profile(2)
+    pipeline = Pipeline("1f1b", 2, 4, p2p_latency=0.001)
+    layout = schedule_layout(pipeline, profile)
+    times = np.array(
+        [
+            profile.table(op.stage, op.instruction).time_ns[
+                profile.table(op.stage, op.instruction).max_frequency_option
+            ]
+            for op in pipeline.operations
+        ]
+    )
+    assert layout.makespan == pytest.approx(pipeline.earliest_starts(times)[1] / 1e9)
+    assert layout.to_dict()["time_unit"] == "s"
+    shown = [cell for rank in (0, 1) for cell in layout.cells(rank, layout.columns)]
+    assert len([cell for cell in shown if cell.operation]) == len(pipeline.operations)
+    with pytest.raises(InputError, match="stage"):
+        schedule_layout(Pipeline("1f1b", 3, 4), profile)
+
+
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    ranks=st.integers(1, 5),
+    microbatches=st.integers(1, 10),
+    chunks=st.integers(1, 2),
+    columns=st.integers(1, 60),
+)
+@settings(max_examples=40, deadline=None)
+def test_rows_of_text_are_as_long_as_asked_and_in_order(
+    name: str, ranks: int, microbatches: int, chunks: int, columns: int
+) -> None:
+    try:
+        layout = schedule_layout(Pipeline(name, ranks, microbatches, num_chunks=chunks))
+    except InputError:
+        return
+    for rank in range(ranks):
+        cells = list(layout.cells(rank, columns))
+        assert sum(cell.columns for cell in cells) == columns
+        shown = [cell.operation for cell in cells if cell.operation is not None]
+        order = [layout.pipeline.operations[i] for i in layout.of_rank(rank)]
+        assert [op for op in order if op in shown] == shown
+        full = list(layout.cells(rank, layout.columns))
+        assert [cell.operation for cell in full if cell.operation] == order
+        busy = sum(cell.columns for cell in full if cell.operation)
+        assert busy == sum(layout.time[i] for i in layout.of_rank(rank))
+
+
+def test_activations_are_held_until_the_weights_have_their_gradient() -> None:
+    assert [schedule_layout(Pipeline("1f1b", 4, 8)).activations(r) for r in range(4)] == [
+        4,
+        3,
+        2,
+        1,
+    ]
+    assert schedule_layout(Pipeline("gpipe", 4, 8)).activations(3) == 8
+    assert schedule_layout(Pipeline("zb-h1", 4, 8)).activations(3) == 4
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_figure_is_written_in_the_type_its_name_says(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"schedule.{suffix}"
+    plot_schedule(schedule_layout(Pipeline("zb-v", 2, 4, num_chunks=2)), path)
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert path.read_bytes().startswith(start)
+
+
+def test_every_forward_and_backward_is_labelled(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.svg"
+    pipeline = Pipeline("1f1b", 8, 32)
+    plot_schedule(schedule_layout(pipeline), path)
+    text = path.read_text()
+    for letter in "FB":
+        for microbatch in range(32):
+            assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8
+    assert "8 ranks, 32 microbatches" in text
+
+
+def test_long_schedule_goes_on_in_further_bands() -> None:
+    assert len(schedule_figure(schedule_layout(Pipeline("1f1b", 4, 8))).axes) == 1
+    figure = schedule_figure(schedule_layout(Pipeline("1f1b", 4, 64)))
+    limits = [axes.get_xlim() for axes in figure.axes]
+    assert len(limits) == 3
+    assert [low for low, _ in limits[1:]] == [high for _, high in limits[:-1]]
+
+
+def test_modelled_times_are_called_so() -> None:
+    figure = schedule_figure(schedule_layout(Pipeline("1f1b", 2, 4), small_profile(2)))
+    assert "modelled" in figure.axes[0].get_title(loc="left")

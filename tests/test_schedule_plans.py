@@ -1,0 +1,223 @@
+"""Plans of every schedule: deadlines, energies, bounds, and one GPU for all model stages on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import assert_refused
+from cli_helpers import envplan as run
+from envplan import simulate
+from envplan.errors import InputError
+from envplan.frontier import trace_frontier
+from envplan.frontier.network import build_network
+from envplan.pipeline import SCHEDULES, Operation, Pipeline
+from envplan.plan import Plan
+from envplan.profile import Profile
+from envplan.units import ns_from_s, uw_from_w
+from envplan.verify import verify_plan
+from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
+from schedule_oracles import dependency_graph, longest_path, orders_of
+from strategies import EVERY_INSTRUCTION, falling_profiles, noisy, schedules
+
+FJ = 1e15
+BUILT_IN = "a40-gpt3-1.3b-8stage"
+
+
+def rows_of(plan: Plan, pipeline: Pipeline, profile: Profile) -> dict[Operation, tuple[int, int]]:
+    """The (ns, fJ) of each operation at its planned frequency, read from the profile's rows."""
+    rows = {}
+    for order, clocks in zip(orders_of(pipeline), plan.frequencies, strict=True):
+        for op, mhz in zip(order, clocks, strict=True):
+            table = profile.table(op.profile_stage, op.instruction)
+            (k,) = np.flatnonzero(table.frequency_mhz == mhz)
+            rows[op] = int(table.time_ns[k]), int(table.energy_fj[k])
+    return rows
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_plans_meet_their_target_at_the_stated_energy_above_the_relaxed_bound(
+    name: str, data: st.DataObject
+) -> None:
+    pipeline = data.draw(schedules(name, max_stages=3, max_microbatches=5))
+    profile = data.draw(
+        falling_profiles(pipeline.num_profile_stages, 4, instructions=EVERY_INSTRUCTION)
+    )
+    power = data.draw(st.sampled_from([0.0, 70.0, 300.0]))
+    slowdown = data.draw(st.sampled_from([0.0, 0.01, 0.2, 3.0]))
+    frontier = trace_frontier(pipeline, profile, blocking_power=power)
+    graph = dependency_graph(orders_of(pipeline), pipeline.p2p_latency_ns)
+
+    fastest = {
+        op: int(profile.table(op.profile_stage, op.instruction).time_ns.min())
+        for op in pipeline.operations
+    }
+    assert frontier.min_time_ns == longest_path(graph, fastest)
+
+    plan = frontier.plan(slowdown=slowdown)
+    rows = rows_of(plan, pipeline, profile)
+    assert list(rows) == list(pipeline.operations)
+    replayed = longest_path(graph, {op: time for op, (time, _) in rows.items()})
+    assert replayed == ns_from_s(plan.iteration_time)
+    assert replayed <= frontier.min_time_ns * (1 + slowdown)
+
+    waiting = uw_from_w(power)
+    energy = sum(joules for _, joules in rows.values())
+    for order in orders_of(pipeline):
+        energy += waiting * (replayed - sum(rows[op][0] for op in order))
+    assert round(plan.energy * FJ) == pytest.approx(energy, rel=1e-12)
+
+    powers = [waiting] * pipeline.num_stages
+    until = min(
+        frontier.min_time_ns + int(frontier.min_time_ns * slowdown), frontier.min_energy_time_ns
+    )
+    relaxed = relaxed_cost_by_lp(build_network(pipeline, profile, powers), until)
+    bound = (relaxed + sum(powers) * until) / FJ
+    assert plan.energy_lower_bound == pytest.approx(bound, rel=1e-9, abs=1e-9)
+    assert plan.energy_lower_bound <= plan.energy
+    assert verify_plan(plan, profile)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_frontiers_equal_min_cost_flow_and_the_walk_from_t_max(
+    name: str, data: st.DataObject
+) -> None:
+    pipeline = data.draw(schedules(name, max_stages=3, max_microbatches=6))
+    profile = data.draw(
+        falling_profiles(pipeline.num_profile_stages, 6, instructions=EVERY_INSTRUCTION)
+    )
+    quick = trace_frontier(pipeline, profile, blocking_power=70.0)
+    full = trace_frontier(pipeline, profile, blocking_power=70.0, full=True)
+    known = full.times_ns <= full.min_energy_time_ns
+    assert np.array_equal(quick.times_ns, full.times_ns[known])
+    powers = list(quick.blocking_power_uw)
+    network = build_network(pipeline, profile, powers)
+    least = quick.lower_bound_fj(quick.min_energy_time_ns)
+    assert least == relaxed_dual_by_min_cost_flow(network, sum(powers))
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches"),
+    [
+        ("looped-bfs", 83),
+        ("interleaved-zb", 84),
+        ("zb-h1", 83),
+        ("zb-v", 82),
+        ("dualpipe-v", 83),
+    ],
+)
+def test_a_long_pipeline_started_from_a_short_one_is_the_same(name: str, microbatches: int) -> None:
+    profile = noisy(Profile.builtin("a40-gpt3-1.3b-4stage")).adjusted(backward_input_share=0.5)
+    chunks = 1 if name == "zb-h1" else 2
+    pipeline = Pipeline(name, 4 // chunks, microbatches, num_chunks=chunks, p2p_latency=0.001)
+    quick = trace_frontier(pipeline, profile, blocking_power=70.0)
+    full = trace_frontier(pipeline, profile, blocking_power=70.0, full=True)
+    assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
+    assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
+
+
+def with_waiting(num_stages: int, watts: float) -> Profile:
+    """Every operation takes 0.1 s and 10 J on any model stage; waiting draws the given power."""
+    rows = [
+        (stage, name, 1000, 0.1, 10.0) for stage in range(num_stages) for name in EVERY_INSTRUCTION
+    ]
+    rows += [(stage, "blocking", 1000, 1.0, watts) for stage in range(num_stages)]
+    return Profile.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("interleaved", 2), ("looped-bfs", 3), ("interleaved-zb", 2), ("zb-v", 2), ("dualpipe-v", 2)],
+)
+def test_a_gpu_with_several_model_stages_waits_once(name: str, chunks: int) -> None:
+    pipeline = Pipeline(name, 2, 4, num_chunks=chunks)
+    frontier = trace_frontier(pipeline, with_waiting(2 * chunks, 50.0), gpus_per_stage=3)
+    assert frontier.blocking_power_w == (50.0, 50.0)
+    plan = frontier.max_frequency_plan()
+    computing = 10.0 * len(pipeline.operations)
+    waiting = 50.0 * (2 * plan.iteration_time - 0.1 * len(pipeline.operations))
+    assert plan.energy == pytest.approx(3 * (computing + waiting))
+    timeline = simulate(plan, frontier.profile)
+    assert timeline.blocking_energy == pytest.approx(3 * waiting)
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-v", "dualpipe-v"])
+def test_model_stages_on_one_gpu_run_one_operation_at_a_time(name: str) -> None:
+    pipeline = Pipeline(name, 2, 4, num_chunks=2)
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage").adjusted(backward_input_share=0.5)
+    plan = trace_frontier(pipeline, profile).plan(slowdown=0.05)
+    for stage in plan.stages:
+        for before, after in pairwise(stage):
+            assert before.start_s + before.time_s <= after.start_s + 1e-12
+
+
+def test_two_halves_of_a_backward_are_timed_by_their_own_rows() -> None:
+    rows = [(0, "forward", 900, 0.1, 9.0), (0, "backward_input", 900, 0.2, 8.0)]
+    profile = Profile.from_rows([*rows, (0, "backward_weight", 900, 0.4, 7.0)])
+    plan = trace_frontier(Pipeline("zb-h1", 1, 2), profile).plan()
+    assert plan.iteration_time == pytest.approx(1.4)
+    assert plan.energy == pytest.approx(48.0)
+
+
+def test_a_profile_without_split_backwards_says_how_to_split_them() -> None:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    with pytest.raises(InputError, match=r"no rows for backward_input on stage 3.*adjusted"):
+        trace_frontier(Pipeline("zb-v", 2, 4), profile)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks"),
+    [
+        ("looped-bfs", 8, 1),
+        ("interleaved-zb", 8, 1),
+        ("zb-h1", 8, 1),
+        ("zb-v", 4, 2),
+        ("dualpipe-v", 4, 2),
+    ],
+)
+def test_a_schedule_is_solved_for_and_checked_by_name_alone(
+    name: str, stages: int, chunks: int, tmp_path: Path
+) -> None:
+    solved = run("solve", BUILT_IN, "--schedule", name, "-m", "8", "--slowdown", "1", cwd=tmp_path)
+    assert solved.code == 0, solved.err
+    assert run("check", "plan.json", cwd=tmp_path).code == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    assert (plan.job.schedule, plan.job.stages, plan.job.chunks) == (name, stages, chunks)
+    counts = Counter(op.instruction for stage in plan.stages for op in stage)
+    assert counts["forward"] == counts["backward"] + counts["backward_input"] == 8 * 8
+    assert counts["backward_weight"] == counts["backward_input"]
+
+
+def test_a_v_goes_from_profile_to_frequency_plan(tmp_path: Path) -> None:
+    job = [BUILT_IN, "--schedule", "zb-v", "--microbatches", "8"]
+    for command in (
+        ["frontier", *job],
+        ["solve", *job],
+        ["apply", "plan.json"],
+        ["check", "run.freqplan.json"],
+        ["simulate", "plan.json"],
+    ):
+        ran = run(*command, cwd=tmp_path)
+        assert (ran.code, ran.err) == (0, ""), command
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_a_v_needs_an_even_number_of_model_stages(name: str, tmp_path: Path) -> None:
+    with_waiting(3, 50.0).save_csv(tmp_path / "profile.csv")
+    ran = run("frontier", "--schedule", name, "-m", "8", cwd=tmp_path)
+    assert_refused(ran, 2, f"schedule {name} runs 2 chunks on each pipeline stage", "3 stages")
+
+
+def test_chunks_that_a_v_has_not_are_refused(tmp_path: Path) -> None:
+    ran = run("frontier", BUILT_IN, "--schedule", "zb-v", "-m", "8", "--chunks", "4", cwd=tmp_path)
+    assert_refused(ran, 2, "zb-v runs two model chunks per stage, not 4")

@@ -1,0 +1,170 @@
+"""Every schedule's order, operation by operation, against PyTorch's own classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envplan.errors import InputError
+from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline.dependencies import short_name
+
+pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+from torch.distributed.pipelining import schedules as torch_schedules
+
+MULTI_STAGE = {
+    "interleaved": torch_schedules.ScheduleInterleaved1F1B,
+    "looped-bfs": torch_schedules.ScheduleLoopedBFS,
+    "interleaved-zb": torch_schedules.ScheduleInterleavedZeroBubble,
+    "zb-v": torch_schedules.ScheduleZBVZeroBubble,
+    "dualpipe-v": torch_schedules.ScheduleDualPipeV,
+}
+SINGLE_STAGE = {
+    "gpipe": torch_schedules.ScheduleGPipe,
+    "1f1b": torch_schedules.Schedule1F1B,
+}
+RANKS = (1, 2, 3, 4, 6, 8)
+MICROBATCHES = range(1, 21)
+
+
+class Stage:
+    """As much of a pipeline stage as a schedule looks at; it notes what it is told to compute."""
+
+    submod = None
+    is_last = False
+    has_backward = True
+
+    def __init__(self, rank: int, ranks: int, index: int, stages: int) -> None:
+        self.group_rank, self.group_size = rank, ranks
+        self.stage_index, self.num_stages = index, stages
+        self.ran: list[str] = []
+
+    def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
+        self.ran.append(f"{self.stage_index}F{microbatch}")
+
+    def backward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
+        self.ran.append(f"{self.stage_index}B{microbatch}")
+
+    def perform_reduce_grad(self, _: int) -> None:
+        """Gradients are not followed here."""
+
+    def _no_transfers(self, _: int) -> list[Any]:
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _no_transfers
+
+
+def torch_orders(name: str, ranks: int, chunks: int, microbatches: int) -> list[list[str]]:
+    """What PyTorch's class runs on each rank; ValueError where it refuses the shape."""
+    if name in SINGLE_STAGE:
+        return [ran_by(name, rank, ranks, microbatches) for rank in range(ranks)]
+    stages = [Stage(0, ranks, chunk * ranks, ranks * chunks) for chunk in range(chunks)]
+    order = MULTI_STAGE[name](stages, microbatches).pipeline_order
+    return [computations(order[rank]) for rank in range(ranks)]
+
+
+def computations(actions: list[Any]) -> list[str]:
+    """Without idle steps; the two parts of an overlapped forward and backward in their order."""
+    present = [action for action in actions if action is not None]
+    flat = [part for action in present for part in (action.sub_actions or [action])]
+    return [str(part) for part in flat]
+
+
+def ran_by(name: str, rank: int, ranks: int, microbatches: int) -> list[str]:
+    """What the schedule's own loop has the stage compute.
+
+    Not pipeline_order: PyTorch 2.13 does not run these two by it, and for 1F1B it counts the last
+    rank's forwards from 1.
+    """
+    stage = Stage(rank, ranks, rank, ranks)
+    schedule = SINGLE_STAGE[name](stage, max(ranks, microbatches))
+    schedule._n_microbatches = microbatches  # 1F1B's loop can run fewer, its constructor cannot
+    schedule._initialize_stage = lambda *_: None
+    schedule._step_microbatches()
+    return stage.ran
+
+
+def our_orders(name: str, ranks: int, chunks: int, microbatches: int) -> list[list[str]]:
+    return names(Pipeline(name, ranks, microbatches, num_chunks=chunks))
+
+
+def names(pipeline: Pipeline) -> list[list[str]]:
+    begin = pipeline.stage_begin
+    return [
+        [short_name(op) for op in pipeline.operations[begin[s] : begin[s + 1]]]
+        for s in range(pipeline.num_stages)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        *((name, 1) for name in SINGLE_STAGE),
+        *((name, chunks) for name in list(MULTI_STAGE)[:3] for chunks in (1, 2, 3, 4)),
+        ("zb-v", 2),
+        ("dualpipe-v", 2),
+    ],
+)
+def test_every_rank_runs_the_same_operations_in_the_same_order(name: str, chunks: int) -> None:
+    compared = 0
+    for ranks in RANKS:
+        for microbatches in MICROBATCHES:
+            try:
+                theirs = torch_orders(name, ranks, chunks, microbatches)
+            except ValueError:
+                continue
+            assert our_orders(name, ranks, chunks, microbatches) == theirs, (ranks, microbatches)
+            compared += 1
+    assert compared >= 70
+
+
+@pytest.mark.parametrize("name", ["interleaved", "interleaved-zb", "dualpipe-v"])
+def test_shapes_that_pytorch_refuses_are_refused(name: str) -> None:
+    refused = 0
+    for ranks in RANKS:
+        for microbatches in MICROBATCHES:
+            try:
+                torch_orders(name, ranks, 2, microbatches)
+            except ValueError:
+                with pytest.raises(InputError, match=f"schedule {name}"):
+                    our_orders(name, ranks, 2, microbatches)
+                refused += 1
+    assert refused >= 15
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_v_schedules_have_two_chunks_here_as_in_pytorch(name: str, chunks: int) -> None:
+    with pytest.raises(ValueError, match="exactly 2 stages per rank"):
+        torch_orders(name, 2, chunks, 8)
+    with pytest.raises(InputError, match=f"{name} runs two model chunks per stage, not {chunks}"):
+        our_orders(name, 2, chunks, 8)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_zb_h1_is_interleaved_zero_bubble_with_one_stage_per_rank(ranks: int) -> None:
+    compared = 0
+    for microbatches in MICROBATCHES:
+        try:
+            theirs = torch_orders("interleaved-zb", ranks, 1, microbatches)
+        except ValueError:
+            continue  # it asks for equal rounds even where rounds make no difference
+        assert our_orders("zb-h1", ranks, 1, microbatches) == theirs
+        compared += 1
+    assert compared >= ranks
+
+
+def test_v_schedules_put_model_stages_on_the_ranks_that_pytorch_does() -> None:
+    for name in ("zb-v", "dualpipe-v"):
+        for ranks in RANKS:
+            stages = [Stage(0, ranks, chunk, 2 * ranks) for chunk in range(2)]
+            schedule = MULTI_STAGE[name](stages, 2 * ranks)
+            assert rank_of_model_stage(Pipeline(name, ranks, 2 * ranks).operations) == dict(
+                schedule.stage_index_to_group_rank
+            )
+
+
+def rank_of_model_stage(operations: tuple[Operation, ...]) -> dict[int, int]:
+    return {op.profile_stage: op.stage for op in operations}
