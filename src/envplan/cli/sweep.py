@@ -1,0 +1,241 @@
+"""`envplan sweep`: many plans in one go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from envplan.cli.frontier import check_type, name_bare_plot
+from envplan.cli.inputs import JsonOption, QuietOption, at_least
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.sweep import Row, SweepResult
+
+_DEFAULT_PLOT = "sweep.png"
+_PLOT_TYPES = (".png", ".svg", ".pdf")
+_TABLE_ROWS = 40
+_FAILURES = 5
+
+
+class SweepCommand(TyperCommand):
+    """The command, with a `--plot` that may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+
+
+def sweep(
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The table: .csv or .parquet."),
+    ] = Path("sweep.csv"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help="Draw savings against slowdown, as .png, .svg or .pdf; without a name: "
+            f"{_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", metavar="N", help="Processes; default: one for each core."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Compute what an earlier run has done once more.")
+    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Make many plans: every combination of profiles, schedules, microbatches and targets.
+
+    What is done is kept in a journal beside the output, so the same command continues a sweep that
+    was cut off. A point that fails is a row with its error. Exit code 1 only if all fail.
+
+    \b
+    Example:
+      envplan sweep sweep.toml --plot
+      envplan sweep sweep.toml -o sweep.parquet --jobs 8
+      envplan sweep sweep.toml --ray auto
+    """
+    check_type(plot, "--plot", _PLOT_TYPES, "the sweep's file goes before --plot")
+    if jobs is not None:
+        at_least(jobs, "--jobs", 1)
+        if ray is not None:
+            raise InputError("--jobs and --ray exclude each other; give one of them")
+    from envplan.sweep import read_config, run_sweep, write_table
+    from envplan.sweep.running import journal_of
+    from envplan.sweep.table import check_table
+
+    check_table(output)
+    read = read_config(config)
+    journal = journal_of(output)
+    with _progress(quiet=quiet) as progress:
+        try:
+            result = run_sweep(
+                read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress.update
+            )
+        except KeyboardInterrupt:
+            progress.close()
+            print(
+                f"what is done is kept in {journal}; the same command does the rest",
+                file=sys.stderr,
+            )
+            raise
+    write_table(result.rows, output)
+    failed = len(result.failures)
+    all_failed = failed == len(result.rows)
+    if plot is not None and not all_failed:
+        from envplan.plotting.sweep import plot_sweep
+
+        plot_sweep(result.rows, plot)
+    if json:
+        _print_json(result, output, journal, None if all_failed else plot)
+    elif not quiet:
+        _print(result, output, None if all_failed else plot)
+    if all_failed:
+        raise typer.Exit(1)
+
+
+class _Progress:
+    """How far a sweep is; a bar with the time left, on a terminal, once a second has passed."""
+
+    def __init__(self, *, visible: bool) -> None:
+        self._visible = visible
+        self._draw: Callable[[int, int, int], None] | None = None
+        self.close: Callable[[], None] = lambda: None
+
+    def update(self, done: int, count: int, failed: int) -> None:
+        if self._visible and self._draw is None:
+            self._open(done, count)
+        if self._draw is not None:
+            self._draw(done, count, failed)
+
+    def _open(self, done: int, count: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        bar = Progress(
+            TextColumn("{task.completed} of {task.total} points{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        task = bar.add_task("", total=count, completed=done)
+        bar.start()
+        self.close = bar.stop
+
+        def draw(done: int, count: int, failed: int) -> None:
+            known = f", {failed} failed" if failed else ""
+            bar.update(task, completed=done, total=count, description=known)
+
+        self._draw = draw
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[_Progress]:
+    progress = _Progress(visible=not quiet and sys.stderr.isatty())
+    try:
+        yield progress
+    finally:
+        progress.close()
+
+
+def _print(result: SweepResult, output: Path, plot: Path | None) -> None:
+    from envplan.cli.output import say
+
+    planned = [row for row in result.rows if row.error is None]
+    if 0 < len(planned) <= _TABLE_ROWS:
+        _print_rows(planned)
+    failures = result.failures
+    resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
+    say(
+        f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
+        f"took {result.wall_s:.1f} s"
+    )
+    for row in failures[:_FAILURES]:
+        say(f"failed: {_name(row)}: {row.error}")
+    if len(failures) > _FAILURES:
+        say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
+    say(f"wrote {output}")
+    if plot is not None:
+        say(f"wrote {plot}")
+
+
+def _print_rows(rows: list[Row]) -> None:
+    from envplan.cli.output import column, print_table, signed_percent
+
+    modelled = ", modelled" if any(row.source == "modelled" for row in rows) else ""
+    told = {
+        "profile": [row.profile for row in rows],
+        "schedule": [row.schedule or "" for row in rows],
+        "planner": [row.planner for row in rows],
+        "target": [_target(row) for row in rows],
+        "microbatches": [str(row.microbatches) for row in rows],
+    }
+    columns = {
+        **{name: told[name] for name in told if name == "target" or len(set(told[name])) > 1},
+        "time (s)": column([row.iteration_time_s or 0.0 for row in rows], 6),
+        "slower (%)": [signed_percent(row.slowdown_percent or 0.0) for row in rows],
+        "energy (J)": column([row.energy_j or 0.0 for row in rows], 5),
+        "saved (%)": [f"{row.savings_percent or 0.0:.2f}" for row in rows],
+    }
+    lines = [list(line) for line in zip(*columns.values(), strict=True)]
+    words = sum(name in columns for name in ("profile", "schedule", "planner", "target"))
+    print_table(f"One iteration, all GPUs{modelled}", list(columns), lines, words=words)
+
+
+def _target(row: Row) -> str:
+    seed = f", seed {row.seed}" if row.noise_percent is not None else ""
+    words = {
+        "time": f"{row.target_value:g} s" if row.target_value is not None else "",
+        "slowdown": f"+{row.target_value or 0.0:g}%",
+        "min-energy": "T_star",
+        "own": "its own",
+    }
+    return words[row.target] + seed
+
+
+def _name(row: Row) -> str:
+    parts = [row.profile, row.schedule, row.planner, _target(row)]
+    if row.microbatches is not None:
+        parts.append(f"{row.microbatches} microbatches")
+    return ", ".join(part for part in parts if part)
+
+
+def _print_json(result: SweepResult, output: Path, journal: Path, plot: Path | None) -> None:
+    from envplan.cli.output import print_json
+
+    print_json(
+        {
+            "output": str(output),
+            "journal": str(journal),
+            "plot": None if plot is None else str(plot),
+            "points": len(result.rows),
+            "planned": len(result.rows) - len(result.failures),
+            "failed": len(result.failures),
+            "computed": result.computed,
+            "resumed": result.resumed,
+            "wall_s": result.wall_s,
+            "failures": [row.model_dump(exclude_none=True) for row in result.failures],
+        }
+    )

@@ -1,0 +1,7 @@
+"""Sweeps: many plans in one go, on several processes; what is done is never done again."""
+
+from envplan.sweep.config import SweepConfig, read_config
+from envplan.sweep.running import SweepResult, run_sweep
+from envplan.sweep.table import Row, write_table
+
+__all__ = ["Row", "SweepConfig", "SweepResult", "read_config", "run_sweep", "write_table"]

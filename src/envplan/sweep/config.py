@@ -1,0 +1,305 @@
+"""The TOML file of a sweep, and the points it asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES
+from envplan.plan import first_problem
+from envplan.planners import PLANNERS
+
+__all__ = ["Grid", "Point", "SweepConfig", "read_config"]
+
+MAX_CONFIG_BYTES: Final = 16 * 2**20
+MAX_POINTS: Final = 1_000_000
+
+#: Where a name of a profile has the number of stages.
+_STAGES: Final = "{stages}"
+
+TargetKind = Literal["time", "slowdown", "min-energy", "own"]
+
+
+def _known_schedule(name: str) -> str:
+    return _one_of(name, SCHEDULES)
+
+
+def _known_planner(name: str) -> str:
+    return _one_of(name, PLANNERS)
+
+
+def _one_of(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    if name not in names:
+        listed = ", ".join(names)
+        raise PydanticCustomError("unknown", "should be one of {names}", {"names": listed})
+    return name
+
+
+Name = Annotated[str, Field(min_length=1)]
+ScheduleName = Annotated[str, AfterValidator(_known_schedule)]
+PlannerName = Annotated[str, AfterValidator(_known_planner)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+GpuCount = Annotated[int, Field(ge=1, le=10**6)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0)]
+Watts = Annotated[float, Field(ge=0, le=1e5)]
+Percent = Annotated[float, Field(ge=0)]
+NoisePercent = Annotated[float, Field(ge=0, le=100)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Job(_Model):
+    """What a point has one of, and all points of a grid share."""
+
+    p2p_latency: Seconds = 0.0
+    blocking_power: Watts | None = None
+    gpus_per_stage: GpuCount = 1
+    replicas: GpuCount = 1
+    recompute: bool = False
+    noise: NoisePercent | None = None
+
+
+class Point(_Job):
+    """One plan to make.
+
+    Attributes:
+        profile: path, or the name of a built-in profile.
+        microbatches: None: what the profile's sidecar says.
+        schedule: None: what the sidecar says, else interleaved with chunks and 1f1b without.
+        chunks: model chunks per stage.
+        planner: its name.
+        slowdown: target, percent above T_min.
+        target_time: target, s.
+        min_energy: target: T_star. Without any target: T_min.
+        p2p_latency: s.
+        blocking_power: W; None: what the profile says, else 70.
+        gpus_per_stage, replicas: multiply energies.
+        recompute: activations are recomputed.
+        noise: percent by which times vary when the plan is replayed; None: no such replay.
+        seed: of that noise.
+    """
+
+    profile: Name
+    microbatches: Count | None = None
+    schedule: ScheduleName | None = None
+    chunks: Count = 1
+    planner: PlannerName = "frontier"
+    slowdown: Percent | None = None
+    target_time: Seconds | None = None
+    min_energy: bool = False
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> Self:
+        given = [
+            name
+            for name, value in (
+                ("slowdown", self.slowdown is not None),
+                ("target_time", self.target_time is not None),
+                ("min_energy", self.min_energy),
+            )
+            if value
+        ]
+        if len(given) > 1:
+            raise PydanticCustomError(
+                "targets", "has both {one} and {other}: a point has one target", _pair(given)
+            )
+        if given and not PLANNERS[self.planner].takes_target:
+            raise PydanticCustomError(
+                "target",
+                "has {one}, but planner {other} takes no target",
+                _pair([given[0], self.planner]),
+            )
+        if self.seed and self.noise is None:
+            raise PydanticCustomError("seed", "has a seed, but no noise for it")
+        return self
+
+    @property
+    def target(self) -> tuple[TargetKind, float | None]:
+        """Kind and number: s or percent. Without a target ours is T_min, and "own" what another
+        planner does by itself."""
+        if self.target_time is not None:
+            return "time", self.target_time
+        if self.min_energy:
+            return "min-energy", None
+        if self.slowdown is None and self.planner != "frontier":
+            return "own", None
+        return "slowdown", self.slowdown or 0.0
+
+
+def _pair(names: list[str]) -> dict[str, str]:
+    return {"one": names[0], "other": names[1]}
+
+
+class Grid(_Job):
+    """Lists of which every combination is a point."""
+
+    profiles: list[Name] = Field(min_length=1)
+    stages: list[Count] | None = Field(None, min_length=1)
+    microbatches: list[Count] | None = Field(None, min_length=1)
+    schedules: list[ScheduleName] | None = Field(None, min_length=1)
+    chunks: list[Count] = Field([1], min_length=1)
+    planners: list[PlannerName] = Field(["frontier"], min_length=1)
+    slowdowns: list[Percent] = []
+    target_times: list[Seconds] = []
+    min_energy: bool = False
+    seeds: list[Seed] = Field([0], min_length=1)
+
+    @model_validator(mode="after")
+    def _stages_are_used(self) -> Self:
+        used = any(_STAGES in profile for profile in self.profiles)
+        if used != (self.stages is not None):
+            raise PydanticCustomError(
+                "stages",
+                "should have a list `stages` if and only if a name in `profiles` has {stages} "
+                "where it goes",
+                {"stages": _STAGES},
+            )
+        if self.noise is None and len(self.seeds) > 1:
+            raise PydanticCustomError("seeds", "has several seeds, but no noise for them")
+        return self
+
+    def size(self) -> int:
+        """How many points there are, at most."""
+        lists: tuple[Sized | None, ...] = (
+            self.profiles,
+            self.stages,
+            self.microbatches,
+            self.schedules,
+            self.chunks,
+            self.planners,
+            self._targets(),
+            self.seeds,
+        )
+        return math.prod(len(one) for one in lists if one)
+
+    def points(self) -> Iterator[Point]:
+        """Every combination once, the last lists varying fastest."""
+        shared = {name: getattr(self, name) for name in _Job.model_fields}
+        microbatch_counts: Sequence[int | None] = self.microbatches or [None]
+        schedules: Sequence[str | None] = self.schedules or [None]
+        for profile, microbatches, schedule, chunks, planner in product(
+            self._profiles(), microbatch_counts, schedules, self.chunks, self.planners
+        ):
+            takes_target = PLANNERS[planner].takes_target
+            for target, seed in product((takes_target and self._targets()) or [{}], self.seeds):
+                yield Point.model_validate(
+                    {
+                        **shared,
+                        "profile": profile,
+                        "microbatches": microbatches,
+                        "schedule": schedule,
+                        "chunks": chunks,
+                        "planner": planner,
+                        "seed": seed,
+                        **target,
+                    }
+                )
+
+    def _profiles(self) -> Iterator[str]:
+        for profile in self.profiles:
+            if _STAGES in profile:
+                yield from (profile.replace(_STAGES, str(n)) for n in self.stages or [])
+            else:
+                yield profile
+
+    def _targets(self) -> list[dict[str, float | bool]]:
+        targets: list[dict[str, float | bool]] = []
+        targets += ({"slowdown": percent} for percent in self.slowdowns)
+        targets += ({"target_time": seconds} for seconds in self.target_times)
+        targets += [{"min_energy": True}] if self.min_energy else []
+        return targets
+
+
+class SweepConfig(_Model):
+    """What a sweep's file says.
+
+    Attributes:
+        grid: lists of which every combination is a point.
+        points: further points, one by one.
+    """
+
+    grid: Grid | None = None
+    points: list[Point] = []
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def folder(self) -> Path:
+        """Where paths of profiles start from."""
+        return self._folder
+
+    def all_points(self) -> list[Point]:
+        """The points in order, each once.
+
+        Raises:
+            InputError: there are none, or more than a million.
+        """
+        size = len(self.points) + (self.grid.size() if self.grid else 0)
+        if not 1 <= size <= MAX_POINTS:
+            raise InputError(
+                f"asks for {size} points; a sweep has 1 to {MAX_POINTS}, from a table [grid] and "
+                "tables [[points]]"
+            )
+        return list(dict.fromkeys([*(self.grid.points() if self.grid else ()), *self.points]))
+
+
+def read_config(path: str | os.PathLike[str]) -> SweepConfig:
+    """Read and check a sweep's file.
+
+    Raises:
+        InputError: it cannot be read, is not TOML (says line and column), or a key is unknown,
+            missing or wrong (names it).
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot be read ({reason})", path=path) from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise InputError(f"is larger than {MAX_CONFIG_BYTES // 2**20} MiB", path=path)
+    try:
+        config = SweepConfig.model_validate(tomllib.loads(data.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError("is not valid TOML: not UTF-8 text", path=path, line=line) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"is not valid TOML: {error}", path=path) from None
+    except ValidationError as error:
+        raise InputError(_problem(error), path=path) from None
+    config._folder = Path(path).parent
+    try:
+        config.all_points()
+    except InputError as error:
+        raise InputError(error.message, path=path) from None
+    return config
+
+
+def _problem(error: ValidationError) -> str:
+    """As for other files; a complaint about a whole table does not show the table."""
+    first = error.errors(include_url=False)[0]
+    if not isinstance(first["input"], dict) or first["type"] in ("missing", "extra_forbidden"):
+        return first_problem(error, "sweep")
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    return f"{where.removeprefix('.')} {first['msg']}"

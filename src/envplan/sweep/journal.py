@@ -1,0 +1,134 @@
+"""What a sweep has done, line by line on the disk, so that nothing is done twice.
+
+A journal is JSON lines: a header, then for each finished point its key and its row. It is only ever
+appended to, and every line is on the disk before the next point is reported. A process that is
+killed leaves at most a torn last line, which is cut off when the journal is opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from envplan.errors import InputError
+from envplan.sweep.table import Row
+
+__all__ = ["Journal"]
+
+_HEADER: Final = b'{"schema": "envplan/sweep-journal/v1"}'
+
+
+class _Entry(BaseModel):
+    """A finished point.
+
+    Attributes:
+        final: the same point would end the same way again, so it need not be tried again.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    key: str
+    final: bool
+    row: Row
+
+
+class Journal:
+    """An open journal, which no other process can write to at the same time.
+
+    Args:
+        path: the file; it is created where there is none.
+        fresh: forget what an earlier sweep has done.
+
+    Attributes:
+        rows: by key, of all points that need not be done again.
+
+    Raises:
+        InputError: the file cannot be written, another sweep has it open, or it is no journal
+            (names the line).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
+        self.path = Path(path)
+        self.rows: dict[str, Row] = {}
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"cannot be written ({reason})", path=path) from None
+        try:
+            self._lock()
+            self._read(fresh)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+
+    def append(self, key: str, row: Row, *, final: bool) -> None:
+        """Put a finished point on the disk; when this returns, it is there."""
+        document = _Entry(key=key, final=final, row=row).model_dump(exclude_none=True)
+        self._write(json.dumps(document, allow_nan=False).encode())
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                "another sweep is writing to it; wait for it, or choose another output",
+                path=self.path,
+            ) from None
+
+    def _read(self, fresh: bool) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        lines = data[:whole].splitlines()
+        if (lines[0] if lines else data) not in (_HEADER, _HEADER[: len(data)]):
+            raise self._refusal(1)
+        for number, line in enumerate(lines[1:], 2):
+            self._take(line, number)
+        if fresh:
+            self.rows.clear()
+            whole = 0
+        os.ftruncate(self._descriptor, whole)
+        if whole == 0:
+            self._write(_HEADER)
+
+    def _take(self, line: bytes, number: int) -> None:
+        try:
+            entry = _Entry.model_validate(json.loads(line))
+        except (ValueError, RecursionError):
+            raise self._refusal(number) from None
+        if entry.final:
+            self.rows[entry.key] = entry.row
+
+    def _refusal(self, line: int) -> InputError:
+        return InputError(
+            "is not a line of a sweep's journal; choose another output, or delete this file to "
+            "start anew",
+            path=self.path,
+            line=line,
+        )
+
+    def _write(self, line: bytes) -> None:
+        data = line + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise InputError(f"cannot be written ({error.strerror})", path=self.path) from error

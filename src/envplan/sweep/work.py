@@ -1,0 +1,233 @@
+"""What a worker does: trace a frontier once, and plan every point on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from envplan.errors import EnvplanError
+from envplan.frontier import trace_frontier
+from envplan.pipeline import Pipeline
+from envplan.planners import PLANNERS, forwards_ahead
+from envplan.profile import Profile
+from envplan.sweep.config import Point
+from envplan.sweep.table import Row
+from envplan.units import j_from_fj, ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+
+__all__ = ["Done", "Group", "Task", "compute", "failed_row", "group_key"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point to be computed.
+
+    Attributes:
+        index: its place in the sweep.
+        key: what the journal knows it by.
+        point: with its microbatches and schedule filled in.
+    """
+
+    index: int
+    key: str
+    point: Point
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks that share a frontier."""
+
+    profile: Profile
+    tasks: tuple[Task, ...]
+
+
+class Done(NamedTuple):
+    """A task's outcome.
+
+    Attributes:
+        final: doing it again would end the same way.
+    """
+
+    row: Row
+    final: bool
+
+
+def group_key(point: Point) -> tuple[object, ...]:
+    """What points with one frontier have in common."""
+    return (
+        point.profile,
+        point.microbatches,
+        point.schedule,
+        point.chunks,
+        point.p2p_latency,
+        point.blocking_power,
+        point.gpus_per_stage,
+        point.replicas,
+        point.recompute,
+    )
+
+
+def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
+    """The row of a point without a plan."""
+    return Row(**_inputs(point, profile), error=error)
+
+
+def compute(group: Group) -> Iterator[Done]:
+    """The outcome of each task, in order; an error is an outcome, too."""
+    shared = _Shared(group.profile, group.tasks[0].point)
+    for task in group.tasks:
+        row = _inputs(task.point, group.profile)
+        try:
+            row |= shared.traced()
+            begin = time.perf_counter()
+            row |= shared.planned(task.point)
+            row["wall_s"] = time.perf_counter() - begin
+            yield Done(Row(**row), final=True)
+        except EnvplanError as error:
+            yield Done(Row(**row, error=str(error)), final=True)
+        except Exception as error:  # a point must not take the others with it
+            yield Done(Row(**row, error=f"{type(error).__name__}: {error}"), final=False)
+
+
+def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
+    kind, value = point.target
+    return {
+        "profile": point.profile,
+        "source": None if profile is None else profile.metadata.source,
+        "stages": None if profile is None else profile.num_stages // point.chunks or None,
+        "microbatches": point.microbatches,
+        "schedule": point.schedule,
+        "chunks": point.chunks,
+        "planner": point.planner,
+        "target": kind,
+        "target_value": None if value is None else float(value),
+        "p2p_latency_s": float(point.p2p_latency),
+        "blocking_power_w": None if point.blocking_power is None else float(point.blocking_power),
+        "gpus_per_stage": point.gpus_per_stage,
+        "replicas": point.replicas,
+        "recompute": point.recompute,
+        "noise_percent": None if point.noise is None else float(point.noise),
+        "seed": point.seed,
+    }
+
+
+class _Shared:
+    """The frontier of a group, traced when it is first needed, and the last plan made on it."""
+
+    def __init__(self, profile: Profile, point: Point) -> None:
+        self._profile = profile
+        self._point = point
+        self._frontier: Frontier | None = None
+        self._facts: dict[str, Any] = {}
+        self._refusal: EnvplanError | None = None
+        self._last: tuple[object, Plan] | None = None
+
+    def traced(self) -> dict[str, Any]:
+        """What all rows of the group say.
+
+        Raises:
+            EnvplanError: the frontier cannot be traced, now or before.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._frontier is None:
+            try:
+                self._trace()
+            except EnvplanError as error:
+                self._refusal = error
+                raise
+        return self._facts
+
+    def _trace(self) -> None:
+        point = self._point
+        begin = time.perf_counter()
+        pipeline = _pipeline(point, self._profile)
+        needed = {op.instruction for op in pipeline.operations}
+        profile = self._profile.fitted(needed, recompute=point.recompute)
+        frontier = trace_frontier(
+            pipeline,
+            profile,
+            blocking_power=point.blocking_power,
+            gpus_per_stage=point.gpus_per_stage,
+            replicas=point.replicas,
+        )
+        self._frontier = frontier
+        self._facts = {
+            "assumed": "; ".join(profile.adjustments.in_words()) or None,
+            "t_min_s": frontier.min_time,
+            "t_star_s": frontier.min_energy_time,
+            "trace_s": time.perf_counter() - begin,
+        }
+
+    def planned(self, point: Point) -> dict[str, Any]:
+        """What came of a point."""
+        assert self._frontier is not None
+        asked = (point.planner, point.target)
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, _plan(self._frontier, point)
+        plan = self._last[1]
+        predicted = plan.predicted
+        return {
+            "iteration_time_s": plan.iteration_time,
+            "energy_j": plan.energy,
+            "average_power_w": plan.average_power,
+            "energy_lower_bound_j": plan.energy_lower_bound,
+            "gap_percent": 100 * plan.gap,
+            "savings_percent": predicted.savings_percent,
+            "slowdown_percent": predicted.slowdown_percent,
+            **_replayed(plan, self._frontier.profile, point),
+        }
+
+
+def _pipeline(point: Point, profile: Profile) -> Pipeline:
+    assert point.schedule is not None
+    assert point.microbatches is not None
+    ahead = None
+    if point.schedule == "envpipe" and point.chunks == 1:
+        timed = profile.fitted(("backward",), recompute=point.recompute)
+        ahead = forwards_ahead(timed, point.microbatches, None)
+    return Pipeline(
+        point.schedule,
+        num_stages=profile.num_stages // point.chunks,
+        num_microbatches=point.microbatches,
+        num_chunks=point.chunks,
+        p2p_latency=point.p2p_latency,
+        forwards_ahead=ahead,
+    )
+
+
+def _plan(frontier: Frontier, point: Point) -> Plan:
+    kind, value = point.target
+    planner = PLANNERS[point.planner]
+    number = value or 0.0
+    ours = point.planner == "frontier"
+    match kind:
+        case "own":
+            return planner.plan(frontier)
+        case "time":
+            target_ns = ns_from_s_floor(number)
+            return frontier.plan(number) if ours else planner.plan(frontier, target_ns)
+        case "slowdown":
+            target_ns = frontier.min_time_ns + int(frontier.min_time_ns * number / 100)
+            slowdown = number / 100
+            return frontier.plan(slowdown=slowdown) if ours else planner.plan(frontier, target_ns)
+        case "min-energy":
+            star_ns = frontier.min_energy_time_ns
+            return frontier.min_energy_plan() if ours else planner.plan(frontier, star_ns)
+
+
+def _replayed(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
+    if point.noise is None:
+        return {}
+    from envplan.simulation import simulate
+
+    timeline = simulate(plan, profile, noise=point.noise / 100, seed=point.seed)
+    return {
+        "replayed_time_s": s_from_ns(timeline.run_times_ns[0]),
+        "replayed_energy_j": j_from_fj(timeline.run_energies_fj[0]),
+    }

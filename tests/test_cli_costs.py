@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Ran, assert_refused, envplan, small_profile
+from envplan.cli import app
+from envplan.costs import check_costs
+from envplan.plan import Plan
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    rows = "".join(f"{hour},{0.1 if hour < 6 else 0.4},{300 + hour}\n" for hour in range(24))
+    (tmp_path / "day.csv").write_text(f"hour,price,carbon\n{rows}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ran(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs the command in this process, which is faster."""
+
+    def run(*arguments: str) -> Ran:
+        code = app._run(["solve", *arguments])
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run
+
+
+def solved(*arguments: str) -> Plan:
+    assert app._run(["solve", "--quiet", *arguments]) == 0
+    plan = Plan.load("plan.json")
+    check_costs(plan)
+    return plan
+
+
+def test_price_and_carbon_are_shown_for_an_iteration_and_for_the_run(folder: Path) -> None:
+    ran = envplan(
+        *("solve", "--price", 0.25, "--currency", "EUR", "--carbon", 380, "--iterations", 1000),
+        cwd=folder,
+    )
+    assert ran.code == 0, ran.err
+    for words in (
+        "cost (EUR)",
+        "carbon (g CO2)",
+        "The run: 1000 iterations, all GPUs, modelled",
+        "energy (kWh)",
+        "carbon (kg CO2)",
+        "saved (%)",
+    ):
+        assert words in ran.out
+
+
+def test_without_money_nothing_is_said_of_it(folder: Path, ran: Callable[..., Ran]) -> None:
+    said = ran().out
+    assert "cost" not in said
+    assert "The run" not in said
+    assert "costs" not in json.loads((folder / "plan.json").read_text())
+
+
+def test_the_cheapest_plan_in_time_is_recorded(folder: Path, ran: Callable[..., Ran]) -> None:
+    work = ("--price", "day.csv", "--iterations", "20000")
+    document = json.loads(ran("--json", *work, "--deadline", "12h").out)
+    costs = document["costs"]
+    assert costs["price"]["file"] == "day.csv"
+    assert costs["minimized"] == "money"
+    assert costs["deadline_s"] == 12 * 3600
+    assert costs["run"]["plan"]["time_s"] <= 12 * 3600
+    assert costs["run"]["plan"]["money"] < costs["run"]["max_frequency"]["money"]
+    assert "least money" in document["notes"][-1]
+    assert "12 h" in document["notes"][-1]
+    plan = Plan.load(folder / "plan.json")
+    assert len(check_costs(plan)) == 2
+    assert plan.iteration_time * 20000 <= 12 * 3600
+
+
+def test_a_shorter_deadline_costs_more(folder: Path) -> None:
+    fast = solved("--price", "1", "--iterations", "20000", "--deadline", "8h")
+    slow = solved("--price", "1", "--iterations", "20000", "--deadline", "1d12h")
+    assert fast.iteration_time * 20000 <= 8 * 3600
+    assert fast.energy > slow.energy
+
+
+def test_a_deadline_nobody_can_meet_has_no_answer(folder: Path, ran: Callable[..., Ran]) -> None:
+    refusal = ran("--iterations", "20000", "--deadline", "1h")
+    assert_refused(refusal, 1, "20000 iterations take at least", "deadline of 1 h")
+    assert not (folder / "plan.json").exists()
+
+
+def test_tokens_stand_for_iterations(ran: Callable[..., Ran]) -> None:
+    plan = solved("--tokens", "1e6", "--tokens-per-iteration", "3000", "--price", "0.3")
+    assert plan.costs is not None
+    assert plan.costs.iterations == 334
+    assert plan.costs.tokens == 1_000_000
+    assert_refused(ran("--tokens", "1e6"), 2, "--tokens-per-iteration", "sidecar")
+
+
+def test_prices_that_end_too_soon_are_refused_unless_they_repeat(
+    folder: Path, ran: Callable[..., Ran]
+) -> None:
+    work = ("--price", "day.csv", "--iterations", "100000")
+    assert_refused(ran(*work), 2, "day.csv", "lasts 1 d", "--repeat-rates")
+    assert not (folder / "plan.json").exists()
+    assert ran(*work, "--repeat-rates").code == 0
+
+
+def test_prices_with_a_gap_are_refused(folder: Path, ran: Callable[..., Ran]) -> None:
+    (folder / "gap.csv").write_text("hour,price\n0,1\n1,1\n3,1\n")
+    refusal = ran("--price", "gap.csv", "--iterations", "10")
+    assert_refused(refusal, 2, "gap.csv:4:", "hour 2 to hour 3")
+
+
+def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> None:
+    rows = "".join(f"2026-12-01T{h:02d}:00,{0.1 if h < 6 else 0.4}\n" for h in range(24))
+    (folder / "dated.csv").write_text(f"time,price\n{rows}")
+    work = ("--price", "dated.csv", "--iterations", "5000", "--slowdown", "1")
+    night = solved(*work).costs
+    day = solved(*work, "--start", "2026-12-01T08:00").costs
+    assert night is not None
+    assert day is not None
+    assert day.iteration.plan.money == pytest.approx(4 * (night.iteration.plan.money or 0.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--currency", "EUR"), ("--currency goes with --price",)),
+        (("--minimize", "money"), ("--minimize goes with --deadline",)),
+        (("--start", "2026-12-01"), ("--start goes with --price or --carbon",)),
+        (("--deadline", "1d"), ("--iterations or --tokens",)),
+        (("--iterations", "5", "--tokens", "5"), ("exclude each other",)),
+        (("--iterations", "0"), ("--iterations must be between 1",)),
+        (("--tokens", "nan"), ("--tokens must be between 1",)),
+        (("--iterations", "5", "--deadline", "14"), ("--deadline must be", "14d")),
+        (("--iterations", "5", "--deadline", "1d", "--slowdown", "1"), ("exclude each other",)),
+        (("--iterations", "5", "--deadline", "1d", "--minimize", "joy"), ("joy",)),
+        (("--iterations", "5", "--deadline", "1d", "--minimize", "carbon"), ("--carbon",)),
+        (("--price", "nothere.csv"), ("nothere.csv", "cannot be read")),
+        (("--price", "day.csv"), ("--iterations or --tokens",)),
+        (
+            ("--iterations", "5", "--deadline", "1d", "--planner", "zeus_global"),
+            ("zeus_global", "--deadline"),
+        ),
+        (
+            ("--iterations", "5", "--deadline", "1d", "--straggler-time", "9"),
+            ("exclude each other",),
+        ),
+        (("--price", "1", "--straggler-time", "9"), ("--straggler-time", "--price")),
+        (
+            ("--iterations", "5", "--deadline", "1d", "--switch-latency", "5"),
+            ("--switch-latency", "--deadline"),
+        ),
+        (
+            ("--iterations", "5", "--deadline", "1d", "--peak-power-cap", "500"),
+            ("--peak-power-cap", "--deadline"),
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    folder: Path, ran: Callable[..., Ran], arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_refused(ran(*arguments), 2, *words)
+    assert not (folder / "plan.json").exists()
+
+
+def test_planners_are_compared_by_what_their_runs_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ["compare", "--price", "day.csv", "--carbon", "400", "--iterations", "5000"]
+    assert app._run(work) == 0
+    said = capsys.readouterr().out
+    for words in ("The run: 5000 iterations, all GPUs, modelled", "cost (currency units)", "CO2"):
+        assert words in said
+    assert app._run([*work, "--json"]) == 0
+    planners = json.loads(capsys.readouterr().out)["planners"]
+    spent = {entry["planner"]: entry["costs"]["run"]["plan"] for entry in planners}
+    assert spent["frontier"]["money"] < spent["max_frequency"]["money"]
+    assert spent["frontier"]["carbon_g"] < spent["max_frequency"]["carbon_g"]
+
+
+def test_without_a_price_planners_are_compared_as_ever(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app._run(["compare", "--json"]) == 0
+    assert not any("costs" in one for one in json.loads(capsys.readouterr().out)["planners"])
+    assert app._run(["compare", "--price", "1", "--straggler-slowdown", "5"]) == 2
+    assert "without a straggler" in capsys.readouterr().err

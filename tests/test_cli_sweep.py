@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Ran, assert_refused, envplan, small_profile
+from envplan.cli import app
+from envplan.errors import InputError
+from envplan.plotting.sweep import plot_sweep, sweep_figure
+from envplan.sweep.table import COLUMNS, Row
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
+
+SWEEP = """
+[grid]
+profiles = ["profile.csv"]
+microbatches = [2, 4]
+planners = ["frontier", "max_frequency"]
+slowdowns = [0, 5]
+min_energy = true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs the command in this process, which is faster."""
+
+    def run(*arguments: str) -> Ran:
+        code = app._run(["sweep", "--jobs", "1", *arguments])
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_makes_a_table_and_a_plot(folder: Path) -> None:
+    ran = envplan("sweep", "sweep.toml", "--plot", cwd=folder)
+    assert ran.code == 0, ran.err
+    for words in (
+        "One iteration, all GPUs, modelled",
+        "T_star",
+        "+5%",
+        "8 points: 8 planned, 0 failed",
+        "wrote sweep.csv",
+        "wrote sweep.png",
+    ):
+        assert words in ran.out
+    rows = table(folder / "sweep.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    assert len(rows) == 8
+    assert [row["microbatches"] for row in rows] == ["2"] * 4 + ["4"] * 4
+    assert all(row["source"] == "modelled" and not row["error"] for row in rows)
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "sweep.csv.journal").exists()
+
+
+def test_the_same_command_again_computes_nothing(folder: Path, sweep: Callable[..., Ran]) -> None:
+    first = json.loads(sweep("sweep.toml", "--json").out)
+    before = (folder / "sweep.csv").read_bytes()
+    (folder / "sweep.csv").unlink()
+    second = json.loads(sweep("sweep.toml", "--json").out)
+    assert (first["computed"], first["resumed"]) == (8, 0)
+    assert (second["computed"], second["resumed"]) == (0, 8)
+    assert second["journal"] == "sweep.csv.journal"
+    assert (folder / "sweep.csv").read_bytes() == before
+    assert json.loads(sweep("sweep.toml", "--json", "--fresh").out)["computed"] == 8
+
+
+def test_parquet_holds_what_csv_holds(folder: Path, sweep: Callable[..., Ran]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    (folder / "sweep.toml").write_text(SWEEP + "target_times = [0.001]\n")
+    assert sweep("sweep.toml").code == 0
+    shutil.copy(folder / "sweep.csv.journal", folder / "sweep.parquet.journal")
+    assert sweep("sweep.toml", "-o", "sweep.parquet").code == 0
+    written = parquet.read_table(folder / "sweep.parquet")
+    assert tuple(written.column_names) == COLUMNS
+    types = {field.name: str(field.type) for field in written.schema}
+    assert (types["energy_j"], types["stages"], types["recompute"]) == ("double", "int64", "bool")
+    expected = table(folder / "sweep.csv")
+    for row, as_text in zip(written.to_pylist(), expected, strict=True):
+        assert Row.model_validate(row).model_dump() == row
+        shown = {name: "" if value is None else str(value) for name, value in row.items()}
+        assert shown == as_text
+
+
+def test_failures_are_rows_and_are_said(folder: Path, sweep: Callable[..., Ran]) -> None:
+    (folder / "sweep.toml").write_text(SWEEP + "target_times = [0.001]\n")
+    ran = sweep("sweep.toml")
+    assert ran.code == 0
+    assert "10 points: 8 planned, 2 failed" in ran.out
+    assert "failed: profile.csv, 1f1b, frontier, 0.001 s, 2 microbatches: no plan" in ran.out
+    failed = [row for row in table(folder / "sweep.csv") if row["error"]]
+    assert len(failed) == 2
+    assert all(row["t_min_s"] and not row["energy_j"] for row in failed)
+
+
+def test_many_failures_are_not_all_said(folder: Path, sweep: Callable[..., Ran]) -> None:
+    times = [k / 1e4 for k in range(1, 9)]
+    (folder / "sweep.toml").write_text(
+        f'[grid]\nprofiles = ["profile.csv"]\nslowdowns = [0]\ntarget_times = {times}\n'
+    )
+    ran = sweep("sweep.toml")
+    assert ran.out.count("failed: ") == 5
+    assert "and 3 more: see column error of sweep.csv" in ran.out
+
+
+def test_when_all_fail_so_does_the_sweep_but_the_table_is_there(
+    folder: Path, sweep: Callable[..., Ran]
+) -> None:
+    (folder / "sweep.toml").write_text('[grid]\nprofiles = ["nothere.csv"]\n')
+    ran = sweep("sweep.toml", "--plot")
+    assert ran.code == 1
+    assert "1 points: 0 planned, 1 failed" in ran.out
+    assert "no such file" in table(folder / "sweep.csv")[0]["error"]
+    assert not (folder / "sweep.png").exists()
+
+
+def test_profiles_are_looked_for_beside_the_sweeps_file(
+    folder: Path, sweep: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert json.loads(sweep("../sweep.toml", "--json").out)["failed"] == 0
+    assert (folder / "elsewhere" / "sweep.csv").exists()
+
+
+def test_quiet_says_nothing(folder: Path, sweep: Callable[..., Ran]) -> None:
+    ran = sweep("sweep.toml", "--quiet", "--plot", "sweep.svg")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    drawn = (folder / "sweep.svg").read_text()
+    assert "8 plans (modelled)" in drawn
+    for words in ("profile.csv, 2 microbatches", "profile.csv, 4 microbatches", "max_frequency"):
+        assert words in drawn
+
+
+def test_the_example_runs(folder: Path, sweep: Callable[..., Ran]) -> None:
+    shutil.copy(EXAMPLE, folder / "example.toml")
+    ran = sweep("example.toml", "--json", "-o", "example.csv")
+    assert ran.code == 0, ran.err
+    summary = json.loads(ran.out)
+    assert (summary["points"], summary["failed"]) == (58, 0)
+    last = table(folder / "example.csv")[-1]
+    assert (last["schedule"], last["stages"], last["chunks"]) == ("interleaved", "4", "2")
+    assert last["replayed_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothere.toml",), ("nothere.toml", "cannot be read")),
+        (("sweep.toml", "-o", "table.txt"), ("table.txt", ".csv or .parquet")),
+        (("sweep.toml", "--plot", "plot.gif"), ("plot.gif",)),
+        (("sweep.toml", "-o", "nothere/sweep.csv"), ("nothere/sweep.csv.journal", "written")),
+        (("sweep.toml", "--jobs", "0"), ("--jobs must be at least 1",)),
+        (("sweep.toml", "--ray", "auto"), ("--jobs and --ray exclude each other",)),
+        (("profile.csv",), ("profile.csv: is not valid TOML",)),
+    ],
+)
+def test_bad_input_is_refused(
+    folder: Path, sweep: Callable[..., Ran], arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_refused(sweep(*arguments), 2, *words)
+    assert not list(folder.glob("sweep.csv*"))
+
+
+def test_a_journal_that_is_none_is_refused_and_left_alone(
+    folder: Path, sweep: Callable[..., Ran]
+) -> None:
+    (folder / "sweep.csv.journal").write_text("Dear diary\n")
+    assert_refused(sweep("sweep.toml", "--fresh"), 2, "sweep.csv.journal:1:", "journal")
+    assert (folder / "sweep.csv.journal").read_text() == "Dear diary\n"
+
+
+def planned(profile: str, planner: str, slower: float, saved: float) -> Row:
+    return Row(
+        profile=profile,
+        chunks=1,
+        planner=planner,
+        target="slowdown",
+        p2p_latency_s=0.0,
+        gpus_per_stage=1,
+        replicas=1,
+        recompute=False,
+        seed=0,
+        slowdown_percent=slower,
+        savings_percent=saved,
+    )
+
+
+def test_a_figure_joins_the_points_of_a_job_and_planner_by_slowdown() -> None:
+    rows = [planned("a", "frontier", slower, 10 + slower) for slower in (4.0, 0.0, 2.0)]
+    rows.append(planned("a", "zeus_global", 1.0, 3.0))
+    lines = [line for line in sweep_figure(rows).axes[0].lines if len(line.get_xdata())]
+    drawn = [list(line.get_xdata()) for line in lines]
+    assert [0.0, 2.0, 4.0] in drawn
+    assert [1.0] in drawn
+
+
+def test_a_legend_names_a_dozen_jobs_at_most() -> None:
+    rows = [planned(f"job{k:02d}", "frontier", 0.0, k) for k in range(20)]
+    (legend,) = sweep_figure(rows).legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words[:2] == ["job00", "job01"]
+    assert words[12:] == ["and 8 more", "frontier"]
+
+
+def test_nothing_is_drawn_of_failures_only(tmp_path: Path) -> None:
+    row = planned("a", "frontier", 0.0, 0.0).model_copy(update={"error": "no plan"})
+    with pytest.raises(InputError, match="nothing to draw"):
+        plot_sweep([row], tmp_path / "sweep.png")

@@ -1,0 +1,466 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import small_profile
+from envplan import Frontier, Pipeline, trace_frontier
+from envplan.costs import (
+    Run,
+    _local_minima,
+    check_costs,
+    duration_text,
+    parse_duration,
+    tokens_per_iteration,
+)
+from envplan.errors import InputError, NoAnswerError
+from envplan.plan import Plan
+from envplan.profile import Profile, ProfileMetadata
+from envplan.rates import Kind, Rate, read_rate
+from envplan.units import s_from_ns
+from strategies import falling_profiles
+
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 2, 4), small_profile(), replicas=3)
+
+
+def csv_file(folder: Path, text: str, name: str = "rates.csv") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def hourly(folder: Path, values: list[float], column: str = "price") -> str:
+    rows = "".join(f"{hour},{value!r}\n" for hour, value in enumerate(values))
+    return csv_file(folder, f"hour,{column}\n{rows}", f"{column}.csv")
+
+
+def refused(
+    folder: Path, text: str, *words: str, kind: Kind = "price", start: str | None = None
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read_rate(csv_file(folder, text), kind, start=start)
+    for word in ("rates.csv", *words):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("14d", 14 * 86400), ("36h", 36 * 3600), ("90m", 5400), ("3600s", 3600), ("1d12h", 129600)],
+)
+def test_durations_have_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--deadline") == seconds
+
+
+def test_a_fraction_of_a_unit_is_exact() -> None:
+    assert parse_duration("0.1h", "--deadline") == 360
+
+
+@pytest.mark.parametrize("text", ["", "14", "d", "14 d", "-1d", "1e3s", "14dd", "14x", "nan"])
+def test_a_duration_without_a_unit_or_number_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="14d, 36h"):
+        parse_duration(text, "--deadline")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 s"),
+        (59, "59 s"),
+        (90, "1 m 30 s"),
+        (3600, "1 h"),
+        (86400 + 3 * 3600 + 1700, "1 d 3 h"),
+        (86399.9, "24 h"),
+    ],
+)
+def test_durations_are_shown_in_two_units(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_a_number_is_a_fixed_rate() -> None:
+    rate = read_rate("0.25", "price")
+    assert rate.is_fixed
+    assert rate.lasts_s == math.inf
+    assert rate.steps().integral(7200) == 0.25 * 7200
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300"])
+def test_a_price_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="price must be a number"):
+        read_rate(text, "price")
+
+
+def test_a_price_may_be_negative_but_carbon_may_not() -> None:
+    assert read_rate("-0.01", "price").per_kwh == [-0.01]
+    with pytest.raises(InputError, match="carbon must not be negative"):
+        read_rate("-1", "carbon")
+
+
+def test_rows_hold_until_the_next_and_the_last_as_long_as_the_others(tmp_path: Path) -> None:
+    rate = read_rate(hourly(tmp_path, [1.0, 2.0, 4.0]), "price")
+    assert rate.lasts_s == 3 * HOUR
+    steps = rate.steps()
+    assert steps.integral(HOUR) == 1 * HOUR
+    assert steps.integral(1.5 * HOUR) == 2 * HOUR
+    assert steps.integral(3 * HOUR) == 7 * HOUR
+
+
+def test_one_file_may_hold_both_rates_and_a_byte_order_mark(tmp_path: Path) -> None:
+    both = csv_file(tmp_path, "\ufeffHour, Price ,carbon,note\n0,1,300,a\n\n1,2,400,b\n")
+    assert read_rate(both, "price").per_kwh == [1, 2]
+    assert read_rate(both, "carbon").per_kwh == [300, 400]
+
+
+def test_timestamps_start_with_the_file_or_when_told(tmp_path: Path) -> None:
+    text = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
+    path = csv_file(tmp_path, text)
+    assert read_rate(path, "price").start_s == 0
+    later = read_rate(path, "price", start="2026-12-01T01:30")
+    assert later.lasts_s == 1.5 * HOUR
+    assert later.steps().integral(HOUR) == 0.5 * HOUR * 2 + 0.5 * HOUR * 3
+
+
+def test_time_zones_are_understood(tmp_path: Path) -> None:
+    text = "time,price\n2026-12-01T00:00Z,1\n2026-12-01T02:00+01:00,2\n"
+    path = csv_file(tmp_path, text)
+    rate = read_rate(path, "price", start="2026-12-01T03:00+02:00")
+    assert rate.start_s == HOUR
+
+
+def test_rows_of_several_lengths_say_until_when(tmp_path: Path) -> None:
+    rate = read_rate(csv_file(tmp_path, "hour,end,price\n0,6,1\n6,22,3\n22,24,1\n"), "price")
+    assert rate.steps().integral(24 * HOUR) == (6 + 16 * 3 + 2) * HOUR
+
+
+def test_thirds_of_an_hour_may_be_rounded(tmp_path: Path) -> None:
+    read_rate(csv_file(tmp_path, "hour,price\n0,1\n0.333,1\n0.667,1\n1,1\n"), "price")
+
+
+def test_a_gap_names_its_line_and_what_is_missing(tmp_path: Path) -> None:
+    refused(tmp_path, "hour,price\n0,1\n1,1\n4,1\n", ":4:", "hour 2 to hour 4")
+    text = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T03:00,3\n"
+    refused(tmp_path, text, ":4:", "from 2026-12-01T02:00:00 to 2026-12-01T03:00:00")
+    refused(tmp_path, "hour,end,price\n0,2,1\n3,4,1\n", ":3:", "hour 2 to hour 3")
+
+
+def test_a_gap_at_the_start_of_the_run_is_a_gap(tmp_path: Path) -> None:
+    refused(tmp_path, "hour,price\n2,1\n3,1\n", "from hour 0", "to hour 2")
+
+
+def test_disorder_and_overlap_name_their_line(tmp_path: Path) -> None:
+    refused(tmp_path, "hour,price\n0,1\n1,1\n1,1\n", ":4:", "must ascend")
+    refused(tmp_path, "hour,price\n0,1\n2,1\n1,1\n", ":4:", "does not come after hour 2")
+    refused(tmp_path, "hour,price\n0,1\n1,1\n1.5,1\n", ":4:", "column end")
+    refused(tmp_path, "hour,end,price\n0,2,1\n1,3,1\n", ":3:", "line 2")
+    refused(tmp_path, "hour,end,price\n0,0,1\n", ":2", "ends before it begins")
+
+
+def test_bad_cells_name_their_line(tmp_path: Path) -> None:
+    refused(tmp_path, "hour,price\n0,cheap\n1,1\n", ":2", "column price", "'cheap'")
+    refused(tmp_path, "hour,price\nnoon,1\n", ":2:", "hour must be a number, not 'noon'")
+    refused(tmp_path, "hour,price\n0,nan\n1,1\n", ":2:", "price must be a number")
+    refused(tmp_path, "hour,price\n0\n", ":2:", "1 cells")
+    refused(tmp_path, "time,price\nyesterday,1\n", ":2:", "2026-12-01T00:00")
+    mixed = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00Z,1\n"
+    refused(tmp_path, mixed, ":3:", "time zone")
+    refused(tmp_path, 'hour,price\n0,1\n1,"1\n', "not valid CSV")
+    refused(tmp_path, "hour,carbon\n0,-5\n1,1\n", ":2:", "must not be negative", kind="carbon")
+
+
+def test_a_file_without_its_columns_or_rows_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "hour,cost\n0,1\n", ":1:", "a column price", "hour, cost")
+    refused(tmp_path, "hour,time,price\n0,1,1\n", ":1:", "hour or time")
+    refused(tmp_path, "hour,price,price\n0,1,1\n", ":1, column price", "twice")
+    refused(tmp_path, "", ":1:", "it has none")
+    refused(tmp_path, "hour,price\n", "has no rows")
+    refused(tmp_path, "hour,price\n0,1\n", "one row", "column end")
+
+
+def test_a_start_outside_of_the_file_is_refused(tmp_path: Path) -> None:
+    text = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
+    refused(tmp_path, text, "2026-12-01T02:00:00", "2026-12-05", start="2026-12-05T00:00")
+    refused(tmp_path, text, "starts at 2026-11-30T23:00:00", start="2026-11-30T23:00")
+    path = csv_file(tmp_path, text)
+    with pytest.raises(InputError, match="give both or neither"):
+        read_rate(path, "price", start="2026-12-01T00:00Z")
+    with pytest.raises(InputError, match="--start must be written as"):
+        read_rate(path, "price", start="tomorrow")
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nothere\.csv: cannot be read .*--price takes a number"):
+        read_rate(str(tmp_path / "nothere.csv"), "price")
+    (tmp_path / "rates.csv").write_bytes(b"hour,price\n\xff\xfe\n")
+    with pytest.raises(InputError, match=":2: is not UTF-8 text"):
+        read_rate(str(tmp_path / "rates.csv"), "price")
+
+
+@st.composite
+def rates(draw: st.DrawFn, *, least: float = -1.0, repeats: bool | None = None) -> Rate:
+    lengths = draw(st.lists(st.floats(10, 5000), min_size=1, max_size=6))
+    ends = np.cumsum(lengths).tolist()
+    return Rate(
+        begins_s=[0.0, *ends[:-1]],
+        per_kwh=draw(st.lists(st.floats(least, 3), min_size=len(lengths), max_size=len(lengths))),
+        end_s=ends[-1],
+        start_s=draw(st.floats(0, 0.99)) * ends[-1],
+        repeats=draw(st.booleans()) if repeats is None else repeats,
+    )
+
+
+def value_at(rate: Rate, clock_s: float) -> float:
+    assert rate.end_s is not None
+    inside = clock_s % rate.end_s if rate.repeats else clock_s
+    return rate.per_kwh[sum(begin <= inside for begin in rate.begins_s) - 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(rates(), st.floats(0, 1))
+def test_the_integral_is_the_sum_over_pieces(rate: Rate, share: float) -> None:
+    span = 20_000.0 if rate.repeats else rate.lasts_s
+    until = share * span
+    cuts = [0.0, *rate.steps().changes(0.0, until), until]
+    pieces = ((b - a) * value_at(rate, rate.start_s + (a + b) / 2) for a, b in pairwise(cuts))
+    assert rate.steps().integral(until) == pytest.approx(sum(pieces), abs=1e-6)
+
+
+def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
+    plan = Run(iterations=1000, price=Rate.fixed(0.3), carbon=Rate.fixed(400)).reckon(
+        frontier.plan(slowdown=0.05)
+    )
+    costs = plan.costs
+    assert costs is not None
+    assert costs.run is not None
+    assert costs.iteration.plan.energy_kwh == pytest.approx(plan.energy / 3.6e6)
+    assert costs.run.plan.energy_kwh == pytest.approx(1000 * plan.energy / 3.6e6)
+    assert costs.run.plan.money == pytest.approx(0.3 * 1000 * plan.energy / 3.6e6)
+    assert costs.run.plan.carbon_g == pytest.approx(400 * 1000 * plan.energy / 3.6e6)
+    baseline = plan.predicted.baseline.energy_j
+    assert costs.run.max_frequency.money == pytest.approx(0.3 * 1000 * baseline / 3.6e6)
+
+
+def test_a_file_of_equal_hours_costs_as_much_as_a_fixed_price(
+    frontier: Frontier, tmp_path: Path
+) -> None:
+    plan = frontier.plan()
+    rate = read_rate(hourly(tmp_path, [0.3] * 24), "price")
+    changing = Run(iterations=5000, price=rate).reckon(plan).costs
+    fixed = Run(iterations=5000, price=Rate.fixed(0.3)).reckon(plan).costs
+    assert changing is not None
+    assert fixed is not None
+    assert changing.iteration.plan.money == pytest.approx(fixed.iteration.plan.money)
+
+
+def test_without_iterations_one_iteration_is_reckoned(frontier: Frontier) -> None:
+    costs = Run(price=Rate.fixed(1.0)).reckon(frontier.plan()).costs
+    assert costs is not None
+    assert costs.run is None
+    with pytest.raises(InputError, match="--iterations or --tokens"):
+        Run(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
+
+
+def test_a_run_that_outlasts_its_prices_is_refused_unless_they_repeat(
+    frontier: Frontier, tmp_path: Path
+) -> None:
+    path = hourly(tmp_path, [0.1, 0.4])
+    plan = frontier.plan()
+    iterations = math.ceil(2.5 * HOUR / plan.iteration_time)
+    with pytest.raises(InputError, match=r"price\.csv: lasts 2 h .* the run 2 h 30 m"):
+        Run(iterations=iterations, price=read_rate(path, "price")).reckon(plan)
+    repeated = Run(iterations=iterations, price=read_rate(path, "price", repeats=True))
+    costs = repeated.reckon(plan).costs
+    assert costs is not None
+    assert costs.run is not None
+    kw = plan.average_power / 1000
+    last = iterations * plan.iteration_time - 2 * HOUR
+    assert costs.run.plan.money == pytest.approx(kw * (0.1 + 0.4 + 0.1 * last / HOUR))
+
+
+def test_a_deadline_before_t_min_says_the_least_time(frontier: Frontier) -> None:
+    least = 1000 * frontier.min_time
+    run = Run(iterations=1000, deadline_s=least - 1e-6)
+    with pytest.raises(NoAnswerError) as caught:
+        run.cheapest_plan(frontier)
+    assert duration_text(least) in str(caught.value)
+    assert f"{least:.9g} s" in str(caught.value)
+    assert Run(iterations=1000, deadline_s=least).cheapest_plan(frontier).iteration_time == (
+        pytest.approx(frontier.min_time)
+    )
+
+
+def test_with_a_fixed_price_the_cheapest_is_the_least_energy_in_time(frontier: Frontier) -> None:
+    middle = (frontier.min_time + frontier.min_energy_time) / 2
+    run = Run(iterations=1000, deadline_s=1000 * middle, price=Rate.fixed(0.2))
+    plan = run.cheapest_plan(frontier)
+    assert plan.energy == frontier.plan(s_from_ns(int(middle * 1e9))).energy
+    assert 1000 * plan.iteration_time <= 1000 * middle
+    lazy = Run(iterations=1000, deadline_s=1e6).cheapest_plan(frontier)
+    assert lazy.energy == frontier.min_energy_plan().energy
+
+
+def test_a_price_about_to_rise_is_worth_hurrying_for(frontier: Frontier) -> None:
+    iterations = 10_000
+    cheap_s = iterations * (0.7 * frontier.min_time + 0.3 * frontier.min_energy_time)
+    price = Rate(begins_s=[0.0, cheap_s], per_kwh=[0.1, 5.0], end_s=10 * cheap_s)
+    run = Run(iterations=iterations, price=price, deadline_s=10 * cheap_s)
+    plan = run.cheapest_plan(frontier)
+    assert iterations * plan.iteration_time <= cheap_s
+    assert iterations * plan.iteration_time >= 0.98 * cheap_s
+    assert plan.iteration_time < frontier.min_energy_plan().iteration_time
+
+
+def test_carbon_and_money_can_want_different_plans(frontier: Frontier) -> None:
+    iterations = 10_000
+    soon = iterations * (0.7 * frontier.min_time + 0.3 * frontier.min_energy_time)
+    price = Rate(begins_s=[0.0, soon], per_kwh=[0.1, 5.0], end_s=10 * soon)
+    both = {"iterations": iterations, "price": price, "carbon": Rate.fixed(300)}
+    money = Run(**both, deadline_s=10 * soon).cheapest_plan(frontier)
+    carbon = Run(**both, deadline_s=10 * soon, minimize="carbon").cheapest_plan(frontier)
+    assert money.iteration_time < carbon.iteration_time
+    assert carbon.energy == frontier.min_energy_plan().energy
+
+
+def test_when_energy_pays_there_is_no_hurry_to_save_it(frontier: Frontier) -> None:
+    run = Run(iterations=10, price=Rate.fixed(-1.0), deadline_s=1e6)
+    plan = run.cheapest_plan(frontier)
+    costs = run.reckon(plan).costs
+    assert costs is not None
+    assert costs.run is not None
+    assert costs.run.plan.money is not None
+    star = frontier.min_energy_plan()
+    assert costs.run.plan.money < -10 * star.energy / 3.6e6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_no_time_on_the_relaxed_frontier_costs_less_than_its_minimum(data: st.DataObject) -> None:
+    profile = data.draw(falling_profiles(2))
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), profile)
+    rate = data.draw(rates(least=0.01, repeats=True))
+    longest = data.draw(st.floats(0.2, 3)) * (rate.end_s or 0.0)
+    iterations = max(1, int(longest / frontier.min_energy_time))
+    span = frontier.min_energy_time_ns - frontier.min_time_ns
+    latest_ns = frontier.min_time_ns + int(span * data.draw(st.floats(0, 1)))
+    best = _local_minima(frontier, rate, iterations, latest_ns)[0]
+    assert frontier.min_time_ns <= best.time_ns <= latest_ns
+    steps = rate.steps()
+    for time in np.linspace(frontier.min_time, s_from_ns(latest_ns), 200):
+        at = min(max(float(time), frontier.min_time), s_from_ns(latest_ns))
+        cost = frontier.energy_at(at) / at * steps.integral(at * iterations) / 3.6e6
+        assert best.cost <= cost * (1 + 1e-7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.DataObject) -> None:
+    profile = data.draw(falling_profiles(2))
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), profile)
+    rate = data.draw(rates(least=0.01, repeats=True))
+    iterations = data.draw(st.integers(1, 100_000))
+    slack = data.draw(st.floats(1.0, 1.5))
+    deadline = iterations * frontier.min_time * slack + 1e-6
+    run = Run(iterations=iterations, price=rate, deadline_s=deadline)
+    plan = run.reckon(run.cheapest_plan(frontier))
+    costs = plan.costs
+    assert costs is not None
+    assert costs.run is not None
+    assert iterations * plan.iteration_time <= deadline
+    assert costs.minimized == "money"
+    latest_ns = min(int(deadline * 1e9 / iterations) + 1, frontier.min_energy_time_ns)
+    least = _local_minima(frontier, rate, iterations, latest_ns)[0].cost
+    assert costs.run.plan.money is not None
+    assert costs.run.plan.money >= least * (1 - 1e-6)
+    assert len(check_costs(plan)) == 2
+
+
+def test_costs_survive_the_file_and_are_proved_from_it(frontier: Frontier, tmp_path: Path) -> None:
+    rate = read_rate(hourly(tmp_path, [0.3, 0.1] * 12), "price")
+    run = Run(iterations=1000, price=rate, carbon=Rate.fixed(350.5), currency="EUR", deadline_s=9e4)
+    run.reckon(run.cheapest_plan(frontier)).save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    proved = check_costs(loaded)
+    assert "costs follow" in proved[0]
+    assert "deadline 90000.0 s" in proved[1]
+    assert check_costs(frontier.plan()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("money", "costs.run.plan.money"),
+        ("time_s", "costs.run.plan.time_s"),
+        ("energy_kwh", "costs.run.plan.energy_kwh"),
+    ],
+)
+def test_a_cost_that_does_not_follow_is_refused(frontier: Frontier, field: str, words: str) -> None:
+    plan = Run(iterations=1000, price=Rate.fixed(0.3)).reckon(frontier.plan())
+    document = plan.model_dump(by_alias=True, exclude_none=True)
+    document["costs"]["run"]["plan"][field] *= 1.001
+    with pytest.raises(InputError, match=words):
+        check_costs(Plan.from_document(document))
+
+
+def test_a_deadline_that_is_missed_is_refused(frontier: Frontier) -> None:
+    run = Run(iterations=1000, deadline_s=1e6)
+    document = run.reckon(frontier.plan()).model_dump(by_alias=True, exclude_none=True)
+    document["costs"]["deadline_s"] = 1.0
+    with pytest.raises(InputError, match=r"more than the deadline of 1\.0 s"):
+        check_costs(Plan.from_document(document))
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        {"begins_s": [0.0, 1.0], "per_kwh": [1.0], "end_s": 2.0},
+        {"begins_s": [0.0, 1.0, 1.0], "per_kwh": [1.0] * 3, "end_s": 2.0},
+        {"begins_s": [0.0, 3.0], "per_kwh": [1.0] * 2, "end_s": 2.0},
+        {"begins_s": [0.0, 3.0], "per_kwh": [1.0] * 2},
+        {"begins_s": [0.0], "per_kwh": [1.0], "end_s": 2.0, "start_s": 5.0},
+        {"begins_s": [], "per_kwh": []},
+        {"begins_s": [0.0], "per_kwh": [1e300]},
+    ],
+)
+def test_a_rate_in_a_file_that_is_no_step_function_is_refused(
+    frontier: Frontier, rate: dict[str, object]
+) -> None:
+    plan = Run(iterations=10, price=Rate.fixed(0.3)).reckon(frontier.plan())
+    document = plan.model_dump(by_alias=True, exclude_none=True)
+    document["costs"]["price"] = rate
+    with pytest.raises(InputError, match=r"costs\.price"):
+        Plan.from_document(document)
+
+
+def test_tokens_come_from_the_sidecar() -> None:
+    plain = small_profile()
+    metadata = ProfileMetadata(microbatch_size=2, extra={"sequence_length": 512})
+    rows = [
+        (stage, name, 1000, 0.1, 10.0) for stage in range(2) for name in ("forward", "backward")
+    ]
+    known = Profile.from_rows(rows, metadata=metadata)
+    pipeline = Pipeline("1f1b", 2, 8)
+    assert tokens_per_iteration(trace_frontier(pipeline, known, replicas=3)) == 2 * 512 * 8 * 3
+    with pytest.raises(InputError, match=r"--tokens-per-iteration .*microbatch_size"):
+        tokens_per_iteration(trace_frontier(pipeline, plain))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"minimize": "money"}, "--price"),
+        ({"minimize": "carbon"}, "--carbon"),
+        ({"iterations": 0}, "iterations must be"),
+    ],
+)
+def test_a_run_needs_what_it_is_asked_for(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Run(**arguments)

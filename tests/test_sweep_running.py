@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, small_profile
+from envplan import Pipeline, Profile, trace_frontier
+from envplan.errors import InputError
+from envplan.planners import PLANNERS
+from envplan.simulation import simulate
+from envplan.sweep import Row, read_config, run_sweep, work
+from envplan.sweep.journal import Journal
+from envplan.sweep.running import SweepResult, journal_of
+from envplan.units import s_from_ns
+
+PATIENCE_S = 60.0
+
+
+def sweep_file(folder: Path, text: str) -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def swept(folder: Path, text: str, **options: object) -> SweepResult:
+    small_profile().save_csv(folder / "profile.csv")
+    return run_sweep(read_config(sweep_file(folder, text)), folder / "journal", jobs=1, **options)
+
+
+def grid(**lists: object) -> str:
+    return "[grid]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in lists.items())
+
+
+def entries(journal: Path) -> list[dict[str, object]]:
+    """The whole lines of a journal but its header."""
+    data = journal.read_bytes() if journal.exists() else b""
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()[1:]]
+
+
+def size(journal: Path) -> int:
+    return journal.stat().st_size if journal.exists() else 0
+
+
+def results(rows: tuple[Row, ...]) -> list[dict[str, object]]:
+    """Rows without how long they took."""
+    return [row.model_dump(exclude={"trace_s", "wall_s"}) for row in rows]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_a_row_says_what_the_frontier_says(tmp_path: Path) -> None:
+    result = swept(
+        tmp_path,
+        grid(profiles=["profile.csv"], microbatches=[6], slowdowns=[0, 3], min_energy=True),
+    )
+    frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
+    plans = [frontier.plan(), frontier.plan(slowdown=0.03), frontier.min_energy_plan()]
+    assert len(result.rows) == 3
+    for row, plan in zip(result.rows, plans, strict=True):
+        assert row.error is None
+        assert (row.t_min_s, row.t_star_s) == (frontier.min_time, frontier.min_energy_time)
+        assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
+        assert row.gap_percent == 100 * plan.gap
+        assert row.savings_percent == plan.predicted.savings_percent
+        assert row.slowdown_percent == plan.predicted.slowdown_percent
+        assert (row.stages, row.microbatches, row.schedule) == (2, 6, "1f1b")
+        assert row.source == "modelled"
+
+
+def test_every_planner_has_its_plans(tmp_path: Path) -> None:
+    result = swept(
+        tmp_path,
+        grid(
+            profiles=["profile.csv"],
+            planners=list(PLANNERS),
+            slowdowns=[10],
+            target_times=[99.0],
+            min_energy=True,
+        ),
+    )
+    assert not result.failures
+    told = Counter((row.planner, row.target) for row in result.rows)
+    assert told["zeus_global", "time"] == told["zeus_per_stage", "min-energy"] == 1
+    assert told["envpipe", "own"] == told["max_frequency", "own"] == 1
+    best = {row.target: row.energy_j for row in result.rows if row.planner == "frontier"}
+    for row in result.rows:
+        assert (row.energy_j or 0.0) >= 0.999 * (best.get(row.target) or 0.0)
+
+
+def test_gpus_replicas_and_recomputation_reach_the_plan(tmp_path: Path) -> None:
+    plain = swept(tmp_path, grid(profiles=["profile.csv"]), fresh=True).rows[0]
+    many = swept(
+        tmp_path,
+        grid(profiles=["profile.csv"], gpus_per_stage=2, replicas=5, p2p_latency=0.01),
+        fresh=True,
+    ).rows[0]
+    assert (many.t_min_s or 0.0) > (plain.t_min_s or 0.0)
+    assert many.energy_j == pytest.approx(10 * (plain.energy_j or 0.0), rel=0.05)
+    again = swept(tmp_path, grid(profiles=["profile.csv"], recompute=True), fresh=True).rows[0]
+    assert (again.t_min_s or 0.0) > 1.2 * (plain.t_min_s or 0.0)
+    assert "recomputation" in (again.assumed or "")
+
+
+def test_seeds_replay_one_plan_with_other_noise(tmp_path: Path) -> None:
+    result = swept(tmp_path, grid(profiles=["profile.csv"], noise=3, seeds=[0, 1]))
+    first, second = result.rows
+    assert first.energy_j == second.energy_j
+    assert first.replayed_time_s != second.replayed_time_s
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan()
+    timeline = simulate(plan, profile, noise=0.03, seed=1)
+    assert second.replayed_time_s == s_from_ns(timeline.run_times_ns[0])
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    few = grid(profiles=["profile.csv"], slowdowns=[0, 1])
+    more = grid(profiles=["profile.csv"], slowdowns=[1, 0, 2])
+    first = swept(tmp_path, few)
+    assert (first.computed, first.resumed) == (2, 0)
+    second = swept(tmp_path, more)
+    assert (second.computed, second.resumed) == (1, 2)
+    assert [row.target_value for row in second.rows] == [1, 0, 2]
+    assert second.rows[1] == first.rows[0]
+    assert swept(tmp_path, more, fresh=True).computed == 3
+
+
+def test_a_profile_that_has_changed_is_done_again(tmp_path: Path) -> None:
+    text = grid(profiles=["profile.csv"])
+    assert swept(tmp_path, text).computed == 1
+    small_profile(clocks=(1740, 900)).save_csv(tmp_path / "profile.csv")
+    config = read_config(tmp_path / "sweep.toml")
+    assert run_sweep(config, tmp_path / "journal", jobs=1).computed == 1
+
+
+def test_points_of_one_pipeline_trace_their_frontier_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced: list[int] = []
+    trace = work.trace_frontier
+
+    def counted(pipeline: Pipeline, *arguments: object, **options: object) -> object:
+        traced.append(pipeline.num_microbatches)
+        return trace(pipeline, *arguments, **options)
+
+    def here(groups: list[work.Group], jobs: int) -> Iterator[tuple[work.Task, work.Done]]:
+        for group in groups:
+            yield from zip(group.tasks, work.compute(group), strict=True)
+
+    monkeypatch.setattr(work, "trace_frontier", counted)
+    monkeypatch.setattr("envplan.sweep.running.run_on_processes", here)
+    text = grid(
+        profiles=["profile.csv"],
+        microbatches=[2, 3],
+        planners=["frontier", "zeus_global", "max_frequency"],
+        slowdowns=[0, 5, 10],
+    )
+    result = swept(tmp_path, text)
+    assert len(result.rows) == 14
+    assert traced == [2, 3]
+
+
+def test_a_point_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    text = grid(profiles=["nothere.csv", "profile.csv"], target_times=[1e-3, 50.0], chunks=[1, 3])
+    result = swept(tmp_path, text)
+    errors = [(row.profile, row.chunks, row.target_value, row.error) for row in result.rows]
+    assert len(errors) == 8
+    assert result.rows[5].error is None
+    assert result.rows[5].iteration_time_s is not None
+    assert len(result.failures) == 7
+    assert "no such file" in (result.rows[0].error or "")
+    assert "T_min is" in (result.rows[4].error or "")
+    assert result.rows[4].t_min_s is not None
+    assert "3 chunks do not divide" in (result.rows[6].error or "")
+
+
+def test_a_frontier_that_cannot_be_traced_fails_each_of_its_points(tmp_path: Path) -> None:
+    text = grid(
+        profiles=["profile.csv"], schedules=["interleaved", "1f1b"], chunks=[2], slowdowns=[0, 1]
+    )
+    result = swept(tmp_path, text)
+    assert [row.error is None for row in result.rows] == [True, True, False, False]
+    assert result.rows[2].error == result.rows[3].error
+
+
+def test_a_sidecar_that_does_not_say_the_microbatches_is_an_error_of_its_points(
+    tmp_path: Path,
+) -> None:
+    small_profile(microbatches=None).save_csv(tmp_path / "silent.csv")
+    result = swept(tmp_path, grid(profiles=["silent.csv", "profile.csv"]))
+    assert "how many microbatches" in (result.rows[0].error or "")
+    assert result.rows[1].error is None
+
+
+def test_errors_that_may_pass_are_tried_again_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_arguments: object, **_options: object) -> None:
+        raise MemoryError("no more")
+
+    config = read_config(sweep_file(tmp_path, grid(profiles=["profile.csv"], slowdowns=[0, 1])))
+    small_profile().save_csv(tmp_path / "profile.csv")
+    point = config.all_points()[0].model_copy(update={"microbatches": 2, "schedule": "1f1b"})
+    group = work.Group(small_profile(), (work.Task(0, "a", point), work.Task(1, "b", point)))
+    monkeypatch.setattr(work, "trace_frontier", exhausted)
+    outcomes = list(work.compute(group))
+    assert [done.row.error for done in outcomes] == ["MemoryError: no more"] * 2
+    assert not any(done.final for done in outcomes)
+    with Journal(tmp_path / "journal") as book:
+        book.append("a", outcomes[0].row, final=False)
+        book.append("b", outcomes[1].row, final=True)
+    with Journal(tmp_path / "journal") as book:
+        assert list(book.rows) == ["b"]
+
+
+def test_a_process_that_dies_costs_one_point(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def progress(done: int, count: int, failed: int) -> None:
+        if done >= 3 and not killed:
+            (child,) = multiprocessing.active_children()
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+            killed.append(child.pid)
+
+    slowdowns = [k / 20 for k in range(200)]
+    text = grid(profiles=["profile.csv"], microbatches=[32], slowdowns=slowdowns)
+    result = swept(tmp_path, text, progress=progress)
+    assert killed
+    (lost,) = result.failures
+    assert lost.error == "its process was ended by signal 9"
+    again = swept(tmp_path, text)
+    assert (again.computed, again.resumed) == (1, 199)
+    assert not again.failures
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    text = grid(profiles=["profile.csv"], slowdowns=[0, 1, 2])
+    swept(tmp_path, text)
+    journal = tmp_path / "journal"
+    journal.write_bytes(journal.read_bytes()[:-40])
+    again = swept(tmp_path, text)
+    assert (again.computed, again.resumed) == (1, 2)
+    assert len(entries(journal)) == 3
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, 37])
+def test_a_journal_torn_in_its_header_begins_anew(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    Journal(path).__exit__(None, None, None)
+    path.write_bytes(path.read_bytes()[:cut])
+    with Journal(path) as book:
+        assert book.rows == {}
+    assert path.read_bytes() == b'{"schema": "envplan/sweep-journal/v1"}\n'
+
+
+@pytest.mark.parametrize("content", [b"stage,instruction\n0,forward\n", b"diary", b"{}\n"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_file_that_is_no_journal_is_left_alone(
+    tmp_path: Path, content: bytes, fresh: bool
+) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"journal:1: is not a line of a sweep's journal"):
+        Journal(path, fresh=fresh)
+    assert path.read_bytes() == content
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    swept(tmp_path, grid(profiles=["profile.csv"], slowdowns=[0, 1]))
+    lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    lines[1] = b'{"key": "x", "row": 3}\n'
+    (tmp_path / "journal").write_bytes(b"".join(lines))
+    with pytest.raises(InputError, match=r"journal:2: "):
+        Journal(tmp_path / "journal")
+
+
+def test_two_sweeps_cannot_share_a_journal(tmp_path: Path) -> None:
+    with (
+        Journal(tmp_path / "journal"),
+        pytest.raises(InputError, match="another sweep is writing to it"),
+    ):
+        Journal(tmp_path / "journal")
+    Journal(tmp_path / "journal").__exit__(None, None, None)
+
+
+def test_a_journal_in_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        Journal(tmp_path / "nothere" / "journal")
+
+
+@pytest.fixture
+def thousand(tmp_path: Path) -> Path:
+    """A sweep of 1,000 cheap points in two groups."""
+    small_profile(clocks=(1740, 1260, 780)).save_csv(tmp_path / "profile.csv")
+    slowdowns = [k / 20 for k in range(500)]
+    text = grid(profiles=["profile.csv"], microbatches=[1, 2], slowdowns=slowdowns)
+    return sweep_file(tmp_path, text)
+
+
+def started(config: Path) -> subprocess.Popen[str]:
+    """The command in a process group of its own."""
+    return subprocess.Popen(
+        [str(COMMAND), "sweep", config.name, "--jobs", "2", "--json"],
+        cwd=config.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def group_is_gone(leader: int) -> bool:
+    """Whether no process of the group runs; those that are dead but not yet buried do not count."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(group) == leader and state != "Z":
+            return False
+    return True
+
+
+def test_a_thousand_points_survive_kill_9_and_none_is_done_twice(thousand: Path) -> None:
+    journal = journal_of(thousand.with_name("sweep.csv"))
+    moments = random.Random(7)
+    kills = 0
+    for _ in range(3):
+        before = size(journal)
+        process = started(thousand)
+        while size(journal) <= before + 100 and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.25))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += len(entries(journal)) < 1000
+        assert not thousand.with_name("sweep.csv").exists() or len(entries(journal)) == 1000
+    assert kills >= 2
+    with journal.open("ab") as file:
+        file.write(b'{"key": "torn by a ki')
+    before = len(entries(journal))
+    process = started(thousand)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    assert (summary["points"], summary["failed"]) == (1000, 0)
+    assert (summary["resumed"], summary["computed"]) == (before, 1000 - before)
+    times_done = Counter(entry["key"] for entry in entries(journal))
+    assert len(times_done) == 1000
+    assert set(times_done.values()) == {1}
+
+    whole = run_sweep(read_config(thousand), thousand.with_name("other.journal"), jobs=2)
+    resumed = run_sweep(read_config(thousand), journal, jobs=2)
+    assert resumed.computed == 0
+    assert results(resumed.rows) == results(whole.rows)
+
+
+def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(thousand: Path) -> None:
+    journal = journal_of(thousand.with_name("sweep.csv"))
+    process = started(thousand)
+    wait_for(lambda: size(journal) > 5000)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "what is done is kept in sweep.csv.journal" in err
+    assert err.endswith("envplan: error: interrupted\n")
+    wait_for(lambda: group_is_gone(process.pid))
+    assert not thousand.with_name("sweep.csv").exists()
+    assert 0 < len(entries(journal)) < 1000
+
+
+def test_processes_end_when_the_sweep_they_work_for_is_killed(thousand: Path) -> None:
+    journal = journal_of(thousand.with_name("sweep.csv"))
+    process = started(thousand)
+    wait_for(lambda: size(journal) > 5000)
+    process.kill()
+    process.wait()
+    wait_for(lambda: group_is_gone(process.pid))
+    process.communicate()
+
+
+_CLUSTER = """
+import sys
+import ray
+context = ray.init(
+    address="local", num_cpus=1, include_dashboard=False, object_store_memory=80_000_000,
+    log_to_driver=False, _temp_dir=sys.argv[1],
+)
+print(context.address_info["address"], flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def ray_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray cluster of one CPU on this machine."""
+    pytest.importorskip("ray", reason="the sweep on a cluster needs ray: pip install envplan[ray]")
+    for name, value in (
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+        ("RAY_AUTH_MODE", "token"),
+        ("RAY_AUTH_TOKEN", secrets.token_hex(32)),
+    ):
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        cluster = subprocess.Popen(
+            [sys.executable, "-c", _CLUSTER, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        assert address, "Ray did not start"
+        try:
+            yield address
+        finally:
+            cluster.communicate("", timeout=PATIENCE_S)
+
+
+def test_a_ray_cluster_gives_the_same_rows(tmp_path: Path, ray_address: str) -> None:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    text = grid(
+        profiles=["profile.csv"],
+        microbatches=[2, 4],
+        slowdowns=[0, 2, 4],
+        target_times=[1e-3],
+        planners=["frontier", "max_frequency"],
+    )
+    config = sweep_file(tmp_path, text)
+    ran = subprocess.run(
+        [str(COMMAND), "sweep", config.name, "--ray", ray_address, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    summary = json.loads(ran.stdout)
+    assert (summary["points"], summary["computed"], summary["failed"]) == (10, 10, 2)
+    on_ray = run_sweep(read_config(config), tmp_path / "sweep.csv.journal", jobs=1)
+    here = run_sweep(read_config(config), tmp_path / "other.journal", jobs=1)
+    assert on_ray.computed == 0
+    assert results(on_ray.rows) == results(here.rows)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "no Ray cluster can be reached"),
+        ("127.0.0.1:here", "no Ray cluster can be reached"),
+        ("ray://127.0.0.1:10001", "Ray clients cannot run sweeps"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_refused_at_once(
+    tmp_path: Path, address: str, words: str
+) -> None:
+    pytest.importorskip("ray", reason="the sweep on a cluster needs ray: pip install envplan[ray]")
+    with pytest.raises(InputError, match=words):
+        swept(tmp_path, grid(profiles=["profile.csv"]), ray=address)
