@@ -31,6 +31,12 @@ class Stages:
     def backward(self, stage):
         time.sleep(0.002)
 
+    def backward_input(self, stage):
+        time.sleep(0.001)
+
+    def backward_weight(self, stage):
+        time.sleep(0.001)
+
     def wait(self, seconds):
         time.sleep(seconds / 10)
 
@@ -39,6 +45,31 @@ class Stages:
 
 def build():
     return Stages()
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+def hungry():
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate\\n20.00 GiB")
+
+class Hungry(Stages):
+    def backward(self, stage):
+        if stage == 1:
+            hungry()
+
+class Failing(Stages):
+    def forward(self, stage):
+        raise ValueError("wrong shape\\nof the input")
+
+class Waiting(Stages):
+    def __init__(self):
+        from envplan.profiling.waiting import Peers
+
+        self.peers = Peers(backend="gloo", device="cpu")
+        self.waiting = self.peers.description
+
+    def wait(self, seconds):
+        self.peers.wait(seconds)
 
 def broken():
     raise RuntimeError("no weights\\nhere")
@@ -153,7 +184,11 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
             ("50, 101 or 152",),
         ),
         (("--gpu", "a40"), ("--gpu", "--backend modelled")),
-        (("--backend", "nvml", "--recompute"), ("--recompute", "--backend modelled")),
+        (("--backend", "modelled", "--smooth"), ("--smooth", "nvml")),
+        (("--backend", "modelled", "--tp", "0"), ("--tp", "at least 1")),
+        (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp out",)),
+        (("--split-backward", "--recompute"), ("--split-backward and --recompute", "solve")),
+        (("--smooth", "--no-lock"), ("--smooth and --no-lock", "one clock")),
         (("--error", "0"), ("--error", "above 0")),
         (("--time-limit", "nan"), ("--time-limit",)),
         (("--device", "-1"), ("--device",)),
@@ -267,6 +302,7 @@ def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: 
         ("stages:absent", ("no function absent",)),
         ("stages:number", ("no function number",)),
         ("stages:broken", ("broken() failed", "no weights here")),
+        ("stages:hungry", ("hungry()", "does not fit in memory")),
         ("stages:nothing", ("pair", "int")),
     ],
 )
@@ -278,10 +314,130 @@ def test_an_entry_that_cannot_be_used_is_refused_with_clocks_untouched(
     assert made(folder) == set()
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("stages:Hungry", ("backward(1)", "does not fit in the GPU's memory")),
+        ("stages:Failing", ("forward(0)", "ValueError: wrong shape of the input")),
+    ],
+)
+def test_an_entry_that_fails_in_a_sweep_says_so_and_gives_the_clock_back(
+    fake_nvml: FakeNvml, folder: Path, entry: str, words: tuple[str, ...]
+) -> None:
+    ran = envplan("profile", *QUICK[2:], "--entry", entry, cwd=folder)
+    assert_refused(ran, 2, *words)
+    assert fake_nvml.locked() is None
+
+
+def test_out_of_memory_in_torch_is_said_in_a_line(fake_nvml: FakeNvml, folder: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    (folder / "real.py").write_text(
+        "import torch\n"
+        "from stages import Stages\n"
+        "class Full(Stages):\n"
+        "    def forward(self, stage):\n"
+        "        raise torch.cuda.OutOfMemoryError('CUDA out of memory.\\nTried 3 GiB')\n"
+    )
+    ran = envplan("profile", *QUICK[2:], "--entry", "real:Full", cwd=folder)
+    assert_refused(ran, 2, "does not fit in the GPU's memory", "smaller microbatch")
+    assert fake_nvml.locked() is None
+
+
+def test_a_split_backward_is_measured_in_two_parts(fake_nvml: FakeNvml, folder: Path) -> None:
+    ran = envplan("profile", *QUICK, "--split-backward", cwd=folder)
+    assert ran.code == 0, ran.err
+    profile = Profile.read_csv(folder / "profile.csv")
+    assert profile.instructions == ("forward", "backward_input", "backward_weight")
+    assert envplan("frontier", "-m", "4", "-q", cwd=folder).code == 0
+
+
+def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    (folder / "small.py").write_text(
+        "from envplan.profiling.modelled import Sizes, model_of\n"
+        "from envplan.profiling.torch_workloads import torch_workload\n"
+        "def build():\n"
+        "    sizes = Sizes(layers=2, hidden_size=32, heads=2, vocabulary_size=64,\n"
+        "                  sequence_length=8)\n"
+        "    return torch_workload('t5', model_of('t5', sizes), num_stages=2, microbatch_size=1,\n"
+        "                          dtype='float32', device='cpu')\n"
+    )
+    arguments = ("--entry", "small:build", "--step", "900", "--time-limit", "0.1")
+    ran = envplan("profile", *arguments, "--split-backward", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    assert "T5 of 2 x 2 layers x 32 training, 2 stages of 2-2 layers, 1 x 8 + 8 tokens" in ran.out
+    profile = Profile.read_csv(folder / "profile.csv")
+    assert profile.instructions == ("forward", "backward_input", "backward_weight")
+    assert profile.metadata.extra["times"] == "host clock"
+
+
+def test_one_rank_stands_for_all_and_says_so(fake_nvml: FakeNvml, folder: Path) -> None:
+    ran = envplan("profile", *QUICK, "--tp", "4", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "one of 4 tensor-parallel GPUs was measured" in ran.out
+    metadata = Profile.read_csv(folder / "profile.csv").metadata
+    assert metadata.tensor_parallel == 4
+    assert "neither time nor energy" in metadata.extra["communication"]
+
+
+def test_a_sweep_can_be_smoothed_and_still_continues(fake_nvml: FakeNvml, folder: Path) -> None:
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    raw = (folder / "profile.csv").read_bytes()
+    ran = envplan("profile", *QUICK, "--smooth", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "raw_time and raw_energy hold what was measured" in ran.out
+    header = (folder / "profile.csv").read_text().splitlines()[0]
+    assert header.endswith(",raw_time,raw_energy")
+    assert json.loads((folder / "profile.meta.json").read_text())["smoothed"]["rows_moved"] >= 0
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    assert (folder / "profile.csv").read_bytes() == raw
+    assert "smoothed" not in json.loads((folder / "profile.meta.json").read_text())
+
+
+def test_blocking_power_can_come_from_two_processes(fake_nvml: FakeNvml, folder: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    arguments = ("--entry", "stages:Waiting", "--step", "900", "--time-limit", "0.3")
+    ran = envplan("profile", *arguments, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "waits to receive from another through gloo" in ran.out
+    power = Profile.read_csv(folder / "profile.csv").blocking_power_w
+    assert power is not None
+    assert power[0] > 0
+
+
+def test_modelled_sizes_take_recomputation_ranks_and_a_split(tmp_path: Path) -> None:
+    base = ("profile", "--backend", "modelled", "--step", "300", "-q")
+    for name, more in (
+        ("plain", ()),
+        ("again", ("--recompute", "--split-backward")),
+        ("split", ("--split-backward",)),
+        ("shard", ("--tp", "2", "--split-backward")),
+    ):
+        ran = envplan(*base, *more, "-o", f"{name}.csv", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+    plain, again, split, shard = (
+        Profile.read_csv(tmp_path / f"{name}.csv") for name in ("plain", "again", "split", "shard")
+    )
+
+    def seconds(profile: Profile, instruction: str) -> float:
+        return float(profile.table(1, instruction).time_ns[0]) / 1e9
+
+    forward = seconds(plain, "forward")
+    assert seconds(again, "backward_weight") == seconds(split, "backward_weight")
+    more_time = seconds(again, "backward_input") - seconds(split, "backward_input")
+    assert more_time == pytest.approx(forward, rel=1e-6)
+    assert seconds(shard, "backward_weight") == pytest.approx(
+        seconds(split, "backward_weight") / 2, rel=0.01
+    )
+    assert shard.metadata.tensor_parallel == 2
+
+
 def test_an_entry_says_all_that_sizes_would(fake_nvml: FakeNvml, folder: Path) -> None:
-    for option in ("--layers", "--stages", "--microbatch-size"):
-        ran = envplan("profile", *QUICK, option, "3", cwd=folder)
-        assert_refused(ran, 2, "--entry", option)
+    beside = (("--layers", "3"), ("--stages", "3"), ("--microbatch-size", "3"), ("--recompute",))
+    for option in beside:
+        ran = envplan("profile", *QUICK, *option, cwd=folder)
+        assert_refused(ran, 2, "--entry", option[0])
 
 
 def test_progress_tells_where_it_is_and_what_is_left() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -37,6 +38,26 @@ def test_without_a_step_the_rows_are_those_of_the_built_in_profile() -> None:
     made, built = modelled_profile(JOB), build(JOB)
     for instruction in ("forward", "backward", BLOCKING):
         assert rows(made, instruction) == rows(built, instruction)
+
+
+def test_the_parts_of_a_backward_take_what_the_whole_takes() -> None:
+    split, whole = modelled_profile(replace(JOB, split_backward=True)), modelled_profile(JOB)
+    assert split.instructions == ("forward", "backward_input", "backward_weight")
+    assert rows(split, "forward") == rows(whole, "forward")
+    for stage in range(4):
+        one = at_clocks(whole, stage, "backward")
+        inputs = at_clocks(split, stage, "backward_input")
+        weights = at_clocks(split, stage, "backward_weight")
+        for clock, (time_ns, energy_fj) in one.items():
+            assert inputs[clock][0] + weights[clock][0] == pytest.approx(time_ns, abs=2)
+            assert inputs[clock][1] + weights[clock][1] == pytest.approx(energy_fj, abs=3e9)
+    assert any("backward is split" in text for text in split.metadata.extra["assumptions"])
+
+
+def at_clocks(profile: Profile, stage: int, instruction: str) -> dict[int, tuple[int, int]]:
+    table = profile.table(stage, instruction)
+    values = zip(table.time_ns.tolist(), table.energy_fj.tolist(), strict=True)
+    return dict(zip(table.frequency_mhz.tolist(), values, strict=True))
 
 
 def test_a_step_keeps_some_of_the_rows() -> None:

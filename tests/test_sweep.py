@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,13 @@ from envplan.profiling.sweep import (
     sweep,
 )
 from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.profiling.timers import EventTimer
 
 PERIOD = 0.1
 FAST = Settings(step=60, time_limit=8.0)
+
+
+TIMES = {"forward": 1.0, "backward": 2.0, "backward_input": 1.25, "backward_weight": 0.75}
 
 
 class Killed(BaseException):
@@ -98,6 +103,12 @@ class Stages:
     def backward(self, stage: int) -> None:
         self._run(stage, "backward", 2.0)
 
+    def backward_input(self, stage: int) -> None:
+        self._run(stage, "backward_input", 1.25)
+
+    def backward_weight(self, stage: int) -> None:
+        self._run(stage, "backward_weight", 0.75)
+
     def wait(self, seconds: float) -> None:
         self._note(0, BLOCKING)
         self.device.spend(seconds, None)
@@ -107,7 +118,7 @@ class Stages:
 
     def exact(self, stage: int, instruction: str, clock: int) -> tuple[float, float]:
         """Time and energy by the model."""
-        times = 1.0 if instruction == "forward" else 2.0
+        times = TIMES[instruction]
         model = self.device.model
         seconds = self._seconds(stage, times, clock)
         return seconds, seconds * model.power_w(clock)
@@ -151,6 +162,76 @@ def test_a_sweep_finds_time_and_energy_of_the_model(tmp_path: Path, stages: Stag
                 assert table.energy_fj[k] / 1e15 == pytest.approx(joules, rel=0.04)
     assert profile.blocking_power_w is not None
     assert profile.blocking_power_w[0] == pytest.approx(70, abs=8)
+
+
+def test_the_parts_of_a_backward_are_measured_apart(tmp_path: Path, stages: Stages) -> None:
+    split = replace(FAST, step=300, split_backward=True)
+    profile = run(tmp_path / "profile.csv", stages, split)
+    assert profile.instructions == ("forward", "backward_input", "backward_weight")
+    for instruction in profile.instructions:
+        table = profile.table(1, instruction)
+        for k, clock in enumerate(table.frequency_mhz.tolist()):
+            seconds, _ = stages.exact(1, instruction, clock)
+            assert table.time_ns[k] / 1e9 == pytest.approx(seconds, rel=1e-6)
+    whole = run(tmp_path / "whole.csv", Stages(Gpu()), replace(FAST, step=300))
+    for parts, one in zip(summarize_profile(profile), summarize_profile(whole), strict=True):
+        assert parts.energy_at_highest == pytest.approx(one.energy_at_highest, rel=0.04)
+    with pytest.raises(InputError, match="split_backward True, not False"):
+        run(tmp_path / "profile.csv", Stages(Gpu()), replace(FAST, step=300))
+
+
+def test_a_workload_that_cannot_split_its_backward_is_refused(tmp_path: Path) -> None:
+    class Whole:
+        description, num_stages = "whole", 1
+
+    with pytest.raises(InputError, match="whole cannot split its backward"):
+        sweep(
+            Whole(),  # type: ignore[arg-type]
+            Gpu(),
+            tmp_path / "profile.csv",
+            Settings(split_backward=True),
+        )
+    assert not list(tmp_path.iterdir())
+
+
+class Event:
+    """An event of a GPU in virtual time whose queue is never behind."""
+
+    def __init__(self, device: Gpu) -> None:
+        self.device = device
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = self.device.now()
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1e3 * (later.at - self.at)
+
+
+def test_events_on_the_gpu_leave_out_what_the_host_takes(tmp_path: Path, stages: Stages) -> None:
+    class SlowHost(Stages):
+        def synchronize(self) -> None:
+            self.device.spend(0.05, None)
+
+    few = replace(FAST, step=500)
+    slow = SlowHost(Gpu())
+    slow.timer = EventTimer(partial(Event, slow.device))  # type: ignore[attr-defined]
+    by_events = run(tmp_path / "events.csv", slow, few)
+    by_host = run(tmp_path / "host.csv", SlowHost(Gpu()), few)
+    for stage in range(2):
+        for k, clock in enumerate(by_events.table(stage, "forward").frequency_mhz.tolist()):
+            seconds, _ = slow.exact(stage, "forward", clock)
+            found = by_events.table(stage, "forward").time_ns[k] / 1e9
+            assert found == pytest.approx(seconds, rel=1e-6)
+            assert by_host.table(stage, "forward").time_ns[k] / 1e9 > 1.01 * seconds
+    assert by_events.metadata.extra["times"] == "CUDA events"
+    assert by_host.metadata.extra["times"] == "host clock"
+
+
+def test_the_sidecar_says_how_the_gpu_waited(tmp_path: Path, stages: Stages) -> None:
+    stages.waiting = "of a GPU that waits for the bus"  # type: ignore[attr-defined]
+    profile = run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+    assert profile.metadata.extra["blocking_power"] == "of a GPU that waits for the bus"
 
 
 def test_clocks_go_down_and_stop_five_rises_below_the_valley(

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+from envplan.cli.profile import _wait_with  # noqa: E402
+from envplan.devices.modelled import gpu  # noqa: E402
+from envplan.devices.modelled_backend import ModelledDevice, VirtualClock  # noqa: E402
 from envplan.errors import InputError  # noqa: E402
+from envplan.profiling import torch_workloads  # noqa: E402
 from envplan.profiling.entry import load_entry  # noqa: E402
-from envplan.profiling.models import BERT_1_3B, GPT3_1_3B, T5_3B  # noqa: E402
-from envplan.profiling.torch_workloads import TorchWorkload, transformer  # noqa: E402
+from envplan.profiling.models import (  # noqa: E402
+    BERT_1_3B,
+    GPT3_1_3B,
+    GPT3_2_7B,
+    RESNET_152,
+    T5_3B,
+    WIDE_RESNET_101_8,
+)
+from envplan.profiling.torch_models import How, model_stages  # noqa: E402
+from envplan.profiling.torch_workloads import TorchWorkload, torch_workload  # noqa: E402
+from envplan.profiling.workloads import (  # noqa: E402
+    ConvolutionalModel,
+    Model,
+    stage_works,
+)
 
 SMALL = {
     "num_layers": 4,
@@ -22,37 +41,278 @@ SMALL = {
     "sequence_length": 16,
 }
 GPT = replace(GPT3_1_3B, name="small", **SMALL)
+T5 = replace(
+    T5_3B,
+    name="small T5",
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    hidden_size=16,
+    num_heads=4,
+    head_size=8,
+    feed_forward_size=64,
+    vocabulary_size=96,
+    source_length=12,
+    target_length=6,
+)
+RESNET = replace(
+    WIDE_RESNET_101_8,
+    name="small ResNet",
+    blocks=(1, 2, 1, 1),
+    width_factor=1,
+    image_size=32,
+    classes=10,
+)
+WORKLOADS: dict[str, Model] = {
+    "gpt": GPT,
+    "bert": replace(BERT_1_3B, **SMALL),
+    "t5": T5,
+    "wide-resnet": RESNET,
+}
 
 
-def small(workload: str = "gpt", model: object = GPT, stages: int = 2) -> TorchWorkload:
-    return transformer(
+def small(workload: str = "gpt", model: Any = None, stages: int = 2, **how: Any) -> TorchWorkload:
+    return torch_workload(
         workload,
-        model,  # type: ignore[arg-type]
+        model or WORKLOADS[workload],
         num_stages=stages,
         microbatch_size=2,
         dtype="float32",
         device="cpu",
+        **how,
     )
+
+
+def gradients(made: TorchWorkload) -> list[Any]:
+    assert made._module is not None
+    return [p.grad.clone() for p in made._module.parameters()]
 
 
 def linear(size: int) -> tuple[object, tuple[object, ...]]:
     return torch.nn.Linear(size, size), (torch.ones(3, size),)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("workload", "model"), [("gpt", GPT), ("bert", replace(BERT_1_3B, **SMALL))]
-)
-def test_every_stage_runs_forward_and_backward(workload: str, model: object, stages: int) -> None:
-    made = small(workload, model, stages)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_stage_runs_forward_and_backward(workload: str, stages: int, recompute: bool) -> None:
+    made = small(workload, stages=stages, recompute=recompute)
     assert made.num_stages == stages
     for stage in range(stages):
         made.forward(stage)
         made.backward(stage)
         made.backward(stage)
         made.synchronize()
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients(made))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_what_a_stage_sends_is_what_the_next_one_takes(workload: str) -> None:
+    made = small(workload, stages=4)
+    for stage in range(3):
+        made.forward(stage)
+        sent = [tuple(output.shape) for output in made._outputs]
+        made.forward(stage + 1)
+        taken = [tuple(one.shape) for one in made._inputs if one.is_floating_point()]
+        assert sent == taken
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_two_parts_of_a_backward_make_the_gradients_of_the_whole(
+    workload: str, stages: int
+) -> None:
+    whole, split = small(workload, stages=stages), small(workload, stages=stages)
+    for stage in range(stages):
+        whole.forward(stage)
+        whole.backward(stage)
+        split.forward(stage)
+        split.backward_input(stage)
+        assert all(p.grad is None for p in split._module.parameters())  # type: ignore[union-attr]
+        split.backward_weight(stage)
+        for expected, found in zip(gradients(whole), gradients(split), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_each_part_of_a_backward_can_be_run_again(workload: str) -> None:
+    made = small(workload, stages=2)
+    for stage in range(2):
+        made.forward(stage)
+        for _ in range(3):
+            made.backward_input(stage)
+        made.forward(stage)
+        made.backward_weight(stage)
+        once = gradients(made)
+        made.backward_weight(stage)
+        for before, after in zip(once, gradients(made), strict=True):
+            torch.testing.assert_close(after, 2 * before)
+
+
+@pytest.mark.parametrize(
+    "model", [GPT3_1_3B, GPT3_2_7B, BERT_1_3B, T5_3B, WIDE_RESNET_101_8, RESNET_152]
+)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_products_of_the_full_sizes_are_those_of_the_modelled_work(
+    model: Model, ranks: int
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if ranks > 1 and model in (WIDE_RESNET_101_8, RESNET_152):
+        pytest.skip("not split by tensor parallelism")
+    works = stage_works(
+        model,
+        num_stages=4,
+        microbatch_size=2,
+        tensor_parallel=ranks,
+        cost=lambda work: work.flops,
+    )
+    how = How(microbatch_size=2, dtype=torch.bfloat16, device="meta", tensor_parallel=ranks)
+    stages = model_stages(model, [work.num_layers for work in works], how)
+    for work, stage in zip(works, stages, strict=True):
+        module, inputs = stage()
+        with FlopCounterMode(display=False) as counter:
+            module(*inputs)
+        assert counter.get_total_flops() == pytest.approx(work.forward.flops, rel=1e-9)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = WORKLOADS[workload]
+    made = small(workload, stages=1)
+    (work,) = stage_works(model, num_stages=1, microbatch_size=2, cost=lambda work: work.flops)
+    made.forward(0)
+    made.backward_weight(0)
+    with FlopCounterMode(display=False) as counter:
+        made.backward_weight(0)
+    assert counter.get_total_flops() == pytest.approx(work.backward_weight.flops, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (GPT3_1_3B, 1.3e9),
+        (GPT3_2_7B, 2.7e9),
+        (BERT_1_3B, 1.3e9),
+        (T5_3B, 2.9e9),
+        (WIDE_RESNET_101_8, 1.5e9),
+    ],
+)
+def test_the_full_sizes_have_as_many_parameters_as_they_are_named_for(
+    model: Model, parameters: float
+) -> None:
+    how = How(microbatch_size=1, dtype=torch.bfloat16, device="meta")
+    (stage,) = model_stages(model, [len(model.units(1, 1))], how)
+    module, _ = stage()
+    found = sum(parameter.numel() for parameter in module.parameters())
+    if not isinstance(model, ConvolutionalModel):
+        found -= model.vocabulary_size * model.hidden_size  # published sizes count it once
+    assert found == pytest.approx(parameters, rel=0.05)
+
+
+def test_a_layers_parameters_are_counted_exactly() -> None:
+    h, words, length = 32, 96, 16
+    layer = 12 * h * h + 13 * h
+    sizes = [
+        sum(p.numel() for p in stage()[0].parameters())
+        for stage in model_stages(
+            GPT, [1, 2, 1], How(microbatch_size=2, dtype=torch.float32, device="cpu")
+        )
+    ]
+    assert sizes == [layer + (words + length) * h, 2 * layer, layer + words * h + 2 * h]
+
+
+@pytest.mark.parametrize("workload", ["gpt", "bert", "t5"])
+def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
+    whole, shard = small(workload, stages=2), small(workload, stages=2, tensor_parallel=2)
+    for stage in range(2):
+        for made in (whole, shard):
+            made.forward(stage)
+            made.backward(stage)
+        assert [one.shape for one in shard._outputs] == [one.shape for one in whole._outputs]
+        matrices = [
+            [p.numel() for p in made._module.parameters() if p.dim() == 2]  # type: ignore[union-attr]
+            for made in (whole, shard)
+        ]
+        positions = {16 * 32}  # the embedding of positions is every rank's own
+        assert {a / b for a, b in zip(*matrices, strict=True) if a not in positions} == {2.0}
+    assert "1 of 2 tensor-parallel ranks" in shard.description
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
+    with pytest.raises(InputError, match="--tp 3 does not divide the 4 heads"):
+        small(tensor_parallel=3)
+    with pytest.raises(InputError, match="tensor parallelism"):
+        small("wide-resnet", tensor_parallel=2)
+
+
+def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
+    for recompute, again in ((False, 0), (True, 1)):
+        made = small(stages=2, recompute=recompute)
+        made.forward(0)
+        runs: list[int] = []
         assert made._module is not None
-        assert all(p.grad is not None for p in made._module.parameters())
+        made._module.layers[0].norm1.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        made.backward(0)
+        made.backward(0)
+        assert len(runs) == 2 * again
+    assert "recomputed" in made.description
+
+
+def test_recomputation_changes_no_gradient() -> None:
+    for workload in ("gpt", "t5"):
+        kept, again = small(workload, stages=1), small(workload, stages=1, recompute=True)
+        for made in (kept, again):
+            made.forward(0)
+            made.backward(0)
+        for a, b in zip(gradients(kept), gradients(again), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_decoder_attends_to_the_past_and_to_all_the_encoder_read() -> None:
+    # Two stages of four layers: the first is the encoder, the second the decoder.
+    stages = model_stages(T5, [2, 1, 1], How(microbatch_size=2, dtype=torch.float32, device="cpu"))
+    module, (source, tokens) = stages[1]()
+    before = module(source, tokens)[0]
+    tokens[:, -1] = (tokens[:, -1] + 1) % 96
+    after = module(source, tokens)[0]
+    assert torch.equal(after[:, :-1], before[:, :-1])
+    assert not torch.equal(after[:, -1], before[:, -1])
+    source[:, -1] += 1
+    assert not torch.equal(module(source, tokens)[0][:, 0], after[:, 0])
+
+
+@pytest.mark.parametrize("border", [0, 1, 2, 3])
+def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
+    layers = [1 + (stage == border) for stage in range(3)] if border < 3 else [2, 1, 1]
+    model = replace(T5, num_encoder_layers=1 + border % 3, num_decoder_layers=3 - border % 3)
+    whole = [
+        stage()
+        for stage in model_stages(
+            model, layers, How(microbatch_size=2, dtype=torch.float32, device="cpu")
+        )
+    ]
+    assert sum(layers) == 4
+    for module, inputs in whole:
+        module(*inputs)
+    assert sum(module.target_words is not None for module, _ in whole) == 1
+
+
+def test_feature_maps_shrink_and_deepen() -> None:
+    made = small("wide-resnet", stages=5)
+    shapes = []
+    for stage in range(5):
+        made.forward(stage)
+        shapes.append(tuple(made._outputs[0].shape))
+    assert shapes[:2] == [(2, 256, 8, 8), (2, 512, 4, 4)]
+    assert shapes[-2:] == [(2, 1024, 2, 2), ()]
+
+
+def test_images_get_no_gradient() -> None:
+    made = small("wide-resnet", stages=2)
+    made.forward(0)
+    assert not made._inputs[0].requires_grad
 
 
 def test_a_second_backward_adds_the_same_gradients() -> None:
@@ -85,7 +345,7 @@ def test_the_last_stage_ends_in_a_loss() -> None:
 
 def test_gpt_attends_to_the_past_only() -> None:
     for workload, same in (("gpt", True), ("bert", False)):
-        made = small(workload, stages=2)
+        made = small(workload, GPT, stages=2)
         made.forward(0)
         first = made._outputs[0][:, 0].clone()
         made._inputs[0][:, -1] = (made._inputs[0][:, -1] + 1) % 96
@@ -98,11 +358,6 @@ def test_the_description_tells_workloads_apart() -> None:
     for word in ("small training", "2 stages of ", "2 x 16 tokens", "float32", torch.__version__):
         assert word in description
     assert small(stages=4).description != description
-
-
-def test_workloads_that_cannot_be_measured_are_refused() -> None:
-    with pytest.raises(InputError, match="t5 can be modelled"):
-        small("t5", T5_3B)
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused() -> None:
@@ -140,6 +395,61 @@ def test_out_of_memory_is_said_in_a_line() -> None:
     made = TorchWorkload([lambda: (Hungry(), (torch.ones(2),))], description="", device="cpu")
     with pytest.raises(InputError, match="stage 0 does not fit"):
         made.forward(0)
+
+
+class Bare(torch.nn.Module):  # type: ignore[misc]
+    """Integers times a weight of its own, and a part that gradients never pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.part = torch.nn.Identity()
+
+    def forward(self, tokens: Any) -> Any:
+        return (self.weight * self.part(tokens)).sum()
+
+
+@pytest.mark.parametrize("part", ["backward_input", "backward_weight"])
+def test_a_stage_that_passes_no_gradients_on_cannot_be_split(part: str) -> None:
+    made = TorchWorkload([lambda: (Bare(), (torch.arange(3),))], description="", device="cpu")
+    made.forward(0)
+    with pytest.raises(InputError, match="its backward has one part only"):
+        getattr(made, part)(0)
+
+
+def test_waiting_is_spinning_unless_there_are_peers() -> None:
+    made = TorchWorkload([], description="", device="cpu")
+    assert made.waiting is None
+    assert made.timer is None  # the host's clock times a CPU
+
+    class TwoProcesses:
+        description = "of two processes"
+        asked: list[float] = []  # noqa: RUF012
+
+        def wait(self, seconds: float) -> None:
+            self.asked.append(seconds)
+
+    made.peers = TwoProcesses()  # type: ignore[assignment]
+    made.wait(0.25)
+    assert TwoProcesses.asked == [0.25]
+    assert made.waiting == "of two processes"
+
+
+def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.device_count() > 1:
+        pytest.skip("there are two GPUs here")
+    monkeypatch.setattr(torch_workloads, "nccl_available", lambda: True)
+    made = small(stages=2)
+    device = ModelledDevice(gpu("a40"), 0, VirtualClock())
+    with ExitStack() as stack:
+        _wait_with(made, device, device, stack)
+    assert made.peers is None
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "cannot wait for each other" in said
+    assert "idle spinning" in said
 
 
 def test_the_users_own_modules_become_a_workload(

@@ -159,6 +159,23 @@ def test_recomputation_does_the_forward_over_again() -> None:
     assert again.backward.traffic == pytest.approx(plain.backward.traffic + plain.forward.traffic)
 
 
+@pytest.mark.parametrize("model", [GPT3_1_3B, T5_3B, WIDE_RESNET_101_8])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_parts_of_a_backward_make_the_whole(model: Model, recompute: bool) -> None:
+    stage = whole(model, recompute=recompute)
+    assert stage.backward_input + stage.backward_weight == stage.backward
+    again = stage.forward.flops if recompute else 0.0
+    assert stage.backward_weight.flops <= stage.backward_input.flops - again
+    assert 0 < stage.backward_weight.traffic < stage.backward.traffic
+
+
+def test_only_attentions_core_makes_the_parts_of_a_backward_differ() -> None:
+    stage = whole(replace(GPT3_1_3B, vocabulary_size=0))
+    core = 4 * 2048**2 * 2048 * 24
+    difference = stage.backward_input.flops - stage.backward_weight.flops
+    assert difference == pytest.approx(2 * core, rel=1e-12)
+
+
 def test_single_precision_moves_twice_the_bytes() -> None:
     half, single = whole(GPT3_1_3B), whole(GPT3_1_3B, precision="single")
     assert single.forward == Work(half.forward.flops, 2 * half.forward.traffic)
@@ -215,7 +232,7 @@ def test_wide_resnet_has_one_and_a_half_billion_weights() -> None:
 
 
 def test_resnet_is_not_split_over_tensor_parallel_gpus() -> None:
-    with pytest.raises(InputError, match="without tensor parallelism"):
+    with pytest.raises(InputError, match="tensor parallelism"):
         RESNET_152.units(1, 2)
 
 

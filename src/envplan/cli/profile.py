@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.devices.base import Device
-    from envplan.profile import Profile
+    from envplan.profile import Profile, ProfileMetadata
     from envplan.profiling.modelled import Sizes
     from envplan.profiling.sweep import Progress, StageSummary, Workload
 
@@ -103,11 +103,22 @@ def profile(
     ] = None,
     tensor_parallel: Annotated[
         int | None,
-        typer.Option(metavar="N", help="GPUs that share a stage; with backend modelled."),
+        typer.Option(
+            "--tensor-parallel",
+            "--tp",
+            metavar="N",
+            help="GPUs that share a stage; one of them is measured. Default 1.",
+        ),
     ] = None,
     recompute: Annotated[
+        bool, typer.Option("--recompute", help="A backward does its forward again.")
+    ] = False,
+    split_backward: Annotated[
         bool,
-        typer.Option("--recompute", help="A backward does its forward again; backend modelled."),
+        typer.Option(
+            "--split-backward",
+            help="Gradients of inputs and of weights apart, for zero-bubble schedules.",
+        ),
     ] = False,
     step: Annotated[
         int, typer.Option(metavar="MHZ", help="Clocks at least this far apart; 0: all there are.")
@@ -126,6 +137,13 @@ def profile(
     no_lock: Annotated[
         bool,
         typer.Option("--no-lock", help="Touch no clock: measure at the current ones only."),
+    ] = False,
+    smooth: Annotated[
+        bool,
+        typer.Option(
+            "--smooth",
+            help="Take out noise at the end; raw_time and raw_energy keep what was measured.",
+        ),
     ] = False,
     plot: Annotated[
         Path | None,
@@ -149,7 +167,7 @@ def profile(
     \b
     Example:
       envplan profile --backend modelled --gpu a40 --workload gpt --stages 4
-      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --plot
+      envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --smooth --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
     from envplan.profiling.modelled import Sizes
@@ -157,6 +175,8 @@ def profile(
     for option, count in (("--stages", stages), ("--microbatch-size", microbatch_size)):
         if count is not None:
             at_least(count, option, 1)
+    if tensor_parallel is not None:
+        at_least(tensor_parallel, "--tp", 1)
     at_least(microbatches, "--microbatches", 1)
     at_least(step, "--step", 0)
     check_type(plot, "--plot", _PLOT_TYPES, "choose one of them")
@@ -178,6 +198,9 @@ def profile(
             image_size=image_size,
         ),
         dtype=_known_dtype(dtype),
+        tensor_parallel=tensor_parallel or 1,
+        recompute=recompute,
+        split_backward=split_backward,
         step=step,
         output=output,
     )
@@ -191,12 +214,16 @@ def profile(
                 "--error": error,
                 "--time-limit": time_limit,
                 "--no-lock": no_lock or None,
+                "--smooth": smooth or None,
             },
         )
-        made = _model(job, gpu or _DEFAULT_GPU, tensor_parallel, recompute)
+        made = _model(job, gpu or _DEFAULT_GPU)
     elif backend in (None, "nvml"):
-        options = {"--gpu": gpu, "--tensor-parallel": tensor_parallel, "--recompute": recompute}
-        _refuse_with("nvml", "modelled", {k: v for k, v in options.items() if v})
+        _refuse_with("nvml", "modelled", {"--gpu": gpu})
+        if smooth and no_lock:
+            raise InputError(
+                "--smooth and --no-lock exclude each other: one clock makes no curve to smooth"
+            )
         made = _measure(
             job,
             device=0 if device is None else at_least(device, "--device", 0),
@@ -205,6 +232,8 @@ def profile(
             lock=not no_lock,
             quiet=quiet,
         )
+        if smooth:
+            made = _smooth(output)
     else:
         raise InputError(f"there is no backend {backend!r}; there are: nvml, modelled")
     written = [output]
@@ -231,6 +260,9 @@ class _Job:
     schedule: str
     sizes: Sizes
     dtype: str
+    tensor_parallel: int
+    recompute: bool
+    split_backward: bool
     step: int
     output: Path
 
@@ -271,7 +303,7 @@ def _refuse_with(backend: str, other: str, options: dict[str, Any]) -> None:
             raise InputError(f"{option} goes with --backend {other}, not {backend}")
 
 
-def _model(job: _Job, gpu: str, tensor_parallel: int | None, recompute: bool) -> Profile:
+def _model(job: _Job, gpu: str) -> Profile:
     from envplan.profile import Profile, ProfileMetadata
     from envplan.profiling.builtin import Builtin
     from envplan.profiling.modelled import model_of, modelled_profile
@@ -284,9 +316,10 @@ def _model(job: _Job, gpu: str, tensor_parallel: int | None, recompute: bool) ->
         num_stages=4 if job.stages is None else job.stages,
         num_microbatches=job.microbatches,
         microbatch_size=job.microbatch_size or _MICROBATCH_SIZES[workload],
-        tensor_parallel=at_least(tensor_parallel or 1, "--tensor-parallel", 1),
-        recompute=recompute,
+        tensor_parallel=job.tensor_parallel,
+        recompute=job.recompute,
         precision=_PRECISIONS[job.dtype],
+        split_backward=job.split_backward,
     )
     if job.output.exists():
         there = ProfileMetadata.read_json(job.output.with_suffix(".meta.json"))
@@ -303,12 +336,17 @@ def _model(job: _Job, gpu: str, tensor_parallel: int | None, recompute: bool) ->
 def _measure(
     job: _Job, *, device: int, error: float, time_limit: float, lock: bool, quiet: bool
 ) -> Profile:
-    from envplan.profile import ProfileMetadata
     from envplan.profiling.sweep import Settings, sweep
     from envplan.runtime.guard import Guard
 
+    if job.split_backward and job.recompute:
+        raise InputError(
+            "--split-backward and --recompute are not measured together: torch would do the "
+            "forward again for either part; measure without --recompute, and give --recompute to "
+            "envplan frontier or solve instead"
+        )
     with ExitStack() as stack:
-        chosen = _device(device, stack)
+        chosen, other = _devices(device, stack)
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
         workload = _workload(job, "cuda:0")
@@ -316,23 +354,78 @@ def _measure(
             _refuse_locks(chosen)
             stack.enter_context(Guard.start("nvml", device))
         stack.enter_context(_stoppable())
+        if other is not None:
+            _wait_with(workload, chosen, other, stack)
         return sweep(
             workload,
             chosen,
             job.output,
-            Settings.within(time_limit, step=job.step, lock=lock, target_error=error),
-            metadata=ProfileMetadata(
-                microbatch_size=None if job.entry else _microbatch_size(job),
-                tensor_parallel=1,
-                schedule=job.schedule,
-                num_microbatches=job.microbatches,
+            Settings.within(
+                time_limit,
+                step=job.step,
+                lock=lock,
+                target_error=error,
+                split_backward=job.split_backward,
             ),
+            metadata=_metadata(job),
             progress=_reporter(stack, quiet=quiet),
         )
 
 
-def _device(index: int, stack: ExitStack) -> Device:
-    """The GPU to measure on.
+def _metadata(job: _Job) -> ProfileMetadata:
+    """What the sidecar shall say of the job itself."""
+    from envplan.profile import ProfileMetadata
+    from envplan.profiling.modelled import model_of
+    from envplan.profiling.workloads import TransformerModel
+
+    extra: dict[str, Any] = {}
+    model = None if job.entry else model_of(job.workload or "gpt", job.sizes)
+    if isinstance(model, TransformerModel):
+        extra["sequence_length"] = model.sequence_length
+    if job.tensor_parallel > 1:
+        extra["communication"] = (
+            f"one of {job.tensor_parallel} tensor-parallel GPUs was measured; what they send each "
+            "other is in neither time nor energy"
+        )
+    if job.recompute:
+        extra["recompute"] = True
+    return ProfileMetadata(
+        microbatch_size=None if job.entry else _microbatch_size(job),
+        tensor_parallel=job.tensor_parallel,
+        schedule=job.schedule,
+        num_microbatches=job.microbatches,
+        extra=extra,
+    )
+
+
+def _wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitStack) -> None:
+    """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
+    from envplan.devices import DeviceError
+    from envplan.profiling.waiting import Peers
+
+    torch = sys.modules.get("envplan.profiling.torch_workloads")  # a user's own needs no torch
+    if torch is None or not isinstance(workload, torch.TorchWorkload) or not torch.nccl_available():
+        return
+    seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
+    try:
+        workload.peers = stack.enter_context(
+            Peers(backend="nccl", device="cuda:0", environments=seen)
+        )
+    except DeviceError as error:
+        print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
+
+
+def _smooth(path: Path) -> Profile:
+    from envplan.profile import Profile
+    from envplan.profiling.smoothing import smooth_profile
+
+    smoothed, _ = smooth_profile(path)
+    smoothed.save_csv(path)
+    return Profile.read_csv(path)
+
+
+def _devices(index: int, stack: ExitStack) -> tuple[Device, Device | None]:
+    """The GPU to measure on, and one for it to wait for.
 
     Raises:
         DeviceError: there is no driver or GPU; says what can be done without.
@@ -345,7 +438,8 @@ def _device(index: int, stack: ExitStack) -> Device:
     devices = source.devices()
     if index >= len(devices):
         raise InputError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-    return devices[index]
+    others = (one for k, one in enumerate(devices) if k != index and not one.info.mig)
+    return devices[index], next(others, None)
 
 
 def _refuse_locks(device: Device) -> None:
@@ -366,16 +460,18 @@ def _workload(job: _Job, device: str) -> Workload:
         _refuse_beside_entry(job)
         return load_entry(job.entry, device)
     from envplan.profiling.modelled import model_of
-    from envplan.profiling.torch_workloads import transformer
+    from envplan.profiling.torch_workloads import torch_workload
 
     workload = job.workload or "gpt"
-    return transformer(
+    return torch_workload(
         workload,
         model_of(workload, job.sizes),
         num_stages=4 if job.stages is None else job.stages,
         microbatch_size=_microbatch_size(job),
         dtype=job.dtype,
         device=device,
+        tensor_parallel=job.tensor_parallel,
+        recompute=job.recompute,
     )
 
 
@@ -384,6 +480,7 @@ def _refuse_beside_entry(job: _Job) -> None:
         "--workload": job.workload,
         "--stages": job.stages,
         "--microbatch-size": job.microbatch_size,
+        "--recompute": job.recompute or None,
         **{f"--{name.replace('_', '-')}": size for name, size in job.sizes.given().items()},
     }
     for option, value in beside.items():
@@ -450,32 +547,59 @@ def _print(profile: Profile, written: Sequence[Path]) -> None:
 
     metadata = profile.metadata
     say(f"{describe_profile(profile)}: {metadata.workload}")
-    measured = metadata.source == "measured"
-    headers = ["stage", "clocks", "valley (MHz)", "energy (J)", "saved (%)", "slower (%)"]
+    headers = [
+        "stage",
+        "clocks (MHz)",
+        "time (s)",
+        "energy (J)",
+        "valley (MHz)",
+        "slower (%)",
+        "saved (%)",
+    ]
     rows = []
     for summary in _summaries(profile):
         saved = 100 * (1 - summary.energy_at_valley / summary.energy_at_highest)
         slower = 100 * (summary.time_at_valley / summary.time_at_highest - 1)
+        one = summary.clocks == 1
         rows.append(
             [
                 str(summary.stage),
-                f"{summary.clocks} from {summary.highest}",
+                f"{summary.highest}" + ("" if one else f"-{summary.lowest} ({summary.clocks})"),
+                significant(summary.time_at_highest, 4),
+                significant(summary.energy_at_highest, 5),
                 str(summary.valley) + ("" if summary.ends_below else " (lowest)"),
-                significant(summary.energy_at_valley, 5),
-                f"{saved:.2f}",
                 signed_percent(slower),
+                f"{saved:.2f}",
             ]
         )
     print_table(
-        f"Forward + backward at the clock of least energy{'' if measured else ', modelled'}",
+        "Forward + backward of a microbatch on one GPU at the highest clock,\nand what the clock "
+        f"of least energy, the valley, does to it{_modelled(profile)}",
         headers,
         rows,
         words=2,
     )
+    if job := _job_line(metadata):
+        say(job)
     for note in _notes(profile):
         say(note)
     for path in written:
         say(f"wrote {path}")
+
+
+def _modelled(profile: Profile) -> str:
+    return "" if profile.metadata.source == "measured" else " (modelled)"
+
+
+def _job_line(metadata: ProfileMetadata) -> str:
+    """The job that other commands take from the sidecar."""
+    if metadata.num_microbatches is None or metadata.schedule is None:
+        return ""
+    of = f" of {metadata.microbatch_size} samples" if metadata.microbatch_size else ""
+    return (
+        f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
+        f"microbatches{of}, schedule {metadata.schedule}"
+    )
 
 
 def _summaries(profile: Profile) -> list[StageSummary]:
@@ -488,6 +612,8 @@ def _notes(profile: Profile) -> list[str]:
     """What a user should know about the rows."""
     extra = profile.metadata.extra
     notes = []
+    if profile.metadata.source == "modelled":
+        notes.append("nothing was measured: the sidecar, .meta.json, says what the model assumes")
     if extra.get("energy_source") == "integrated power":
         notes.append("this GPU has no energy counter: energy is its power, sampled and summed up")
     if throttled := extra.get("rows_throttled"):
@@ -497,9 +623,30 @@ def _notes(profile: Profile) -> list[str]:
             f"{over} rows did not reach the standard error asked for within --time-limit; see "
             "the columns time_std and energy_std"
         )
-    if power := extra.get("blocking_power"):
-        notes.append(f"blocking power is {power}")
+    if profile.blocking_power_w is not None:
+        watts = sum(profile.blocking_power_w) / len(profile.blocking_power_w)
+        kind = extra.get("blocking_power")
+        notes.append(
+            f"a GPU that waits draws {watts:.0f} W on average over the clocks"
+            + (f": blocking power {kind}" if kind else _modelled(profile))
+        )
+    if communication := extra.get("communication"):
+        notes.append(str(communication))
+    if smoothed := extra.get("smoothed"):
+        notes.append(describe_smoothing(smoothed))
     return notes
+
+
+def describe_smoothing(said: Mapping[str, Any]) -> str:
+    """What the sidecar says of a smoothed profile, in a line."""
+    if not said["rows_moved"]:
+        return "smoothed: no row moved, every operation's curves have their shape already"
+    return (
+        f"smoothed: {said['rows_moved']} rows moved, times by up to "
+        f"{100 * said['largest_change_of_time']:.2g}%, energies by up to "
+        f"{100 * said['largest_change_of_energy']:.2g}%; raw_time and raw_energy hold what was "
+        "measured"
+    )
 
 
 def _print_json(profile: Profile) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import EnvplanError
-from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
 from envplan.profiling import models
 from envplan.profiling.document import markdown_table, update_block
 from envplan.profiling.workloads import (
@@ -38,7 +38,12 @@ _LOWEST_CLOCK_ELSEWHERE_MHZ: Final = 600
 #: Average over an operation of its activity, 1 being what settles the clock under the power limit.
 #: The backward's lies between that of the A40 stages in the Perseus artifact (0.966) and that of
 #: the Zeus documentation's A40 profile (283.6 W under a limit of 300 W: 0.92).
-_ACTIVITY: Final = {"forward": 1.0, "backward": 0.94}
+_ACTIVITY: Final = {
+    "forward": 1.0,
+    "backward": 0.94,
+    "backward_input": 0.94,
+    "backward_weight": 0.94,
+}
 
 Row = tuple[int, str, int, float, float]
 
@@ -100,6 +105,7 @@ class Builtin:
         tensor_parallel: GPUs that share a stage.
         recompute: whether backwards recompute their forward.
         precision: "half" (mixed) or "single".
+        split_backward: whether gradients of inputs and of weights are operations of their own.
         published: what others report of this workload.
     """
 
@@ -112,6 +118,7 @@ class Builtin:
     tensor_parallel: int = 1
     recompute: bool = False
     precision: str = "half"
+    split_backward: bool = False
     published: Published | None = None
 
 
@@ -237,13 +244,23 @@ def _rows(builtin: Builtin, device: ModelledGpu, stages: list[StageWork]) -> Ite
     lowest = _lowest_clock_mhz(device)
     clocks = [clock for clock in device.clocks_mhz if clock >= lowest]
     for number, stage in enumerate(stages):
-        for instruction, work in (("forward", stage.forward), ("backward", stage.backward)):
+        for instruction, work in _operations(stage, builtin.split_backward):
             for clock in clocks:
                 time_s = device.time_s(work.flops, work.traffic, clock, builtin.precision)
                 energy_j = time_s * device.power_w(clock, _ACTIVITY[instruction])
                 yield number, instruction, clock, round(time_s, 9), round(energy_j, 6)
         for clock in clocks:
             yield number, BLOCKING, clock, 1.0, round(device.blocking_power_w(clock), 6)
+
+
+def _operations(stage: StageWork, split_backward: bool) -> list[tuple[str, Work]]:
+    if not split_backward:
+        return [("forward", stage.forward), ("backward", stage.backward)]
+    return [
+        ("forward", stage.forward),
+        ("backward_input", stage.backward_input),
+        ("backward_weight", stage.backward_weight),
+    ]
 
 
 def _lowest_clock_mhz(device: ModelledGpu) -> int:
@@ -253,8 +270,12 @@ def _lowest_clock_mhz(device: ModelledGpu) -> int:
 def _metadata(builtin: Builtin, device: ModelledGpu, stages: list[StageWork]) -> ProfileMetadata:
     layers = [stage.num_layers for stage in stages]
     extra: dict[str, Any] = {"layers_per_stage": layers}
+    if isinstance(builtin.model, TransformerModel):
+        extra["sequence_length"] = builtin.model.sequence_length
     if builtin.published:
         extra["published"] = vars(builtin.published)
+    if builtin.recompute:
+        extra[INCLUDES_RECOMPUTATION] = True
     extra["assumptions"] = _assumptions(builtin, device, layers)
     return ProfileMetadata(
         gpu=device.name,
@@ -283,11 +304,17 @@ def _assumptions(builtin: Builtin, device: ModelledGpu, layers: list[int]) -> li
         "Whether the memory of the GPU holds it is not checked. Transfers between stages"
         f"{' and between the GPUs of a stage' if builtin.tensor_parallel > 1 else ''}, the "
         "optimizer step and gradient all-reduce are left out.",
+        *([_SPLIT] if builtin.split_backward else []),
         f"Clocks from {device.clocks_mhz[0]} down to {_lowest_clock_mhz(device)} MHz, memory at "
         f"{device.memory_clock_mhz} MHz.",
     ]
 
 
+_SPLIT: Final = (
+    "The backward is split: every product with weights costs the same FLOPs for gradients of its "
+    "inputs as for those of its weights; attention's core, which has no weights, and all traffic "
+    "but the sums of gradients belong to backward_input."
+)
 _PRECISION: Final = {"half": "Mixed precision", "single": "Single precision without tensor cores"}
 
 

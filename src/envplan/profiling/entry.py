@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,18 @@ def load_entry(entry: str, device: str) -> Workload:
     except EnvplanError:
         raise
     except Exception as error:  # whatever the user's function raises
+        if _out_of_memory(error):
+            raise InputError(
+                f"--entry {entry}: what {name}() makes does not fit in memory; make stages smaller "
+                "or let it return them on the CPU, they are moved to the GPU one by one"
+            ) from None
         raise InputError(f"--entry {entry}: {name}() failed: {_said(error)}") from None
     return _as_workload(made, entry, device)
 
 
 def _as_workload(made: Any, entry: str, device: str) -> Workload:
     if all(callable(getattr(made, method, None)) for method in _METHODS):
-        workload: Workload = made
-        return workload
+        return _Guarded(made, entry)
     try:
         stages = [partial(_pair, module, tuple(inputs)) for module, inputs in made]
     except (TypeError, ValueError):
@@ -73,6 +78,39 @@ def _as_workload(made: Any, entry: str, device: str) -> Workload:
 
 def _pair(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return module, inputs
+
+
+class _Guarded:
+    """A user's own workload whose failures are said in a line, and which has a description."""
+
+    def __init__(self, workload: Any, entry: str) -> None:
+        self._workload = workload
+        self.description = str(getattr(workload, "description", entry))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._workload, name)
+        return partial(_guarded, found) if callable(found) else found
+
+
+def _guarded(method: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return method(*arguments)
+    except EnvplanError:
+        raise
+    except Exception as error:  # whatever the user's method raises
+        name = getattr(method, "__name__", "a method")
+        where = f"{name}({', '.join(map(str, arguments))})"
+        if _out_of_memory(error):
+            raise InputError(
+                f"{where} of the workload does not fit in the GPU's memory; choose more stages or "
+                "a smaller microbatch"
+            ) from None
+        raise InputError(f"{where} of the workload fails: {_said(error)}") from error
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on the host or, as torch says it, on the GPU."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _said(error: Exception) -> str:

@@ -31,9 +31,11 @@ from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.profiling.timers import HostTimer, Timer
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
+    "SPLIT",
     "Block",
     "Measurement",
     "Progress",
@@ -47,6 +49,11 @@ __all__ = [
 ]
 
 _FORWARD, _BACKWARD = "forward", "backward"
+
+#: The two parts of a split backward: gradients of inputs, and of weights.
+SPLIT: Final = ("backward_input", "backward_weight")
+
+_SPINNING: Final = "of a GPU that spins idly, not of one that waits in a transfer"
 
 # A block further from the median than this many standard deviations, as the median deviation
 # estimates them, is not of the same distribution (Iglewicz and Hoaglin, 1993).
@@ -70,6 +77,11 @@ class Workload(Protocol):
 
     Work may be queued and go on after a call returns; `synchronize` waits for it. Calls for one
     stage follow each other before those for the next, and `forward` comes before `backward`.
+
+    A workload may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of
+    a split backward, each of which may be called again for the same forward; `timer`, an
+    `envplan.profiling.timers.Timer` for its work; and `waiting`, which says in words what `wait`
+    has the GPU do.
     """
 
     @property
@@ -99,6 +111,7 @@ class Settings:
 
     Attributes:
         step: MHz between clocks at least; 0 takes all that the GPU supports.
+        split_backward: measure the two parts of a backward apart instead of the whole.
         lock: whether clocks may be touched; otherwise each operation is measured once, at the
             clocks the driver chooses, and all rows go by the one that the first was seen at.
         target_error: relative standard error that time and energy shall meet.
@@ -111,6 +124,7 @@ class Settings:
     """
 
     step: int = 0
+    split_backward: bool = False
     lock: bool = True
     target_error: float = 0.01
     time_limit: float = 20.0
@@ -121,10 +135,19 @@ class Settings:
     rises: int = 5
 
     @classmethod
-    def within(cls, time_limit: float, *, step: int, lock: bool, target_error: float) -> Self:
+    def within(
+        cls,
+        time_limit: float,
+        *,
+        step: int,
+        lock: bool,
+        target_error: float,
+        split_backward: bool = False,
+    ) -> Self:
         """Settings whose shorter times fit into a time limit for an operation."""
         return cls(
             step=step,
+            split_backward=split_backward,
             lock=lock,
             target_error=target_error,
             time_limit=time_limit,
@@ -132,6 +155,11 @@ class Settings:
             preheat=min(cls.preheat, time_limit),
             block=min(cls.block, time_limit / _LEAST_BLOCKS),
         )
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What is measured of each stage."""
+        return (_FORWARD, *(SPLIT if self.split_backward else (_BACKWARD,)))
 
 
 @dataclass(frozen=True)
@@ -250,12 +278,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageSummary:
-    """What a profile says about a stage, over forward + backward.
+    """What a profile says about a stage, over its forward and its backward or backward's parts.
 
     Attributes:
         stage: 0-based.
         clocks: how many there are.
         highest: of them, MHz.
+        lowest: of them, MHz.
         valley: the clock of the least energy, MHz.
         ends_below: whether there are rows below the valley.
         energy_at_highest: J.
@@ -267,6 +296,7 @@ class StageSummary:
     stage: int
     clocks: int
     highest: int
+    lowest: int
     valley: int
     ends_below: bool
     energy_at_highest: float
@@ -276,22 +306,26 @@ class StageSummary:
 
 
 def summarize_profile(profile: Profile) -> list[StageSummary]:
-    """A summary of each stage, over the clocks that both its forward and its backward have."""
+    """A summary of each stage, over the clocks that its forward and all its backward have."""
     return [_summary(profile, stage) for stage in range(profile.num_stages)]
 
 
 def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
-    """Energy of a stage's forward + backward, J, by clock, MHz."""
+    """Energy of a stage's forward and whole backward, J, by clock, MHz."""
     return {clock: j_from_fj(energy) for clock, (_, energy) in _sums(profile, stage).items()}
 
 
 def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) of forward + backward, by clock."""
-    forward, backward = (_options(profile, stage, name) for name in (_FORWARD, _BACKWARD))
+    """Time (ns) and energy (fJ) of forward and whole backward, by clock."""
+    parts = (_BACKWARD,) if profile.has(stage, _BACKWARD) else SPLIT
+    forward, *backward = (_options(profile, stage, name) for name in (_FORWARD, *parts))
     return {
-        clock: (time_ns + backward[clock][0], energy_fj + backward[clock][1])
+        clock: (
+            time_ns + sum(part[clock][0] for part in backward),
+            energy_fj + sum(part[clock][1] for part in backward),
+        )
         for clock, (time_ns, energy_fj) in forward.items()
-        if clock in backward
+        if all(clock in part for part in backward)
     }
 
 
@@ -303,6 +337,7 @@ def _summary(profile: Profile, stage: int) -> StageSummary:
         stage=stage,
         clocks=len(sums),
         highest=highest,
+        lowest=lowest,
         valley=valley,
         ends_below=valley > lowest,
         energy_at_highest=j_from_fj(sums[highest][1]),
@@ -344,12 +379,19 @@ def sweep(
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
         parameters: of the workload, JSON values, which a continued sweep must share.
         progress: called before each operation at a clock.
-        now: a clock in s; tests pass their own.
+        now: the host's clock, s; tests pass their own. It times the work, too, unless the
+            workload has a timer.
 
     Raises:
-        InputError: the file is of something else or cannot be written, or the step is too wide.
+        InputError: the backward is to be split and the workload cannot, the file is of something
+            else or cannot be written, or the step is too wide.
         DeviceError: the GPU refuses, or its energy counter stands still.
     """
+    if settings.split_backward and not all(hasattr(workload, name) for name in SPLIT):
+        raise InputError(
+            f"{workload.description} cannot split its backward: it lacks the methods "
+            f"{' and '.join(SPLIT)}"
+        )
     info = device.info
     if settings.step > info.max_clock - info.supported_clocks[0] > 0:
         raise InputError(
@@ -380,13 +422,16 @@ def sweep(
         date=date.today().isoformat(),
         envplan_version=version("envplan"),
     )
+    timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
     with SweepFile(path, shared, known) as file:
         try:
-            _Sweep(workload, device, file, settings, progress, now).run()
+            _Sweep(workload, device, file, settings, progress, now, timer).run()
         finally:
             if settings.lock:
                 _give_back(device)
-        file.finish(_findings(file.rows, settings, info))
+        waiting = getattr(workload, "waiting", None) or _SPINNING
+        more = {"times": timer.name, "blocking_power": waiting}
+        file.finish({**_findings(file.rows, settings, info), **more})
     return Profile.read_csv(path)
 
 
@@ -410,7 +455,6 @@ def _findings(rows: Sequence[Row], settings: Settings, info: DeviceInfo) -> dict
         "energy_source": info.energy_source,
         "rows_throttled": sum(bool(row.throttle) for row in rows),
         "rows_over_target_error": sum(row.error > settings.target_error for row in rows),
-        "blocking_power": "of a GPU that spins idly, not of one that waits in a transfer",
     }
 
 
@@ -422,6 +466,7 @@ class _Sweep:
     settings: Settings
     progress: Callable[[Progress], None] | None
     now: Callable[[], float]
+    timer: Timer
 
     def __post_init__(self) -> None:
         supported = self.device.info.supported_clocks
@@ -442,7 +487,7 @@ class _Sweep:
         least: tuple[float, float] | None = None
         rises = 0
         for position, clock in enumerate(self._clocks):
-            rows = [self._row(stage, name, clock) for name in (_FORWARD, _BACKWARD)]
+            rows = [self._row(stage, name, clock) for name in self.settings.instructions]
             if stage == 0:  # any stage waits alike
                 self._row(stage, BLOCKING, clock)
             energy = math.fsum(row.energy for row in rows)
@@ -453,7 +498,7 @@ class _Sweep:
                 least = energy, error
             if rises == self.settings.rises:
                 left = len(self._clocks) - position - 1
-                self._done += left * (3 if stage == 0 else 2)
+                self._done += left * (len(rows) + (stage == 0))
                 return
 
     def _row(self, stage: int, instruction: str, clock: int | None) -> Row:
@@ -482,7 +527,7 @@ class _Sweep:
         if self.progress is None:
             return
         stages = self.workload.num_stages
-        total = len(self._clocks) * (2 * stages + 1)
+        total = len(self._clocks) * (len(self.settings.instructions) * stages + 1)
         pace = (self.now() - self._begin) / self._measured if self._measured else None
         left = None if pace is None else pace * (total - self._done)
         self.progress(Progress(stage, stages, clock, self._done, total, left))
@@ -497,23 +542,26 @@ class _Sweep:
         blocks: list[Block] = []
         seen: list[int] = []
         reasons: dict[str, None] = {}
-        at, energy = begin, self.device.energy()
+        energy = self.device.energy()
         while True:
+            self.timer.start()
             for _ in range(count):
                 run()
+            self.timer.stop()
             seen.append(self.device.clock())  # while there is still work queued
             reasons.update(dict.fromkeys(self.device.throttle_reasons()))
             self.workload.synchronize()
-            before, energy_before = at, energy
-            at, energy = self.now(), self.device.energy()
-            blocks.append(Block(count, at - before, (energy - energy_before) / 1e3))
+            seconds, energy_before = self.timer.seconds(), energy
+            energy = self.device.energy()
+            blocks.append(Block(count, seconds, (energy - energy_before) / 1e3))
             found = summarize(blocks, settings.counter_period)
-            if found.meets(settings.target_error) or at - begin >= settings.time_limit:
+            spent = self.now() - begin
+            if found.meets(settings.target_error) or spent >= settings.time_limit:
                 break
         if found.energy <= 0:
             raise DeviceError(
                 f"the energy counter of the {self.device.info.name} stood still for "
-                f"{at - begin:.1f} s of work; nothing can be measured on it"
+                f"{spent:.1f} s of work; nothing can be measured on it"
             )
         root = math.sqrt(found.samples)
         observed = round(statistics.median(seen))
@@ -535,12 +583,12 @@ class _Sweep:
         return self.file.rows[0].frequency if self.file.rows else observed
 
     def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
-        match instruction:
-            case "forward":
-                return partial(self.workload.forward, stage)
-            case "backward":
-                self.workload.forward(stage)
-                return partial(self.workload.backward, stage)
+        if instruction == _FORWARD:
+            return partial(self.workload.forward, stage)
+        if instruction != BLOCKING:
+            self.workload.forward(stage)
+            run: Callable[[int], None] = getattr(self.workload, instruction)
+            return partial(run, stage)
         return partial(self.workload.wait, min(self.settings.block, self.settings.counter_period))
 
     def _warm_up(self, run: Callable[[], None], seconds: float) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
+from envplan.profiling.smoothing import RAW
 
 __all__ = ["Row", "SweepFile"]
 
@@ -33,7 +34,7 @@ class Row:
 
     Attributes:
         stage: 0-based.
-        instruction: forward, backward or blocking.
+        instruction: forward, backward or a part of it, or blocking.
         frequency: SM clock, MHz.
         time: mean, s.
         energy: mean, J.
@@ -84,7 +85,8 @@ class SweepFile:
     """A profile CSV that grows row by row, and the sidecar that says of which sweep.
 
     A row is flushed to the disk before `append` returns; half a row that a killed process left is
-    cut off. Only one process may have the file open.
+    cut off. Only one process may have the file open. A file that has been smoothed becomes again
+    what was measured.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class SweepFile:
         self._sidecar = self.path.with_name(self.path.stem + ".meta.json")
         if self.path.is_file() and self.path.stat().st_size:
             _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
+            _restore_raw(self.path)
         self._descriptor = _opened(self.path)
         try:
             self._lock()
@@ -226,6 +229,19 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
                 "to start anew",
                 path=path,
             )
+
+
+def _restore_raw(path: Path) -> None:
+    """Undo the smoothing of a sweep, if it has been smoothed."""
+    header, *rows = csv.reader(path.read_text("utf-8", errors="replace").splitlines() or [""])
+    if header != [*_COLUMNS, *RAW]:
+        return
+    lines = [_line(_COLUMNS)]
+    for values in rows:
+        cells = dict(zip(header, values, strict=False))
+        cells |= {"time": cells.get("raw_time", ""), "energy": cells.get("raw_energy", "")}
+        lines.append(_line(cells.get(name, "") for name in _COLUMNS))
+    atomic_write(path, "".join(lines))
 
 
 def _shown(value: object) -> str:

@@ -1,18 +1,16 @@
-"""Pipeline stages that run for real, in torch: those of a transformer, or the user's own."""
+"""Pipeline stages that run for real, in torch: those of a known workload, or the user's own."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 try:
     import torch
     from torch import nn
-    from torch.nn import functional
 except ImportError as error:
     from envplan.errors import InputError
 
@@ -23,12 +21,12 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profiling.workloads import Model, TransformerModel, Work, stage_works
+from envplan.profiling.timers import EventTimer, Timer
+from envplan.profiling.torch_models import How, Stage, model_stages
+from envplan.profiling.waiting import Peers
+from envplan.profiling.workloads import ConvolutionalModel, EncoderDecoderModel, Model, stage_works
 
-__all__ = ["TorchWorkload", "transformer"]
-
-#: A stage's module and its sample inputs, made when its turn comes.
-Stage = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
+__all__ = ["TorchWorkload", "nccl_available", "torch_workload"]
 
 # By whose times layers are shared out; any GPU with tensor cores splits alike.
 _BALANCE: Final = "a100-sxm4-80gb"
@@ -41,10 +39,18 @@ class TorchWorkload:
     of times; gradients add up as they do over the microbatches of an iteration. Inputs that are
     not integers get gradients too, as what the neighbour sent would.
 
+    A backward may also be run in two parts, as torch.distributed.pipelining splits it: gradients
+    of the inputs, then those of the weights. Tokens and images get none; there the first part goes
+    down to where gradients begin, such as the result of an embedding.
+
     Args:
         stages: makes each stage's module and inputs, in order.
         description: what it is, for people.
         device: such as "cuda:0" or "cpu".
+
+    Attributes:
+        timer: what times its work; None leaves it to the host's clock.
+        peers: two processes of which one waits for the other on this GPU; without, `wait` spins.
 
     Raises:
         InputError: this torch cannot use that device.
@@ -53,6 +59,8 @@ class TorchWorkload:
     def __init__(self, stages: Sequence[Stage], *, description: str, device: str) -> None:
         self.description = description
         self.num_stages = len(stages)
+        self.timer: Timer | None = None
+        self.peers: Peers | None = None
         self._stages = stages
         self._device = torch.device(device)
         self._loaded: int | None = None
@@ -60,11 +68,20 @@ class TorchWorkload:
         self._inputs: tuple[Any, ...] = ()
         self._outputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                "this torch cannot use the GPU: it is a build for the CPU, or the driver is too "
-                "old for it; install a build of torch for your driver's CUDA"
-            )
+        self._sources: list[torch.Tensor] = []
+        self._recorded: _Recorded | None = None
+        if self._device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise InputError(
+                    "this torch cannot use the GPU: it is a build for the CPU, or the driver is "
+                    "too old for it; install a build of torch for your driver's CUDA"
+                )
+            self.timer = EventTimer(partial(torch.cuda.Event, enable_timing=True))
+
+    @property
+    def waiting(self) -> str | None:
+        """What `wait` has the GPU do, for people; None if it spins."""
+        return None if self.peers is None else self.peers.description
 
     def forward(self, stage: int) -> None:
         """Queue the stage's forward of a microbatch.
@@ -76,7 +93,7 @@ class TorchWorkload:
             if self._loaded != stage:
                 self._load(stage)
             assert self._module is not None
-            self._outputs = []  # frees the graph of the last forward first
+            self._forget()  # frees the graph of the last forward first
             self._outputs = _differentiable(self._module(*self._inputs))
 
     def backward(self, stage: int) -> None:
@@ -86,13 +103,44 @@ class TorchWorkload:
             InputError: the stage fails, or does not fit in the GPU's memory.
         """
         with self._explained(stage, "backward"):
-            if len(self._gradients) != len(self._outputs):
-                self._gradients = [torch.ones_like(output) for output in self._outputs]
-            torch.autograd.backward(self._outputs, self._gradients, retain_graph=True)
+            torch.autograd.backward(self._outputs, self._ones(), retain_graph=True)
+
+    def backward_input(self, stage: int) -> None:
+        """Queue the part of the backward that makes gradients of the inputs.
+
+        The first call after a forward runs that again, to see where gradients begin.
+
+        Raises:
+            InputError: as in backward.
+        """
+        with self._explained(stage, "backward_input"):
+            if not self._sources:
+                self._find_sources()
+            torch.autograd.grad(
+                self._outputs, self._sources, self._ones(), retain_graph=True, allow_unused=True
+            )
+
+    def backward_weight(self, stage: int) -> None:
+        """Queue the part of the backward that makes gradients of the weights.
+
+        The first call after a forward also does all that comes before.
+
+        Raises:
+            InputError: as in backward.
+        """
+        with self._explained(stage, "backward_weight"):
+            if self._recorded is None:
+                self._find_sources()
+                assert self._module is not None
+                weights = [weight for weight in self._module.parameters() if weight.requires_grad]
+                self._recorded = _Recorded(self._outputs, self._ones(), self._sources, weights)
+            self._recorded.run()
 
     def wait(self, seconds: float) -> None:
-        """Keep the GPU spinning for about so long, as one that waits for a neighbour does."""
-        if self._device.type == "cuda":
+        """Have the GPU wait for about so long for a neighbour, or spin as one that waits does."""
+        if self.peers is not None:
+            self.peers.wait(seconds)
+        elif self._device.type == "cuda":
             with torch.cuda.device(self._device):
                 torch.cuda._sleep(round(seconds * 1e9))
         else:
@@ -103,9 +151,39 @@ class TorchWorkload:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _find_sources(self) -> None:
+        """Run the forward, and note what backward_input makes gradients of."""
+        assert self._module is not None
+        self._forget()
+        sources = [one for one in self._inputs if _wants_gradient(one)]
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if _wants_gradient(output) and not any(map(_wants_gradient, inputs)):
+                sources.append(output)
+
+        simple = [part for part in self._module.modules() if not any(part.children())]
+        hooks = [part.register_forward_hook(note) for part in simple]
+        try:
+            self._outputs = _differentiable(self._module(*self._inputs))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not sources:
+            raise InputError("nothing in it passes gradients on, so its backward has one part only")
+        self._sources = sources
+
+    def _forget(self) -> None:
+        self._outputs, self._sources, self._recorded = [], [], None
+
+    def _ones(self) -> list[torch.Tensor]:
+        """Gradients of the outputs, as the next stage would send them."""
+        if len(self._gradients) != len(self._outputs):
+            self._gradients = [torch.ones_like(output) for output in self._outputs]
+        return self._gradients
+
     def _load(self, stage: int) -> None:
-        self._module, self._inputs = None, ()
-        self._outputs, self._gradients = [], []
+        self._forget()
+        self._module, self._inputs, self._gradients = None, (), []
         self._loaded = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -137,16 +215,84 @@ class TorchWorkload:
             ) from error
 
 
+class _Recorded:
+    """A backward that has reached the inputs, from where the weights' part can be run again.
+
+    Args:
+        outputs: of the stage, with their graph.
+        gradients: of the outputs.
+        sources: what the inputs' part makes gradients of.
+        weights: the stage's.
+
+    Raises:
+        InputError: this torch cannot split a backward.
+    """
+
+    def __init__(
+        self,
+        outputs: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        sources: list[torch.Tensor],
+        weights: list[nn.Parameter],
+    ) -> None:
+        try:
+            from torch.distributed.pipelining import _backward
+        except ImportError as error:
+            raise InputError(
+                f"torch {torch.__version__} cannot split a backward; install torch 2.6 or later, "
+                "or leave out --split-backward"
+            ) from error
+        for source in sources:
+            source.retain_grad()
+        # It cuts off the outputs it is given, so it gets some of its own.
+        ends = [output.clone() for output in outputs]
+        gradients_in, groups = _backward.stage_backward_input(
+            ends, gradients, sources, iter(weights)
+        )
+        self._groups = [group for group in groups if group.get("grads") is not None]
+        self._run_weights = _backward.stage_backward_weight
+        self._weights = weights
+        # Weights in front of the sources, such as an embedding's.
+        self._edges = [
+            (source, gradient)
+            for source, gradient in zip(sources, gradients_in, strict=True)
+            if gradient is not None and not source.is_leaf
+        ]
+        grouped = {node for group in self._groups for node in group["params"]}
+        self._front = [
+            weight
+            for weight in weights
+            if torch.autograd.graph.get_gradient_edge(weight).node not in grouped
+        ]
+
+    def run(self) -> None:
+        """Queue the weights' part."""
+        groups = [dict(group) for group in self._groups]  # it takes them apart
+        self._run_weights(iter(self._weights), groups, retain_graph=True)
+        if self._edges and self._front:
+            sources, gradients = zip(*self._edges, strict=True)
+            torch.autograd.backward(sources, gradients, retain_graph=True, inputs=self._front)
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
     """The tensors among a module's outputs that a backward can start from."""
     listed = outputs if isinstance(outputs, tuple | list) else [outputs]
-    found = [one for one in listed if isinstance(one, torch.Tensor) and one.requires_grad]
+    found = [one for one in listed if _wants_gradient(one)]
     if not found:
         raise InputError("a stage must return a tensor that depends on its parameters")
     return found
 
 
-def transformer(
+def nccl_available() -> bool:
+    """Whether this torch can send between GPUs through NCCL."""
+    return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
+
+
+def torch_workload(
     workload: str,
     model: Model,
     *,
@@ -154,126 +300,59 @@ def transformer(
     microbatch_size: int,
     dtype: str,
     device: str,
+    tensor_parallel: int = 1,
+    recompute: bool = False,
 ) -> TorchWorkload:
-    """The stages of a GPT or BERT, split over layers for least imbalance.
+    """The stages of a known workload, split over layers for least imbalance.
 
     Args:
-        workload: "gpt" attends to the past only, "bert" to all tokens.
+        workload: "gpt" attends to the past only, "bert" to all tokens; "t5" or "wide-resnet".
         model: its sizes.
         num_stages: pipeline stages.
         microbatch_size: samples per microbatch.
         dtype: "bfloat16", "float16" or "float32", of weights and activations.
         device: such as "cuda:0".
+        tensor_parallel: ranks that share a stage; the shard of one is what runs.
+        recompute: a layer's backward does its forward again.
 
     Raises:
-        InputError: the workload cannot be measured, or not be split so.
+        InputError: the workload cannot be split so.
     """
-    if workload not in ("gpt", "bert") or not isinstance(model, TransformerModel):
-        raise InputError(
-            f"workload {workload} can be modelled (--backend modelled) but not yet measured; "
-            "gpt and bert can, and your own stages with --entry"
-        )
     modelled = gpu(_BALANCE)
+    clock = modelled.clocks_mhz[0]
     works = stage_works(
         model,
         num_stages=num_stages,
         microbatch_size=microbatch_size,
-        cost=lambda work: _seconds(modelled.time_s, work, modelled.clocks_mhz[0]),
+        tensor_parallel=tensor_parallel,
+        recompute=recompute,
+        cost=lambda work: modelled.time_s(work.flops, work.traffic, clock),
     )
-    counts = [work.num_layers for work in works]
-    stages = [
-        partial(
-            _transformer_stage,
-            model,
-            layers=count,
-            first=begin == 0,
-            last=begin + count == model.num_layers,
-            microbatch_size=microbatch_size,
-            causal=workload == "gpt",
-            dtype=getattr(torch, dtype),
-            device=device,
-        )
-        for begin, count in zip(accumulate(counts, initial=0), counts, strict=False)
+    layers = [work.num_layers for work in works]
+    how = How(
+        microbatch_size=microbatch_size,
+        dtype=getattr(torch, dtype),
+        device=device,
+        tensor_parallel=tensor_parallel,
+        recompute=recompute,
+        causal=workload == "gpt",
+    )
+    kind = "blocks" if isinstance(model, ConvolutionalModel) else "layers"
+    parts = [
+        f"{model.name} training, {num_stages} stages of {'-'.join(map(str, layers))} {kind}",
+        f"{microbatch_size} x {_sample(model)}",
+        *([f"1 of {tensor_parallel} tensor-parallel ranks"] if tensor_parallel > 1 else []),
+        *(["activations recomputed"] if recompute else []),
+        dtype,
+        f"torch {torch.__version__}",
     ]
-    description = (
-        f"{model.name} training, {num_stages} stages of {'-'.join(map(str, counts))} layers, "
-        f"{microbatch_size} x {model.sequence_length} tokens, {dtype}, torch {torch.__version__}"
-    )
-    return TorchWorkload(stages, description=description, device=device)
+    stages = model_stages(model, layers, how)
+    return TorchWorkload(stages, description=", ".join(parts), device=device)
 
 
-def _seconds(time_s: Callable[[float, float, float], float], work: Work, clock: float) -> float:
-    return time_s(work.flops, work.traffic, clock)
-
-
-def _transformer_stage(
-    model: TransformerModel,
-    *,
-    layers: int,
-    first: bool,
-    last: bool,
-    microbatch_size: int,
-    causal: bool,
-    dtype: torch.dtype,
-    device: str,
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A stage and a random microbatch for it: tokens for the first, hidden states for others."""
-    words, length = model.vocabulary_size, model.sequence_length
-    with torch.device(device):
-        torch.manual_seed(0)
-        parts: list[nn.Module] = [_Embedding(model)] if first and words else []
-        parts += [_Layer(model.hidden_size, model.num_heads, causal) for _ in range(layers)]
-        if last and words:
-            parts.append(_Head(model))
-        inputs = (
-            torch.randint(words, (microbatch_size, length))
-            if first and words
-            else torch.randn(microbatch_size, length, model.hidden_size, dtype=dtype)
-        )
-        return nn.Sequential(*parts).to(dtype), (inputs,)
-
-
-class _Embedding(nn.Module):
-    def __init__(self, model: TransformerModel) -> None:
-        super().__init__()
-        self.words = nn.Embedding(model.vocabulary_size, model.hidden_size)
-        self.positions = nn.Embedding(model.sequence_length, model.hidden_size)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.words(tokens) + self.positions.weight
-        return hidden
-
-
-class _Layer(nn.Module):
-    """A transformer layer with its norms in front, as in GPT-2 and later."""
-
-    def __init__(self, hidden_size: int, num_heads: int, causal: bool) -> None:
-        super().__init__()
-        self.num_heads, self.causal = num_heads, causal
-        self.norm1, self.norm2 = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
-        self.into_heads = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out_of_heads = nn.Linear(hidden_size, hidden_size)
-        self.widen = nn.Linear(hidden_size, 4 * hidden_size)
-        self.narrow = nn.Linear(4 * hidden_size, hidden_size)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        batch, length, width = hidden.shape
-        split = self.into_heads(self.norm1(hidden)).view(batch, length, 3, self.num_heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        hidden = hidden + self.out_of_heads(mixed.transpose(1, 2).reshape(batch, length, width))
-        return hidden + self.narrow(functional.gelu(self.widen(self.norm2(hidden))))
-
-
-class _Head(nn.Module):
-    """Final norm, product with the vocabulary and loss, against random words."""
-
-    def __init__(self, model: TransformerModel) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(model.hidden_size)
-        self.words = nn.Linear(model.hidden_size, model.vocabulary_size, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.words(self.norm(hidden)).flatten(0, 1)
-        targets = torch.arange(len(logits), device=logits.device) % logits.shape[1]
-        return functional.cross_entropy(logits.float(), targets)
+def _sample(model: Any) -> str:
+    if isinstance(model, ConvolutionalModel):
+        return f"{model.image_size} x {model.image_size} pixels"
+    if isinstance(model, EncoderDecoderModel):
+        return f"{model.source_length} + {model.target_length} tokens"
+    return f"{model.sequence_length} tokens"

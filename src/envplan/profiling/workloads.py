@@ -71,6 +71,9 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.traffic + other.traffic)
 
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.flops - other.flops, self.traffic - other.traffic)
+
 
 @dataclass(frozen=True)
 class StageWork:
@@ -80,17 +83,28 @@ class StageWork:
         num_layers: transformer layers, or blocks of a ResNet, of the stage.
         forward: work of the forward.
         backward: work of the backward, without recomputation.
+        backward_weight: the part of it that makes gradients of weights. Every product with
+            weights costs as much again there as in the forward; attention's core has no weights.
+            Of the traffic it is the sums of gradients alone: what else a backward moves is on the
+            way to the inputs.
     """
 
     num_layers: int
     forward: Work
     backward: Work
+    backward_weight: Work
+
+    @property
+    def backward_input(self) -> Work:
+        """The rest of the backward: gradients of activations, and recomputation if any."""
+        return self.backward - self.backward_weight
 
     def __add__(self, other: StageWork) -> StageWork:
         return StageWork(
             self.num_layers + other.num_layers,
             self.forward + other.forward,
             self.backward + other.backward,
+            self.backward_weight + other.backward_weight,
         )
 
 
@@ -281,7 +295,7 @@ class ConvolutionalModel:
             InputError: tensor_parallel is not 1: ResNets are not split that way here.
         """
         if tensor_parallel != 1:
-            raise InputError(f"{self.name} is modelled without tensor parallelism only")
+            raise InputError(f"{self.name} cannot be split by tensor parallelism; leave --tp out")
         units = []
         channels = 64
         size = self.image_size // 4 if self.downsampling_stem else self.image_size
@@ -320,9 +334,13 @@ class ConvolutionalModel:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a transformer layer: forward FLOPs, saved activations (bytes), weights."""
+    """A part of a transformer layer: forward FLOPs, saved activations (bytes), weights.
+
+    Of the FLOPs, `weighted` are products with weights.
+    """
 
     flops: float
+    weighted: float
     activations: float
     weights: float
 
@@ -343,21 +361,24 @@ def _attention(
     scores = 0.0 if fused else 5 * a * queries * key_length
     return _Part(
         flops=(4 * hidden_size * h * (queries + keys) + 4 * queries * key_length * h) / t,
+        weighted=4 * hidden_size * h * (queries + keys) / t,
         activations=3 * queries * hidden_size + (4 * (queries + keys) * h + scores) / t,
         weights=4 * hidden_size * h / t,
     )
 
 
 def _feed_forward(tokens: int, hidden_size: int, inner_size: int, tensor_parallel: int) -> _Part:
+    flops = 4 * tokens * hidden_size * inner_size / tensor_parallel
     return _Part(
-        flops=4 * tokens * hidden_size * inner_size / tensor_parallel,
+        flops=flops,
+        weighted=flops,
         activations=3 * tokens * hidden_size + 4 * tokens * inner_size / tensor_parallel,
         weights=2 * hidden_size * inner_size / tensor_parallel,
     )
 
 
 def _norms(count: int, tokens: int, hidden_size: int) -> _Part:
-    return _Part(flops=0.0, activations=2 * count * tokens * hidden_size, weights=0.0)
+    return _Part(flops=0.0, weighted=0.0, activations=2 * count * tokens * hidden_size, weights=0.0)
 
 
 def _layer(*parts: _Part) -> StageWork:
@@ -372,13 +393,14 @@ def _layer(*parts: _Part) -> StageWork:
             _BACKWARD_FLOPS * flops,
             _BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
         ),
+        backward_weight=Work(sum(part.weighted for part in parts), _GRADIENT * weights),
     )
 
 
 def _embedding(tokens: int, hidden_size: int) -> StageWork:
     """The embedding: memory traffic alone."""
     work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
-    return StageWork(num_layers=0, forward=work, backward=work)
+    return StageWork(num_layers=0, forward=work, backward=work, backward_weight=work)
 
 
 def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
@@ -391,6 +413,7 @@ def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: 
         num_layers=0,
         forward=Work(flops, traffic),
         backward=Work(_BACKWARD_FLOPS * flops, traffic + _GRADIENT * weights),
+        backward_weight=Work(flops, _GRADIENT * weights),
     )
 
 
@@ -407,7 +430,7 @@ class _Convolution:
 def _convolved(
     convolutions: Sequence[_Convolution], microbatch_size: int, *, num_layers: int
 ) -> StageWork:
-    forward, backward = Work(0.0, 0.0), Work(0.0, 0.0)
+    forward, backward, backward_weight = Work(0.0, 0.0), Work(0.0, 0.0), Work(0.0, 0.0)
     for one in convolutions:
         pixels = microbatch_size * one.size**2
         weights = one.channels_in * one.channels_out * one.kernel**2
@@ -418,7 +441,8 @@ def _convolved(
             _BACKWARD_FLOPS * flops,
             _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
         )
-    return StageWork(num_layers, forward, backward)
+        backward_weight += Work(flops, _GRADIENT * weights)
+    return StageWork(num_layers, forward, backward, backward_weight)
 
 
 def stage_works(
@@ -464,9 +488,13 @@ def stage_works(
 
 
 def _adapted(unit: StageWork, bytes_factor: float, recompute: bool) -> StageWork:
-    forward = Work(unit.forward.flops, bytes_factor * unit.forward.traffic)
-    backward = Work(unit.backward.flops, bytes_factor * unit.backward.traffic)
-    return StageWork(unit.num_layers, forward, backward + forward if recompute else backward)
+    forward, backward, backward_weight = (
+        Work(work.flops, bytes_factor * work.traffic)
+        for work in (unit.forward, unit.backward, unit.backward_weight)
+    )
+    return StageWork(
+        unit.num_layers, forward, backward + forward if recompute else backward, backward_weight
+    )
 
 
 # Costs are compared as integers, of which all units together make this many: equal units stay
