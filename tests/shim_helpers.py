@@ -18,19 +18,25 @@ def frequency_plan(
     gpu: str | None = None,
     clocks: Sequence[int] = CLOCKS,
     rung_times: Sequence[float] = (),
+    configs: Sequence[str] = (),
 ) -> FrequencyPlan:
     """Every operation at another clock than the one before it; each rung one clock further on.
+
+    Configs, if there are any, go on likewise.
 
     The plan's own iteration time is 1 s; ranks of one pipeline are neighbours.
     """
     stages = pipeline.num_stages
-    count = max(sum(op.stage == stage for op in pipeline.operations) for stage in range(stages))
+    counts = [sum(op.stage == stage for op in pipeline.operations) for stage in range(stages)]
 
     def chosen(shift: int) -> list[list[int]]:
         return [
-            [clocks[(stage + k + shift) % len(clocks)] for k in range(count)]
+            [clocks[(stage + k + shift) % len(clocks)] for k in range(counts[stage])]
             for stage in range(stages)
         ]
+
+    def named(shift: int, stage: int) -> list[str]:
+        return [configs[(stage + k + shift) % len(configs)] for k in range(counts[stage])]
 
     def operations(stage: int) -> list[tuple[str, int, int, int]]:
         mine = [op for op in pipeline.operations if op.stage == stage]
@@ -59,11 +65,17 @@ def frequency_plan(
                 device=rank,
                 clocks_mhz=sorted(clocks),
                 operations=operations(rank % stages),
+                configs=named(0, rank % stages) if configs else None,
             )
             for rank in range(stages * dp)
         ],
         ladder=[
-            LadderRung(iteration_time_s=time, energy_j=1.0, frequencies_mhz=chosen(k + 1))
+            LadderRung(
+                iteration_time_s=time,
+                energy_j=1.0,
+                frequencies_mhz=chosen(k + 1),
+                configs=[named(k + 1, stage) for stage in range(stages)] if configs else None,
+            )
             for k, time in enumerate(rung_times)
         ]
         or None,

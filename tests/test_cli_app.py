@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,32 @@ def test_version_is_that_of_the_package(tmp_path: Path) -> None:
     import envplan as package
 
     ran = envplan("--version", cwd=tmp_path)
-    assert (ran.code, ran.out) == (0, f"envplan {package.__version__}\n")
+    assert ran.code == 0
+    first, kernel, rest = ran.out.splitlines()
+    assert first == f"envplan {package.__version__}"
+    assert kernel.startswith("kernel: ")
+    assert "Release" in kernel
+    assert f"Python {platform.python_version()}, numpy " in rest
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed"),
+    [
+        ("bash", {"COMP_WORDS": "envplan fro", "COMP_CWORD": "1"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "envplan fro"}),
+        (
+            "fish",
+            {"_TYPER_COMPLETE_ARGS": "envplan fro", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        ),
+    ],
+)
+def test_shells_complete_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, typed: dict[str, str]
+) -> None:
+    monkeypatch.setenv("_ENVPLAN_COMPLETE", f"complete_{shell}")
+    for name, value in typed.items():
+        monkeypatch.setenv(name, value)
+    assert "frontier" in envplan(cwd=tmp_path).out
 
 
 @pytest.mark.parametrize(

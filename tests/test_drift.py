@@ -104,6 +104,20 @@ def test_clock_between_those_of_the_profile_is_interpolated(plan: Plan) -> None:
     assert drift.factor == pytest.approx(2, rel=1e-3)
 
 
+def test_time_is_compared_with_that_of_the_config_that_ran(plan: Plan) -> None:
+    rows: list[tuple[object, ...]] = []
+    for stage in range(PROFILE.num_stages):
+        for instruction in ("forward", "backward"):
+            rows += [(stage, instruction, 1260, 0.1, 20.0, "quick")]
+            rows += [(stage, instruction, 1260, 0.3, 10.0, "frugal")]
+    profile = Profile.from_rows(rows)
+    line = {"event": "step", "rank": 0, "stage": 0, "step": 3}
+    for config, factor in (("quick", 6.0), ("frugal", 2.0), ("unheard of", 6.0)):
+        line["operations"] = [["forward", 0, 1260, 5, 0.6, 0.6, config]]
+        (drift,) = measure_drift(plan, profile, [line])
+        assert drift.factor == pytest.approx(factor)
+
+
 def test_steps_without_clocks_do_not_count(plan: Plan) -> None:
     lines = list(run_lines(plan))
     for line in lines:

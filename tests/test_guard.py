@@ -18,7 +18,7 @@ from cli_helpers import envplan
 from envplan.devices import DeviceError, backend
 from envplan.runtime import Guard
 from envplan.runtime.guard import LockFile, give_back
-from fake_nvml import FakeNvml
+from fake_nvml import FakeNvml, open_fake_nvml
 
 PATIENCE_S = 10.0
 
@@ -64,6 +64,15 @@ def owner(fake: FakeNvml, end: str) -> tuple[subprocess.Popen[str], int]:
     process.stdin.write("go\n")
     process.stdin.flush()
     return process, guard
+
+
+def seconds_to_give_back(fake: FakeNvml, process: subprocess.Popen[str]) -> float:
+    """Kill an owner; the time until the driver was given its clock back, by its record, s."""
+    killed = time.monotonic()
+    process.kill()
+    assert fake.wait_until_free(PATIENCE_S) is not None
+    process.wait()
+    return fake.calls(0, "reset")[-1].time - killed
 
 
 @contextlib.contextmanager
@@ -157,18 +166,14 @@ def test_however_the_owner_ends_the_clock_goes_back(fake_nvml: FakeNvml, end: st
 
 def test_killing_the_owner_gives_the_clock_back_within_a_second(fake_nvml: FakeNvml) -> None:
     process, _ = owner(fake_nvml, "time.sleep(60)")
-    process.kill()
-    assert fake_nvml.wait_until_free(1.0) is not None
-    process.wait()
+    assert seconds_to_give_back(fake_nvml, process) < 1.0
 
 
 def test_forked_children_that_outlive_the_owner_do_not_keep_the_clock(
     fake_nvml: FakeNvml,
 ) -> None:
     process, _ = owner(fake_nvml, "child = os.fork(); time.sleep(8)")
-    process.kill()
-    assert fake_nvml.wait_until_free(1.0) is not None
-    process.wait()
+    assert seconds_to_give_back(fake_nvml, process) < 1.0
 
 
 def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) -> None:
@@ -374,66 +379,106 @@ for line in sys.stdin:
 """
 
 
+KILLS = 200
+KILLED_GPUS = 8
+
+
 def guards_of(pid: int) -> list[int]:
-    """The children of an owner: its guard, if it has one by now."""
+    """The children of an owner that live: its guard, if it has one by now."""
     try:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if lives(int(child))]
     except OSError:
         return []
 
 
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def lives(pid: int) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill(pid: int) -> bool:
+    """Whether it was there to be killed."""
+    try:
         os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def test_no_clock_is_left_after_random_kills(
-    fake_nvml: FakeNvml, record_property: Callable[[str, object], None]
+class Nursery:
+    """Owners that ask for one clock after another, one for each GPU."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.owners = [self._start(gpu) for gpu in range(KILLED_GPUS)]
+
+    def kill(self, gpu: int, who: str) -> int:
+        """Kill the owner, the guard or both, and replace the owner; returns how many died."""
+        pid = self.owners[gpu]
+        victims = [*(guards_of(pid) if who != "owner" else []), *([pid] if who != "guard" else [])]
+        killed = sum(map(kill, victims))
+        if pid in victims:
+            self.owners[gpu] = self._start(gpu)
+        return killed
+
+    def close(self) -> None:
+        for pid in self.owners:
+            os.kill(pid, signal.SIGTERM)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _start(self, gpu: int) -> int:
+        assert self._process.stdout is not None
+        print(gpu, self._chance.randrange(10**6), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+
+def test_no_clock_is_left_after_200_random_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake = open_fake_nvml(tmp_path, monkeypatch, count=KILLED_GPUS)
     chance = random.Random(20261121)
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
+    nursery = Nursery(chance)
 
-    def start(gpu: int) -> int:
-        print(gpu, chance.randrange(10**6), file=nursery.stdin, flush=True)
-        return int(nursery.stdout.readline())
+    def locked_gpus() -> list[int]:
+        return [gpu for gpu in range(KILLED_GPUS) if fake.locked(gpu)]
 
-    owners = [start(gpu) for gpu in range(4)]
-    begin = time.monotonic()
     kills = kills_while_set = 0
-    while kills < 200 and time.monotonic() - begin < 15:
-        gpu = chance.randrange(4)
-        if chance.random() < 0.7:  # while clocks are set; else anywhere, starting included
-            wait_until(lambda gpu=gpu: fake_nvml.locked(gpu) is not None, 0.5)
-        time.sleep(chance.uniform(0, 0.03))
-        kills_while_set += fake_nvml.locked(gpu) is not None
-        if chance.random() < 0.3:  # the guard first: only the next start can help
-            for guard in guards_of(owners[gpu]):
-                kill(guard)
-                kills += 1
-            time.sleep(chance.uniform(0, 0.02))
-        kill(owners[gpu])
-        kills += 1
-        owners[gpu] = start(gpu)
-    for pid in owners:
-        kill(pid)
-    nursery.stdin.close()
-    nursery.wait()
-    record_property("kills", kills)
-    assert kills_while_set > 0
-    print(f"{kills} kills, {kills_while_set} rounds met a clock that was set")
+    while kills < KILLS:
+        gpu = chance.randrange(KILLED_GPUS)
+        if chance.random() < 0.7:  # while a clock is set; else anywhere, starting included
+            wait_until(lambda: bool(locked_gpus()), 2.0)
+            gpu = chance.choice(locked_gpus() or [gpu])
+        time.sleep(chance.uniform(0, 0.01))
+        was_set = fake.locked(gpu) is not None
+        who = chance.choice(["owner", "guard", "both"]) if kills < KILLS - 1 else "owner"
+        killed = nursery.kill(gpu, who)
+        kills += killed
+        kills_while_set += killed if was_set else 0
+    nursery.close()
+    assert kills == KILLS
+    assert kills_while_set > KILLS // 4
 
     source = backend("nvml")
     for device in source.devices():
         # Whatever is still set has been left by a guard that was killed, and says so.
-        wait_for(lambda device=device: free_or_left_behind(fake_nvml, device.info.index))
+        wait_for(lambda device=device: free_or_left_behind(fake, device.info.index))
         outcome = give_back(device, only_left_behind=True)
         assert outcome.problem is None
     source.close()
-    assert fake_nvml.wait_until_free(0) is not None
+    assert fake.wait_until_free(0) is not None
+    fake.close()
 
 
 def free_or_left_behind(fake: FakeNvml, index: int) -> bool:

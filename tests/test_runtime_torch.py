@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_helpers import envplan
 from envplan.pipeline import Pipeline
+from envplan.profile import Profile
 from fake_nvml import FakeNvml, fake_nvml, open_fake_nvml
 from shim_helpers import A40, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-from torch_worker import work  # it imports torch
+from torch_jobs import RANKS, run, start, stop  # they import torch
+from torch_worker import CHUNKED, FOLDED, PROFILED, duration
 
 __all__ = ["fake_nvml"]
 
-RANKS = 4
 STEPS = 3
 PIPELINES = {
     "gpipe": Pipeline("gpipe", num_stages=RANKS, num_microbatches=8),
     "1f1b": Pipeline("1f1b", num_stages=RANKS, num_microbatches=8),
-    "interleaved": Pipeline("interleaved", num_stages=RANKS, num_microbatches=8, num_chunks=2),
+    **{
+        name: Pipeline(name, num_stages=RANKS, num_microbatches=8, num_chunks=2) for name in CHUNKED
+    },
 }
-
-
-def start(task: str, folder: Path) -> list[BaseProcess]:
-    # Forked, because importing torch takes seconds and has been done here.
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(task, folder, rank, RANKS)) for rank in range(RANKS)]
-    for rank in ranks:
-        rank.start()
-    return list(ranks)
-
-
-def run(task: str, folder: Path) -> list[dict[str, Any]]:
-    """What each rank says."""
-    processes = start(task, folder)
-    for process in processes:
-        process.join(120)
-    codes = [process.exitcode for process in processes]
-    stop(processes)
-    assert codes == [0] * RANKS, (folder / f"{task}.err").read_text()
-    return [json.loads((folder / f"{task}.{rank}.json").read_text()) for rank in range(RANKS)]
-
-
-def stop(processes: list[BaseProcess]) -> None:
-    for process in processes:
-        process.kill()
-        process.join()
 
 
 def write_plans(folder: Path) -> None:
@@ -81,7 +57,8 @@ def test_losses_and_weights_are_bit_identical(
         before, after = result[f"{name} without"], result[f"{name} with"]
         assert after["losses"] == before["losses"]
         assert after["weights"] == before["weights"]
-        assert all(len(step) == 8 for step in after["losses"]) or rank < RANKS - 1
+        has_loss = rank == (0 if name in FOLDED else RANKS - 1)
+        assert [len(step) for step in after["losses"]] == STEPS * [8 if has_loss else 0]
         assert after["mismatches"] == 0
 
 
@@ -116,33 +93,86 @@ def test_evaluation_runs_at_the_highest_clock_and_is_no_mismatch(
         assert result == {"mismatches": 0, "asked": 1740, "steps": 2}
 
 
+@pytest.mark.parametrize("task", ["straggle", "straggle_reducing"])
 def test_late_pipeline_slows_the_other_and_not_itself_until_it_is_back(
-    fake_nvml: FakeNvml, tmp_path: Path
+    fake_nvml: FakeNvml, tmp_path: Path, task: str
 ) -> None:
     plan = frequency_plan(
         Pipeline("1f1b", num_stages=2, num_microbatches=8), dp=2, rung_times=(1.5, 9.0)
     )
     plan.save(tmp_path / "ladder.freqplan.json")
-    followed = [result["followed"] for result in run("straggle", tmp_path)]
+    followed = [result["followed"] for result in run(task, tmp_path)]
     for rank in (0, 1):
         assert 1.5 in followed[rank][6:16], followed
-        assert followed[rank][-1] == 1.0
+        assert 1.0 in followed[rank][16:], followed
     for rank in (2, 3):
         assert set(followed[rank][4:14]) == {1.0}, followed
 
 
-def test_all_clocks_are_back_within_a_second_of_one_rank_being_killed(
+def test_job_profiles_itself_and_the_profile_is_planned_with(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
-    write_plans(tmp_path)
-    processes = start("run_on", tmp_path)
+    for rank in (0, 1):
+        fake_nvml.gpu(rank).activity = 0.4  # of the power that the clock allows
+    run("profile_itself", tmp_path, ranks=2)
+    assert fake_nvml.wait_until_free(10) is not None
+    written = sorted(path.name for path in tmp_path.glob("profile.*"))
+    assert written == ["profile.csv", "profile.meta.json"]
+
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert profile.num_stages == 4
+    assert profile.metadata.num_microbatches == 8
+    assert profile.metadata.schedule == "interleaved"
+    for stage in range(4):
+        for instruction, factor in (("forward", 1), ("backward", 2)):
+            table = profile.table(stage, instruction)
+            assert sorted(table.frequency_mhz.tolist()) == sorted(PROFILED)
+            for mhz, time_ns, energy_fj in zip(
+                table.frequency_mhz, table.time_ns, table.energy_fj, strict=True
+            ):
+                assert time_ns >= factor * duration(stage, int(mhz)) * 1e9
+                watts = energy_fj / time_ns / 1e6
+                assert watts == pytest.approx(
+                    fake_nvml.model.uncapped_power_w(int(mhz), 0.4), rel=0.25
+                )
+    assert profile.blocking_power_w is not None
+    for command in (["check", "profile.csv"], ["frontier", "--chunks", "2"]):
+        done = envplan(*command, cwd=tmp_path)
+        assert done.code == 0, done.err
+
+
+def seconds_to_give_back(fake: FakeNvml, folder: Path) -> float:
+    """Start a job, kill one rank, and wait for all clocks; the time until the last of them, s.
+
+    By the driver's record: when this process came to look at it does not matter.
+    """
+    write_plans(folder)
+    processes = start("run_on", folder)
     try:
-        end = time.monotonic() + 60
-        while len(list(tmp_path.glob("running.*"))) < RANKS:
-            assert time.monotonic() < end, (tmp_path / "run_on.err").read_text()
+        end = time.monotonic() + 120
+        while len(list(folder.glob("running.*"))) < RANKS:
+            assert time.monotonic() < end, (folder / "run_on.err").read_text()
             time.sleep(0.01)
-        assert any(fake_nvml.locked(rank) for rank in range(RANKS))
+        assert any(fake.locked(rank) for rank in range(RANKS))
+        killed = time.monotonic()
         processes[2].kill()
-        assert fake_nvml.wait_until_free(timeout=1.0) is not None
+        assert fake.wait_until_free(timeout=60) is not None
     finally:
         stop(processes)
+    return max(fake.calls(rank, "reset")[0].time for rank in range(RANKS)) - killed
+
+
+def test_all_clocks_are_back_within_a_second_of_one_rank_being_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where other work keeps the processors busy, guards and ranks may have to wait their turn.
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with monkeypatch.context() as context:
+            fake = open_fake_nvml(folder, context, count=RANKS)
+            taken = seconds_to_give_back(fake, folder)
+            fake.close()
+        if taken < 1.0:
+            return
+    pytest.fail(f"the last clock was back after {taken:.2f} s")

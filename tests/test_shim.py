@@ -195,6 +195,34 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
     assert lines(tmp_path, "end")[0]["clock_errors"] >= 1
 
 
+def test_config_of_the_operation_that_runs_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    plan = frequency_plan(PIPELINE, rung_times=(1.5,), configs=("tiles-64", "tiles-128", "split-k"))
+    ladder: Any = plan.ladder
+    with started(tmp_path, plan) as shim:
+        for planned in (plan.ranks[0].configs, ladder[0].configs[0]):
+            told = []
+            for instruction, microbatch, chunk, _ in plan.ranks[0].operations:
+                shim.begin(instruction, microbatch, chunk)
+                told.append(shim.config)
+                shim.end(instruction, microbatch, chunk)
+            assert told == planned
+            assert shim.config == ""
+            shim.set_straggler_time(2.0)
+            shim.step()
+        shim.begin("optimizer", 0)
+        assert shim.config == ""
+    logged = [operation[6] for operation in lines(tmp_path, "step")[0]["operations"]]
+    assert set(logged) == {"tiles-64", "tiles-128", "split-k"}
+
+
+def test_plan_without_configs_tells_of_none(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path) as shim:
+        shim.begin("forward", 0)
+        assert shim.config == ""
+        shim.end("forward", 0)
+        assert shim.config == ""
+
+
 def test_plan_for_another_world_size_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is for 2 ranks, but the job has 8"):
         started(tmp_path, world_size=8)

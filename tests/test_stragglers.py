@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan.pipeline import Pipeline
+from envplan.runtime.runlog import before_reduction
 from envplan.runtime.stragglers import StragglerDetector
 
 
@@ -41,3 +44,31 @@ def test_belief_is_never_later_than_the_last_step_by_more_than_the_band(late: li
     for value in late:
         believed = detector.observe(1.0, value)
         assert believed == 1.0 or value >= believed * (1 - detector.band)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-v"])
+def test_time_is_taken_until_gradients_may_meet_other_replicas(name: str) -> None:
+    chunks = {} if name in ("gpipe", "1f1b") else {"num_chunks": 2}
+    pipeline = Pipeline(name, num_stages=4, num_microbatches=8, **chunks)
+    for stage in range(4):
+        mine = [
+            (op.instruction, op.microbatch, op.chunk)
+            for op in pipeline.operations
+            if op.stage == stage
+        ]
+        cut = before_reduction(mine)
+        assert 0 < cut < len(mine)
+        # No chunk is done with its backwards before the cut, and one is right after it.
+        left = {
+            chunk: sum(name.startswith("backward") and c == chunk for name, _, c in mine[cut:])
+            for chunk in range(len(chunks) + 1)
+        }
+        assert min(left.values()) == 1
+        assert mine[cut][0].startswith("backward")
+
+
+@pytest.mark.parametrize("operations", [[("backward", 0, 0)], [("forward", 0, 0)] * 3])
+def test_all_operations_count_where_none_comes_before_a_reduction(
+    operations: list[tuple[str, int, int]],
+) -> None:
+    assert before_reduction(operations) == len(operations)

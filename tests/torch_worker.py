@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,30 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV
+from torch.nn.parallel import DistributedDataParallel
 
 from envplan.runtime.shim import Shim
-from envplan.runtime.torch import follow
+from envplan.runtime.torch import follow, profile
 
 WIDTH, MICROBATCHES, STEPS = 16, 8, 3
+PROFILED = (1740, 1500, 1200, 900)
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
+    "interleaved-zb": ScheduleInterleavedZeroBubble,
+    "zb-v": ScheduleZBVZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
 }
+#: Those of several chunks on a rank, the second going back the way the first came.
+FOLDED = ("zb-v", "dualpipe-v")
+CHUNKED = ("interleaved", "looped-bfs", "interleaved-zb", *FOLDED)
 
 
 class Layer(torch.nn.Module):
@@ -36,26 +50,39 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(WIDTH, WIDTH)
         self.pause = 0.0
+        self.backward_pause = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.pause)
-        return torch.tanh(self.linear(x))
+        y = torch.tanh(self.linear(x))
+        if self.backward_pause:
+            y.register_hook(lambda _: time.sleep(self.backward_pause))
+        return y
 
 
 class Job:
     """A pipeline over a group of ranks; the same every time it is made."""
 
-    def __init__(self, name: str, chunks: int = 1, group: Any = None) -> None:
+    def __init__(self, name: str, chunks: int = 1, group: Any = None, replicas: Any = None) -> None:
         place, stages = dist.get_rank(group), dist.get_world_size(group)
         torch.manual_seed(7)
         layers = [Layer() for _ in range(stages * chunks)]
-        self.mine = [layers[chunk * stages + place] for chunk in range(chunks)]
-        self.is_first, self.is_last = place == 0, place == stages - 1
+        indices = [chunk * stages + place for chunk in range(chunks)]
+        if name in FOLDED:
+            indices = [place, 2 * stages - 1 - place]
+        self.mine = [layers[index] for index in indices]
+        self.is_first, self.is_last = 0 in indices, len(layers) - 1 in indices
         parts = [
             PipelineStage(
-                layer, chunk * stages + place, stages * chunks, torch.device("cpu"), group=group
+                layer
+                if replicas is None
+                else DistributedDataParallel(layer, process_group=replicas),
+                index,
+                len(layers),
+                torch.device("cpu"),
+                group=group,
             )
-            for chunk, layer in enumerate(self.mine)
+            for index, layer in zip(indices, self.mine, strict=True)
         ]
         self.schedule = SCHEDULES[name](
             parts if chunks > 1 else parts[0],
@@ -88,7 +115,7 @@ def compare(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in SCHEDULES:
         for shimmed in (False, True):
-            job = Job(name, chunks=2 if name == "interleaved" else 1)
+            job = Job(name, chunks=2 if name in CHUNKED else 1)
             plan: AbstractContextManager[Shim | None] = nullcontext()
             if shimmed:
                 file = folder / f"{name}.freqplan.json"
@@ -117,11 +144,12 @@ def evaluate(folder: Path) -> dict[str, Any]:
     return {"mismatches": mismatches, "asked": asked, "steps": shim.steps}
 
 
-def straggle(folder: Path) -> dict[str, Any]:
+def straggle(folder: Path, *, reduce: bool = False) -> dict[str, Any]:
     """Two pipelines of two stages; the second is late from the 4th to the 14th step."""
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    stages = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     rank = dist.get_rank()
-    job = Job("1f1b", group=pipelines[rank // 2])
+    job = Job("1f1b", group=pipelines[rank // 2], replicas=stages[rank % 2] if reduce else None)
     followed = []
     with follow(folder / "ladder.freqplan.json", job.schedule) as shim:
         for step in range(24):
@@ -132,6 +160,33 @@ def straggle(folder: Path) -> dict[str, Any]:
             dist.barrier()
             followed.append(shim.current_time)
     return {"followed": followed}
+
+
+def profile_itself(folder: Path) -> dict[str, Any]:
+    """Four stages on two ranks measure themselves; operations take as long as their clock says."""
+    job = Job("interleaved", chunks=2)
+    with profile(
+        job.schedule,
+        folder / "profile.csv",
+        frequencies=PROFILED,
+        iterations_per_frequency=2,
+        settle=2,
+    ) as profiler:
+        steps, left = 0, torch.ones(1)
+        while left:  # all go on until all are done
+            for chunk, layer in enumerate(job.mine):
+                layer.pause = duration(2 * chunk + dist.get_rank(), profiler.frequency)
+                layer.backward_pause = 2 * layer.pause
+            job.step(steps)
+            steps += 1
+            left = torch.tensor([0.0 if profiler.done else 1.0])
+            dist.all_reduce(left)
+    return {"steps": steps}
+
+
+def duration(stage: int, mhz: int) -> float:
+    """Of a forward, s."""
+    return (0.5 + 0.25 * stage) * 1e-3 * (1 + 1740 / (mhz or 1740))
 
 
 def run_on(folder: Path) -> dict[str, Any]:
@@ -149,6 +204,8 @@ TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "compare": compare,
     "evaluate": evaluate,
     "straggle": straggle,
+    "straggle_reducing": partial(straggle, reduce=True),
+    "profile_itself": profile_itself,
     "run_on": run_on,
 }
 
@@ -160,7 +217,7 @@ def work(task: str, folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / f"store.{task}"), size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=240)
     )
     result = TASKS[task](folder)
     (folder / f"{task}.{rank}.json").write_text(json.dumps(result))

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envplan.runtime.guard import Guard
+    from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 
-__all__ = ["Guard", "Shim"]
+__all__ = ["Guard", "Profiler", "Shim"]
 
-_HOME = {"Guard": "envplan.runtime.guard", "Shim": "envplan.runtime.shim"}
+_HOME = {
+    "Guard": "envplan.runtime.guard",
+    "Profiler": "envplan.runtime.profiler",
+    "Shim": "envplan.runtime.shim",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -18,9 +18,9 @@ import numpy as np
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
-from envplan.profile import BLOCKING, Profile
+from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
-from envplan.verify import trace_job
+from envplan.verify import as_referenced, trace_job
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 
@@ -61,20 +61,21 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
     Raises:
         InputError: the lines do not fit the plan, or hold no measured times.
     """
+    profile = as_referenced(plan.profile, profile)
     planned = _planned_times(plan.job.pipeline(), profile)
     factors: dict[_TableKey, list[float]] = defaultdict(list)
     samples: dict[_TableKey, int] = defaultdict(int)
     for line in lines:
         if line["event"] != "step":
             continue
-        for stage, instruction, chunk, mhz, count, mean in _measurements(line):
+        for stage, instruction, chunk, mhz, count, mean, config in _measurements(line):
             if (stage, instruction, chunk) not in planned:
                 raise InputError(
                     f"the run log has {instruction} on stage {stage}, chunk {chunk}, which the "
                     "plan has not; is it another plan's?"
                 )
             key, at_clock = planned[stage, instruction, chunk]
-            expected = at_clock(mhz)
+            expected = at_clock(mhz, config)
             if mhz and expected > 0:
                 factors[key].append(mean / expected)
                 samples[key] += count
@@ -88,6 +89,8 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
 
 def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     """The profile with the times and energies that the drifts make of them.
+
+    What was derived from the profile's rows is written out, and is measured from now on.
 
     Raises:
         InputError: a time or energy becomes too large for a profile.
@@ -107,6 +110,8 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
         "refined_from_sha256": profile.sha256,
         "refined_factors": [[*key, factor] for key, factor in sorted(factors.items())],
     }
+    if profile.adjustments.recompute:
+        extra[INCLUDES_RECOMPUTATION] = True
     return Profile.from_rows(
         rows, name=f"{profile.name}.refined", metadata=replace(known, extra=extra)
     )
@@ -123,21 +128,42 @@ def replan(
     """
     if plan.planner != "frontier":
         raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
-    frontier = trace_job(plan.job, profile, progress)
     target = plan.target
+    waits = target.kind == "sync-time"
+    frontier = trace_job(plan.job, profile, progress, full=waits)
+    if waits:
+        return frontier.plan_for_sync(target.time_s or 0.0)
+    if target.peak_power_w is not None:
+        return frontier.plan_for_peak_power_cap(
+            target.peak_power_w,
+            target_time=target.time_s if target.kind == "time" else None,
+            slowdown=target.slowdown,
+            min_energy=target.kind == "min-energy",
+        )
+    sure = plan.predicted.robustness
+    if sure is not None:
+        return frontier.robust_plan(
+            sure.probability,
+            target.time_s if target.kind == "time" else None,
+            slowdown=target.slowdown,
+            noise=sure.noise,
+        )
+    latency, dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
     match target.kind:
         case "min-energy":
-            fresh = frontier.min_energy_plan()
+            fresh = frontier.min_energy_plan(switch_latency=latency, min_dwell=dwell)
         case "energy-budget":
             fresh = frontier.plan_for_energy_budget(target.energy_j or 0.0)
         case "power-cap":
             fresh = frontier.plan_for_power_cap(target.power_w or 0.0)
         case "slowdown":
-            fresh = frontier.plan(slowdown=target.slowdown)
+            fresh = frontier.plan(slowdown=target.slowdown, switch_latency=latency, min_dwell=dwell)
         case "time":
-            fresh = frontier.plan(target_time=target.time_s)
+            fresh = frontier.plan(
+                target_time=target.time_s, switch_latency=latency, min_dwell=dwell
+            )
         case _:
-            fresh = frontier.plan()
+            fresh = frontier.plan(switch_latency=latency, min_dwell=dwell)
     if target.straggler_time_s is not None:
         fresh = fresh.with_straggler(target.straggler_time_s)
     return fresh if plan.ladder is None else fresh.with_ladder(frontier.ladder())
@@ -145,8 +171,8 @@ def replan(
 
 def _measurements(
     line: Mapping[str, Any],
-) -> Iterable[tuple[int, str, int, int, int, float]]:
-    """(stage, instruction, chunk, MHz, count, mean time in s) of a `step` line.
+) -> Iterable[tuple[int, str, int, int, int, float, str]]:
+    """(stage, instruction, chunk, MHz, count, mean time in s, config) of a `step` line.
 
     Raises:
         InputError: it is no such line.
@@ -155,8 +181,11 @@ def _measurements(
         if line["step"] < WARM_UP_STEPS:
             return []
         return [
-            (int(line["stage"]), str(name), int(chunk), int(mhz), int(count), float(mean))
-            for name, chunk, mhz, count, mean, _least in line["operations"]
+            (
+                *(int(line["stage"]), str(name), int(chunk), int(mhz), int(count), float(mean)),
+                str(*config),
+            )
+            for name, chunk, mhz, count, mean, _least, *config in line["operations"]
         ]
     except (KeyError, TypeError, ValueError):
         raise InputError("a step line of the run log is not as the shim writes them") from None
@@ -164,8 +193,8 @@ def _measurements(
 
 def _planned_times(
     pipeline: Pipeline, profile: Profile
-) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[[int], float]]]:
-    """For each kind of operation its profile table, and time (s) by clock (MHz)."""
+) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[[int, str], float]]]:
+    """For each kind of operation its profile table, and time (s) by clock (MHz) and config."""
     kinds = {
         (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
         for op in pipeline.operations
@@ -173,21 +202,25 @@ def _planned_times(
     return {kind: (key, _time_at(profile, *key)) for kind, key in kinds.items()}
 
 
-def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[[int], float]:
-    """Time (s) by clock (MHz), between the profile's clocks linear in 1 / f.
+def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[[int, str], float]:
+    """Time (s) by clock (MHz) and config, between the profile's clocks linear in 1 / f; 0: unknown.
 
-    Where a clock has several configs, their fastest counts.
+    A config that the profile does not have, or "" among several, is taken for the fastest one.
     """
     table = profile.table(stage, instruction)
-    fastest: dict[int, int] = {}
-    for mhz, time_ns in zip(table.frequency_mhz.tolist(), table.time_ns.tolist(), strict=True):
-        fastest[mhz] = min(time_ns, fastest.get(mhz, MAX_INTEGER))
-    clocks = sorted((mhz for mhz in fastest if mhz), reverse=True)
-    periods = np.array([1 / mhz for mhz in clocks])
-    times = np.array([s_from_ns(fastest[mhz]) for mhz in clocks])
+    fastest: dict[str | None, dict[int, int]] = defaultdict(dict)
+    options = zip(table.frequency_mhz.tolist(), table.config, table.time_ns.tolist(), strict=True)
+    for mhz, config, time_ns in options:
+        for key in (config, None):
+            fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
 
-    def at(mhz: int) -> float:
-        return float(np.interp(1 / mhz, periods, times)) if mhz and len(times) else 0.0
+    def at(mhz: int, config: str) -> float:
+        times = fastest.get(config, fastest[None])
+        clocks = sorted((clock for clock in times if clock), reverse=True)
+        if not mhz or not clocks:
+            return 0.0
+        periods = [1 / clock for clock in clocks]
+        return float(np.interp(1 / mhz, periods, [s_from_ns(times[clock]) for clock in clocks]))
 
     return at
 

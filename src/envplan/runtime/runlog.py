@@ -2,8 +2,9 @@
 
 A line is one object with `event` and `rank`. `start` says which plan is followed; `step` has an
 iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many operations there were,
-their mean and their least time (s); `mismatch` and `clock_error` say what happened; `end` counts
-them. Ranks may append to one file: each line is written in one piece.
+their mean and their least time (s), and after these their config, if they have one; `mismatch` and
+`clock_error` say what happened; `end` counts them. Ranks may append to one file: each line is
+written in one piece.
 """
 
 from __future__ import annotations
@@ -52,14 +53,36 @@ class Iteration:
     Attributes:
         step: which, from 0.
         planned_s: iteration time of the plan that was followed, s.
-        operations: (instruction, chunk, MHz) of each, in order; 0 MHz where no clock was set.
+        operations: (instruction, chunk, MHz, config) of each, in order; 0 MHz where no clock was
+            set, "" where there is no config.
         spans: when each of them began and ended.
+        alone: how many of them, from the first on, other pipelines cannot hold up; see
+            `before_reduction`.
     """
 
     step: int
     planned_s: float
-    operations: Sequence[tuple[str, int, int]]
+    operations: Sequence[tuple[str, int, int, str]]
     spans: Sequence[tuple[Moment, Moment]]
+    alone: int
+
+
+def before_reduction(operations: Sequence[tuple[str, int, int]]) -> int:
+    """How many operations, from the first on, come before gradients can meet other replicas'.
+
+    DistributedDataParallel and its like reduce a chunk's gradients within its last backward, which
+    therefore waits for the slowest replica, as does all that comes after it. What comes before
+    takes as long as this pipeline makes it. All of them count where nothing comes before.
+
+    Args:
+        operations: (instruction, microbatch, chunk) in execution order.
+    """
+    last = {
+        chunk: position
+        for position, (instruction, _, chunk) in enumerate(operations)
+        if instruction.startswith("backward")
+    }
+    return min(last.values(), default=0) or len(operations)
 
 
 def seconds(begin: Moment, end: Moment) -> float:
@@ -80,7 +103,8 @@ class RunLog:
         rank: global rank, on every line.
         stage: its pipeline stage, on every `step` line.
         limit: bytes of `step` lines after which no more are written.
-        on_time: called from the thread with (planned, measured) time of each iteration, s.
+        on_time: called from the thread with the planned time of each iteration and what it took
+            until other pipelines could hold it up, s.
     """
 
     def __init__(
@@ -138,12 +162,12 @@ class RunLog:
             self._write(item)
         elif item.spans:
             line = self._describe(item)
-            self._on_time(item.planned_s, line["iteration_s"])
+            self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[item.alone - 1][1]))
             if self._left > 0:
                 self._left -= self._write(line)
 
     def _describe(self, iteration: Iteration) -> dict[str, Any]:
-        groups: dict[tuple[str, int, int], list[float]] = {}
+        groups: dict[tuple[str, int, int, str], list[float]] = {}
         for operation, span in zip(iteration.operations, iteration.spans, strict=True):
             groups.setdefault(operation, []).append(seconds(*span))
         return {
@@ -154,8 +178,11 @@ class RunLog:
             "planned_s": iteration.planned_s,
             "iteration_s": seconds(iteration.spans[0][0], iteration.spans[-1][1]),
             "operations": [
-                [*operation, len(times), sum(times) / len(times), min(times)]
-                for operation, times in groups.items()
+                [
+                    *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),
+                    *([config] if config else []),
+                ]
+                for (name, chunk, mhz, config), times in groups.items()
             ],
         }
 

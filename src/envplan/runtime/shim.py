@@ -20,25 +20,29 @@ import math
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Final, Self
 
 from envplan.devices import DeviceError, DeviceInfo
 from envplan.devices import backend as open_backend
-from envplan.errors import InputError
 from envplan.freqplan import FrequencyPlan, RankPlan
 from envplan.runtime.guard import Guard
-from envplan.runtime.runlog import RUN_SCHEMA, Iteration, Marker, Moment, RunLog
+from envplan.runtime.moments import Follower, environment_number, recorder
+from envplan.runtime.runlog import (
+    RUN_SCHEMA,
+    Iteration,
+    Marker,
+    Moment,
+    RunLog,
+    before_reduction,
+)
 
 _LOG_LIMIT: Final = 64 * 2**20
 _LOGGED_ERRORS: Final = 1000
-_CLOSE_S: Final = 1.0
 #: Steps in a row that did not follow the plan's order, after which the plan is not tried again.
 _PATIENCE: Final = 3
 
@@ -48,10 +52,14 @@ _logger = logging.getLogger("envplan.runtime")
 
 @dataclass(frozen=True)
 class _Rung:
-    """Clocks of one of the plans that a rank may follow, in execution order; 0: leave as it is."""
+    """One of the plans that a rank may follow, in execution order, and one operation beyond.
+
+    Clock 0: leave it as it is; config "": there is none.
+    """
 
     iteration_s: float
     clocks: tuple[int, ...]
+    configs: tuple[str, ...]
 
 
 class Shim:
@@ -93,9 +101,11 @@ class Shim:
     ) -> None:
         path = None if isinstance(plan, FrequencyPlan) else Path(plan)
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = _number("rank", "RANK", rank)
+        self.rank = environment_number("Shim", "rank", "RANK", rank)
         if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(_number("world_size", "WORLD_SIZE", world_size))
+            self.plan.check_world(
+                environment_number("Shim", "world_size", "WORLD_SIZE", world_size)
+            )
         mine = self.plan.rank_plan(self.rank)
         self.stage = mine.stage
         self.steps = 0
@@ -105,6 +115,7 @@ class Shim:
         # One key more, that nothing equals: an operation too many is then a mismatch like any.
         self._keys: list[_Key | None] = [*(operation[:3] for operation in mine.operations), None]
         self._end = len(mine.operations)
+        self._alone = before_reduction([key for key in self._keys if key is not None])
         self._rungs = _rungs(self.plan, mine)
         self._rung = self._next_rung = self._rungs[0]
         self._at = 0
@@ -118,12 +129,12 @@ class Shim:
         self._first_error = ""
         self._closed = False
         self._closing: threading.Thread | None = None
-        self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else _recorder(marker)
+        self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else recorder(marker)
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
         self._guard: Guard | None = None
         index = mine.device if device is None else device
         refusal = self._take_clock(backend, index, every_request, backend_options)
-        self._follower = None if marker is None else _Follower(self._send, self._hear)
+        self._follower = None if marker is None else Follower(self._send, self._hear)
         self._log = RunLog(
             _log_path(log, path),
             rank=self.rank,
@@ -163,6 +174,15 @@ class Shim:
         clock = self._rung.clocks[at]
         if clock != self._asked and clock:
             self._ask(clock, begun)
+
+    @property
+    def config(self) -> str:
+        """The config planned for the operation that runs, or else for the next one.
+
+        "" where the plan has none, where the step is over, and for as long as the order of
+        operations is not the plan's: run what is always right.
+        """
+        return self._rung.configs[self._at]
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
@@ -272,7 +292,7 @@ class Shim:
         """
         try:
             info = _device_info(name, index, options)
-            self.plan.check_gpu(info.name, info.supported_clocks)
+            self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
             self._guard = Guard.start(name, index, every_request=every_request, **options)
         except DeviceError as error:
             return str(error)
@@ -330,72 +350,34 @@ class Shim:
         """The step that ends now; `as_planned`: its clocks were set, as far as we know."""
         rung = self._rung if as_planned else self._rungs[0]
         clocks = rung.clocks if as_planned else (0,) * self._end
-        done = zip(self._keys, clocks, self._spans, strict=False)
+        configs = rung.configs
+        done = zip(self._keys, clocks, configs, self._spans, strict=False)
         return Iteration(
             step=self.steps,
             planned_s=rung.iteration_s,
-            operations=[(key[0], key[2], clock) for key, clock, _ in done if key is not None],
+            operations=[
+                (key[0], key[2], clock, config) for key, clock, config, _ in done if key is not None
+            ],
             spans=self._spans,
+            alone=self._alone,
         )
 
     def _took(self, planned_s: float, measured_s: float) -> None:
         self.last_iteration = (planned_s, measured_s)
 
 
-class _Follower:
-    """A thread that waits for moments on the device, and passes clocks on when they have come."""
-
-    def __init__(self, send: Callable[[int], None], hear: Callable[[], None]) -> None:
-        self._send = send
-        self._hear = hear
-        self._closed = False
-        self._queue: SimpleQueue[tuple[int, Moment] | bool] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="envplan-clocks", daemon=True)
-        self._thread.start()
-
-    def send(self, clock: int, moment: Moment) -> None:
-        """Send a clock when the device is there."""
-        self._queue.put((clock, moment))
-
-    def hear(self) -> None:
-        """Listen to the guard, after what was sent before."""
-        self._queue.put(True)
-
-    def close(self) -> None:
-        """Send nothing more. The device may hang: it is not waited for."""
-        self._closed = True
-        self._queue.put(False)
-        self._thread.join(_CLOSE_S)
-
-    def _run(self) -> None:
-        while item := self._queue.get():
-            if isinstance(item, bool):
-                self._hear()
-                continue
-            clock, moment = item
-            if not isinstance(moment, int):
-                with suppress(Exception):  # a device that fails says so to the training itself
-                    moment.synchronize()
-            if self._closed:
-                return
-            self._send(clock)
-
-
-def _recorder(marker: Callable[[], Marker]) -> Callable[[], Marker]:
-    def record() -> Marker:
-        moment = marker()
-        moment.record()
-        return moment
-
-    return record
-
-
 def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
     """The plan and its ladder, by ascending iteration time, for one rank."""
-    rungs = [_Rung(plan.iteration_time_s, tuple(mine.frequencies))]
+    rungs = [_rung(plan.iteration_time_s, mine.frequencies, mine.configs)]
     for rung in plan.ladder or []:
-        rungs.append(_Rung(rung.iteration_time_s, tuple(rung.frequencies_mhz[mine.stage])))
+        configs = None if rung.configs is None else rung.configs[mine.stage]
+        clocks = rung.frequencies_mhz[mine.stage]
+        rungs.append(_rung(rung.iteration_time_s, clocks, configs))
     return rungs
+
+
+def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | None) -> _Rung:
+    return _Rung(iteration_s, (*clocks, 0), (*(configs or [""] * len(clocks)), ""))
 
 
 def _device_info(name: str, index: int, options: dict[str, Any]) -> DeviceInfo:
@@ -412,22 +394,6 @@ def _device_info(name: str, index: int, options: dict[str, Any]) -> DeviceInfo:
         return devices[index].info
     finally:
         source.close()
-
-
-def _number(name: str, variable: str, given: int | None) -> int:
-    """A number given, or else that of an environment variable.
-
-    Raises:
-        InputError: neither is there.
-    """
-    if given is not None:
-        return given
-    text = os.environ.get(variable, "")
-    if not text.isdecimal():
-        raise InputError(
-            f"give Shim {name}=, or start training with torchrun, which sets ${variable}"
-        )
-    return int(text)
 
 
 def _log_path(

@@ -7,9 +7,16 @@
             schedule.step(x, target=y)
             optimizer.step()
 
-`schedule` is a ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B whose plan was made with
---schedule gpipe, 1f1b or interleaved. Nothing about the computation changes: the stages' forward
+`schedule` is one of torch.distributed.pipelining, whose plan was made with the --schedule that
+SCHEDULE_NAMES gives for its class. Nothing about the computation changes: the stages' forward
 and backward of one microbatch are told to the shim, on the GPU's own time where there is one.
+
+`profile` instead of `follow` measures a profile over the job's first iterations:
+
+    from envplan.runtime.torch import profile
+
+    with profile(schedule, "profile.csv"):
+        ...
 """
 
 from __future__ import annotations
@@ -19,18 +26,58 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+from envplan.profile import ProfileMetadata
+from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
 if TYPE_CHECKING:
     from envplan.freqplan import FrequencyPlan
 
-__all__ = ["StragglerWatch", "attach", "follow"]
+__all__ = [
+    "SCHEDULE_NAMES",
+    "Attach",
+    "Listener",
+    "StragglerWatch",
+    "attach",
+    "follow",
+    "followed",
+    "profile",
+    "profiled",
+]
+
+#: What --schedule is for each of torch's classes.
+SCHEDULE_NAMES: Final = {
+    "ScheduleGPipe": "gpipe",
+    "Schedule1F1B": "1f1b",
+    "ScheduleInterleaved1F1B": "interleaved",
+    "ScheduleLoopedBFS": "looped-bfs",
+    "ScheduleInterleavedZeroBubble": "interleaved-zb",
+    "ScheduleZBVZeroBubble": "zb-v",
+    "ScheduleDualPipeV": "dualpipe-v",
+}
+
+
+class Listener(Protocol):
+    """What is told of operations as they come: a Shim or a Profiler."""
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """An operation begins."""
+
+    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """It has ended."""
+
+    def step(self) -> None:
+        """An iteration is over."""
+
+    def full_speed(self) -> None:
+        """Something else runs until the next operation begins."""
 
 
 @contextmanager
@@ -54,27 +101,115 @@ def follow(
     Raises:
         InputError: as for Shim.
     """
-    cuda = _stages(schedule)[0].device.type == "cuda"
-    options.setdefault("rank", dist.get_rank())
-    options.setdefault("world_size", dist.get_world_size())
-    options.setdefault("marker", _cuda_event if cuda else None)
-    with Shim(plan, **options) as shim:
+    with followed(
+        plan,
+        partial(attach, schedule=schedule),
+        device=_stages(schedule)[0].device,
+        stragglers=stragglers,
+        **options,
+    ) as shim:
+        yield shim
+
+
+@contextmanager
+def profile(
+    schedule: Any, path: str | os.PathLike[str] = "profile.csv", **options: Any
+) -> Iterator[Profiler]:
+    """Measure the profile of a job while it trains; see envplan.runtime.profiler.
+
+    torch.distributed must have been initialized, and every rank must do this.
+
+    Args:
+        schedule: of torch.distributed.pipelining.
+        path: of the profile, in a folder that all ranks see.
+        options: for Profiler.
+
+    Raises:
+        InputError: as for Profiler.
+    """
+    stages = _stages(schedule)
+    metadata = ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__))
+    known = {
+        "stages": [stage.stage_index for stage in stages],
+        "num_stages": stages[0].num_stages,
+        "metadata": metadata,
+    }
+    with profiled(
+        path, partial(attach, schedule=schedule), device=stages[0].device, **{**known, **options}
+    ) as profiler:
+        yield profiler
+
+
+class Attach(Protocol):
+    """Lets a framework tell a listener what it does; returns what undoes that."""
+
+    def __call__(
+        self, listener: Listener, *, after_step: Callable[[], None] | None = None
+    ) -> Callable[[], None]: ...
+
+
+@contextmanager
+def followed(
+    plan: FrequencyPlan | str | os.PathLike[str],
+    attach: Attach,
+    *,
+    device: torch.device,
+    stragglers: bool,
+    **options: Any,
+) -> Iterator[Shim]:
+    """Run any framework on torch.distributed under a frequency plan.
+
+    Args:
+        plan: a frequency plan, or the path of one.
+        attach: to the framework.
+        device: that this rank computes on.
+        stragglers: look for slow pipelines, where the plan has a ladder and there are several.
+        options: for Shim.
+
+    Raises:
+        InputError: as for Shim.
+    """
+    with Shim(plan, **{**_known(device), **options}) as shim:
         watch = None
         if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
             watch = StragglerWatch(shim)
-        detach = attach(shim, schedule, after_step=watch.step if watch else None)
+        detach = attach(shim, after_step=watch.step if watch else None)
         try:
             yield shim
         finally:
             detach()
 
 
-def attach(
-    shim: Shim, schedule: Any, *, after_step: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Tell a shim what a pipeline schedule does; evaluation runs at the highest clock.
+@contextmanager
+def profiled(
+    path: str | os.PathLike[str], attach: Attach, *, device: torch.device, **options: Any
+) -> Iterator[Profiler]:
+    """Profile any framework on torch.distributed while it trains.
 
     Args:
+        path: of the profile, in a folder that all ranks see.
+        attach: to the framework.
+        device: that this rank computes on.
+        options: for Profiler.
+
+    Raises:
+        InputError: as for Profiler.
+    """
+    with Profiler(path, **{**_known(device), **options}) as profiler:
+        detach = attach(profiler)
+        try:
+            yield profiler
+        finally:
+            detach()
+
+
+def attach(
+    listener: Listener, schedule: Any, *, after_step: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """Tell a shim or a profiler what a pipeline schedule does; evaluation runs at full speed.
+
+    Args:
+        listener: who is told.
         schedule: of torch.distributed.pipelining.
         after_step: called after each training step.
 
@@ -83,17 +218,17 @@ def attach(
     """
     stages = _stages(schedule)
     for chunk, stage in enumerate(stages):
-        _hook(shim, stage, chunk, "forward_one_chunk", "forward")
-        _hook(shim, stage, chunk, "backward_one_chunk", "backward")
-        _hook(shim, stage, chunk, "backward_weight_one_chunk", "backward_weight")
+        _hook(listener, stage, chunk, "forward_one_chunk", "forward")
+        _hook(listener, stage, chunk, "backward_one_chunk", "backward")
+        _hook(listener, stage, chunk, "backward_weight_one_chunk", "backward_weight")
     run = schedule.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
         if not schedule._has_backward:
-            shim.full_speed()
+            listener.full_speed()
             return run(*args, **kwargs)
         result = run(*args, **kwargs)
-        shim.step()
+        listener.step()
         if after_step is not None:
             after_step()
         return result
@@ -109,11 +244,22 @@ def attach(
 
 
 def _stages(schedule: Any) -> Sequence[Any]:
-    """The schedule's stages on this rank, by chunk."""
-    return schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    """The schedule's stages on this rank, by chunk: in the order of the model."""
+    if not hasattr(schedule, "_stages"):
+        return [schedule._stage]
+    return sorted(schedule._stages, key=lambda stage: stage.stage_index)
 
 
-def _hook(shim: Shim, stage: Any, chunk: int, method: str, instruction: str) -> None:
+def _known(device: torch.device) -> dict[str, Any]:
+    """Options that a running job knows itself."""
+    return {
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "marker": _cuda_event if device.type == "cuda" else None,
+    }
+
+
+def _hook(listener: Listener, stage: Any, chunk: int, method: str, instruction: str) -> None:
     """Surround a method of a stage, whose first argument is the microbatch, by begin and end."""
     run = getattr(stage, method)
 
@@ -121,9 +267,9 @@ def _hook(shim: Shim, stage: Any, chunk: int, method: str, instruction: str) -> 
         if not stage.has_backward:
             return run(microbatch, *args, **kwargs)
         name = instruction if kwargs.get("full_backward", True) else "backward_input"
-        shim.begin(name, microbatch, chunk)
+        listener.begin(name, microbatch, chunk)
         result = run(microbatch, *args, **kwargs)
-        shim.end(name, microbatch, chunk)
+        listener.end(name, microbatch, chunk)
         return result
 
     setattr(stage, method, hooked)
@@ -140,9 +286,9 @@ class StragglerWatch:
     result is used at the first step after which it has arrived. Every rank must make one, after
     torch.distributed has been initialized, and call step() after each of its steps.
 
-    A pipeline's time is that of its forwards and backwards. Where gradients are reduced over
-    replicas within a backward, as DistributedDataParallel does, everybody's backward waits for the
-    straggler, all pipelines look alike and none is slowed down.
+    A pipeline's time is taken from its first forward until the first backward that may reduce
+    gradients over replicas, as DistributedDataParallel does within the last one of each chunk:
+    from there on everybody waits for the straggler and all pipelines look alike.
 
     Args:
         shim: whose plan has a ladder.

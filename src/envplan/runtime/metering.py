@@ -1,0 +1,178 @@
+"""Power of each kind of work on a GPU, from an energy counter read while the work runs.
+
+Operations may be shorter than the time between two updates of the counter. A thread therefore
+reads it again and again, and every reading is explained as the sum, over the kinds of work, of
+power times the time spent on that kind until then. Iterations mix the kinds differently as they go
+(forwards first, both in turn, backwards last, waits in between), which tells their powers apart.
+Where they do not, a weak prior gives them all the mean power, that is, energy is apportioned by
+time. The powers are the mean of the posterior of this linear model (Bishop, Pattern Recognition
+and Machine Learning, 3.3), the errors its spread.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from envplan.devices import Device, DeviceError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["METHOD", "EnergyLog", "Powers", "Seen", "powers"]
+
+METHOD: Final = (
+    "energy counter read while training runs; power of each kind of work by linear regression of "
+    "the readings on the time spent on each, towards their mean where the readings do not tell"
+)
+
+#: How often the counter is read, s.
+POLL_S: Final = 0.01
+
+#: Standard deviation of how late a reading is, s: anything up to a poll.
+_LATE_S: Final = POLL_S / math.sqrt(12)
+
+#: Spread of powers around their mean, relative to it, before anything was read.
+_PRIOR: Final = 1.0
+
+_SLOW_READINGS: Final = 5
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a GPU was seen to do during some time.
+
+    Attributes:
+        times: of the readings, s, of perf_counter, ascending.
+        joules: the counter then.
+        clock: MHz, the median; 0 if it was not seen.
+        throttle: why the clock was held back.
+    """
+
+    times: list[float]
+    joules: list[float]
+    clock: int
+    throttle: frozenset[str]
+
+
+class EnergyLog:
+    """Reads a GPU's energy counter, clock and throttle reasons from a thread.
+
+    A reading counts when the counter has changed, so that it is late by a poll at most.
+
+    Args:
+        device: the GPU.
+        poll: time between readings, s.
+    """
+
+    def __init__(self, device: Device, poll: float = POLL_S) -> None:
+        self._device = device
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._readings: list[tuple[float, float]] = []
+        self._states: list[tuple[float, int, tuple[str, ...]]] = []
+        self._stopped = threading.Event()
+        self.problem: str | None = None
+        self._thread = threading.Thread(target=self._run, name="envplan-energy", daemon=True)
+        self._thread.start()
+
+    def take(self, begin: float, end: float) -> Seen:
+        """What was seen from `begin` to `end`, s; all before is forgotten."""
+        with self._lock:
+            self._readings = [r for r in self._readings if r[0] >= begin]
+            self._states = [s for s in self._states if s[0] >= begin]
+            readings = [r for r in self._readings if r[0] <= end]
+            states = [s for s in self._states if s[0] <= end]
+        return Seen(
+            times=[at for at, _ in readings],
+            joules=[joules for _, joules in readings],
+            clock=round(statistics.median([clock for _, clock, _ in states] or [0])),
+            throttle=frozenset(reason for *_, reasons in states for reason in reasons),
+        )
+
+    def close(self) -> None:
+        """Read no more."""
+        self._stopped.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        last, count = None, 0
+        while not self._stopped.wait(self._poll):
+            try:
+                energy = self._device.energy()
+                now = time.perf_counter()
+                state = None
+                if count % _SLOW_READINGS == 0:
+                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
+            except DeviceError as error:
+                self.problem = str(error)  # the next reading may succeed; fewer are fewer
+                continue
+            count += 1
+            with self._lock:
+                if energy != last:
+                    self._readings.append((now, energy / 1e3))
+                if state is not None:
+                    self._states.append(state)
+            last = energy
+
+
+@dataclass(frozen=True)
+class Powers:
+    """Powers of kinds of work.
+
+    Attributes:
+        watts: (k,).
+        covariance: (k, k), W^2.
+    """
+
+    watts: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+
+def powers(
+    seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int, *, late: float = _LATE_S
+) -> Powers | None:
+    """Powers of the kinds of work that filled some time.
+
+    Args:
+        seen: readings during that time.
+        edges: when the work changed, s, ascending; from the first to the last of them.
+        kinds: of the work between one edge and the next, from 0; one fewer than edges.
+        count: k, of kinds.
+        late: standard deviation of how late a reading is, s.
+
+    Returns:
+        None where there are fewer than two readings, or no energy was used between them.
+    """
+    import numpy as np
+
+    if len(seen.times) < 2 or seen.joules[-1] <= seen.joules[0]:
+        return None
+    times, joules = np.array(seen.times), np.array(seen.joules)
+    mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
+
+    # Seconds spent on each kind until each reading, and a constant: the counter at the beginning.
+    spans, place = np.diff(np.array(edges)), np.array(kinds)
+    columns = [np.ones(len(times))]
+    for kind in range(count):
+        until = np.concatenate([[0.0], np.cumsum(np.where(place == kind, spans, 0.0))])
+        columns.append(np.interp(times, edges, until))
+    design = np.stack(columns, axis=1)
+
+    # All kinds at the mean power explain this much; the rest is explained by differences from it.
+    left = joules - joules[0] - mean * design[:, 1:].sum(axis=1)
+    noise = (late * mean) ** 2
+    prior = np.diag([0.0, *[1 / (_PRIOR * mean) ** 2] * count])
+    covariance = np.linalg.inv(design.T @ design / noise + prior)
+    solution = covariance @ (design.T @ left) / noise
+    rest = left - design @ solution
+    freedom = max(1, len(times) - count - 1)
+    covariance *= max(1.0, float(rest @ rest) / noise / freedom)
+    watts = np.maximum(mean + solution[1:], 0.01 * mean)
+    return Powers(watts, covariance[1:, 1:])

@@ -1,0 +1,187 @@
+"""Parts of a profile: what each rank of a job measured, and how the profile is made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from envplan._files import atomic_write
+from envplan.errors import InputError
+from envplan.profile import Profile, ProfileMetadata
+from envplan.profiling.sweep_file import Row
+from envplan.runtime.metering import METHOD
+
+__all__ = ["Part", "merge_parts", "unfinished_parts"]
+
+PART_SCHEMA: Final = "envplan/profile-part/v1"
+
+
+class Part:
+    """The file with what one rank measured, written anew after every clock."""
+
+    def __init__(self, path: Path, rank: int, world_size: int, num_stages: int) -> None:
+        self.profile = path
+        self.rank = rank
+        self.world_size = world_size
+        self.rows: list[Row] = []
+        self.facts: dict[str, Any] = {"world_size": world_size, "num_stages": num_stages}
+        self._path = _part_path(path, rank)
+        self._write(complete=False, problem=None)  # a part that an earlier job left is no more
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Keep the rows of one more clock.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        self.rows += rows
+        self._write(complete=False, problem=None)
+
+    def finish(self, problem: str | None) -> None:
+        """There is nothing more to come.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        self._write(complete=True, problem=problem)
+
+    def remove(self) -> None:
+        """There will be no profile."""
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, *, complete: bool, problem: str | None) -> None:
+        document = {
+            "schema": PART_SCHEMA,
+            "rank": self.rank,
+            "complete": complete,
+            "problem": problem,
+            **self.facts,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        atomic_write(self._path, json.dumps(document) + "\n")
+
+
+def merge_parts(path: str | os.PathLike[str]) -> Profile:
+    """Write the profile of a job from the parts of its ranks, and remove them.
+
+    Ranks that ran the same stage, as data- and tensor-parallel ones do, are averaged; one of them
+    is enough.
+
+    Args:
+        path: of the profile.
+
+    Raises:
+        InputError: parts are missing, not complete or damaged, or make no profile.
+    """
+    path = Path(path)
+    first = _read_part(path, 0)
+    parts = [first, *(_read_part(path, rank) for rank in range(1, first["world_size"]))]
+    for rank, part in enumerate(parts):
+        if not part["complete"]:
+            raise InputError(
+                f"rank {rank} has not finished it; let the job go on",
+                path=_part_path(path, rank),
+            )
+    rows = [row for rank, part in enumerate(parts) for row in _rows(path, rank, part)]
+    if len({row.stage for row in rows}) < first["num_stages"]:
+        rank = next((rank for rank, part in enumerate(parts) if not part["rows"]), 0)
+        raise InputError(
+            f"rank {rank} measured nothing: {parts[rank]['problem'] or 'the job ended too soon'}",
+            path=_part_path(path, rank),
+        )
+    columns = [field.name for field in fields(Row)]
+    profile = Profile.from_rows(
+        [tuple(asdict(row).values()) for row in _averaged(rows)],
+        columns=columns,
+        name=path.stem,
+        metadata=_merged_metadata(first),
+    )
+    profile.save_csv(path)
+    for rank in range(len(parts)):
+        _part_path(path, rank).unlink(missing_ok=True)
+    return profile
+
+
+def _rows(path: Path, rank: int, part: Mapping[str, Any]) -> list[Row]:
+    try:
+        return [Row(**row) for row in part["rows"]]
+    except TypeError:
+        raise InputError("is damaged; profile again", path=_part_path(path, rank)) from None
+
+
+def _averaged(rows: Iterable[Row]) -> list[Row]:
+    """One row for each stage, instruction and clock, from the rows of all ranks."""
+    groups: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.stage, row.instruction, -row.frequency].append(row)
+    return [_mean(groups[key]) for key in sorted(groups)]
+
+
+def _mean(rows: Sequence[Row]) -> Row:
+    total = sum(row.samples for row in rows)
+    reasons = [reason for row in rows for reason in row.throttle.split("+")]
+
+    def mean(value: Callable[[Row], float]) -> float:
+        return math.fsum(value(row) * row.samples for row in rows) / total
+
+    return Row(
+        stage=rows[0].stage,
+        instruction=rows[0].instruction,
+        frequency=rows[0].frequency,
+        time=mean(lambda row: row.time),
+        energy=mean(lambda row: row.energy),
+        time_std=math.sqrt(mean(lambda row: row.time_std**2)),
+        energy_std=math.sqrt(mean(lambda row: row.energy_std**2)),
+        samples=total,
+        clock=round(statistics.median(row.clock for row in rows)),
+        throttle="+".join(sorted({reason for reason in reasons if reason})),
+    )
+
+
+def _merged_metadata(part: Mapping[str, Any]) -> ProfileMetadata:
+    return ProfileMetadata(
+        **part["metadata"],
+        num_microbatches=part["num_microbatches"],
+        extra={
+            "measured": "inside a training job",
+            "energy_method": METHOD,
+            "energy_source": part["energy_source"],
+        },
+    )
+
+
+def _read_part(path: Path, rank: int) -> dict[str, Any]:
+    part = _part_path(path, rank)
+    try:
+        document = json.loads(part.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", path=part) from None
+    except ValueError:
+        raise InputError("is damaged; profile again", path=part) from None
+    if not isinstance(document, dict) or document.get("schema") != PART_SCHEMA:
+        raise InputError("is not a part of a profile of this version; profile again", path=part)
+    return document
+
+
+def unfinished_parts(path: Path, world_size: int) -> list[int]:
+    """Ranks whose parts are not there yet, or not complete."""
+    missing = []
+    for rank in range(world_size):
+        try:
+            complete = _read_part(path, rank)["complete"]
+        except InputError:
+            complete = False
+        if not complete:
+            missing.append(rank)
+    return missing
+
+
+def _part_path(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}.rank{rank}.part.json")

@@ -1,0 +1,491 @@
+"""Profiling inside a running job, over its first iterations, as EnvPipe and Perseus do.
+
+    with envplan.runtime.Profiler("profile.csv", num_stages=4) as profiler:
+        for batch in batches:
+            for instruction, microbatch in my_schedule:
+                profiler.begin(instruction, microbatch)
+                ...
+                profiler.end(instruction, microbatch)
+            profiler.step()
+
+Each rank runs a few iterations at each clock, from the highest down, until the energy of its
+operations has risen at five clocks in a row; then the clock is the driver's again and training
+goes on as ever. Operations are timed one by one; their powers come from the energy counter as
+`metering` says, and their energies are power times time. A GPU's power while it waits for its
+neighbours is measured along with them: these are real waits in transfers.
+
+Clocks are set by the guard. Nothing here waits for the GPU in the training thread, and nothing that
+goes wrong ends training: it is logged, and there is no profile.
+
+Each rank keeps its rows in a file of its own beside the profile. Rank 0 merges them when all are
+done; they must lie in a folder that all ranks see. `merge_parts` does the same by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Final, Self
+
+from envplan.devices import Device, DeviceError, backend
+from envplan.devices.base import Backend, DeviceInfo
+from envplan.errors import EnvplanError, InputError
+from envplan.profile import ProfileMetadata
+from envplan.profiling.modelled import spaced_clocks
+from envplan.runtime.guard import Guard
+from envplan.runtime.metering import EnergyLog
+from envplan.runtime.moments import Follower, environment_number, recorder
+from envplan.runtime.profile_parts import Part, merge_parts, unfinished_parts
+from envplan.runtime.runlog import Marker, Moment
+from envplan.runtime.windows import Span, Window, measure, on_host
+
+__all__ = ["Profiler", "merge_parts"]
+
+#: Energies that differ by no more than so many standard errors may be the same.
+_NOISE: Final = 2.0
+#: Windows at one clock that may be spoiled by clock errors before the clock is passed over.
+_TRIES: Final = 3
+#: A clock seen at more than this times what was asked for was never set.
+_IN_FORCE: Final = 1.02
+_MERGE_PAUSE_S: Final = 0.2
+_MERGE_WAIT_S: Final = 30.0
+_WRITE_S: Final = 10.0
+#: How long the device may be behind the training thread at the end, s; when the job ends, less.
+_DRAIN_S: Final = 30.0
+_CLOSE_S: Final = 1.0
+
+_logger = logging.getLogger("envplan.runtime")
+
+
+class Profiler:
+    """Measures the operations of one rank at one clock after another while it trains.
+
+    It is called as a Shim is, and like one must not be used by several threads at once.
+
+    Args:
+        path: of the profile; its sidecar and the ranks' parts lie beside it.
+        num_stages: model stages of the job: pipeline ranks times chunks.
+        rank: global rank; default: $RANK, as torchrun sets it.
+        world_size: number of ranks of the job; default: $WORLD_SIZE.
+        stages: the model stage of each chunk of this rank; default: its rank, for one chunk and
+            one GPU per stage.
+        device: index of this rank's GPU as the driver counts; default: $LOCAL_RANK, else the rank.
+        frequencies: clocks to measure at, MHz; default: all that the GPU supports, `step` apart.
+        step: MHz between clocks at least.
+        iterations_per_frequency: that count at each clock.
+        settle: iterations after a change of clock that do not count.
+        lock: whether clocks may be touched; otherwise the current one alone is measured.
+        warm_up: iterations at the beginning that do not count: memory is allocated in them.
+        rises: the sweep ends after so many clocks in a row above the least energy.
+        metadata: workload, microbatch size, tensor-parallel degree and schedule for the sidecar;
+            the rest is measured.
+        marker: see Shim.
+
+    Raises:
+        InputError: rank, stages or frequencies do not fit, or the folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "profile.csv",
+        *,
+        num_stages: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        stages: Sequence[int] | None = None,
+        device: int | None = None,
+        frequencies: Sequence[int] | None = None,
+        step: int = 30,
+        iterations_per_frequency: int = 3,
+        settle: int = 1,
+        warm_up: int = 3,
+        rises: int = 5,
+        lock: bool = True,
+        metadata: ProfileMetadata | None = None,
+        marker: Callable[[], Marker] | None = None,
+    ) -> None:
+        self.rank = environment_number("Profiler", "rank", "RANK", rank)
+        world = environment_number("Profiler", "world_size", "WORLD_SIZE", world_size)
+        self._stages = tuple(stages if stages is not None else [self.rank])
+        if not all(0 <= stage < num_stages for stage in self._stages):
+            raise InputError(
+                f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
+                "stages=, the model stage of each chunk of this rank"
+            )
+        self._iterations = _at_least(1, "iterations_per_frequency", iterations_per_frequency)
+        self._settle = _at_least(0, "settle", settle)
+        self._skip = _at_least(0, "warm_up", warm_up)
+        self.path = Path(path)
+        self._part = Part(self.path, self.rank, world, num_stages)
+
+        self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else recorder(marker)
+        self._spans: list[Span] = []
+        self._begun: Moment | None = None
+        self._window: list[list[Span]] = []
+        self._at = self._asked = self._tries = self._problems = 0
+        self._clocks: list[int | None] = [None]
+        self._source: Backend | None = None
+        self._guard: Guard | None = None
+        self._worker: _Worker | None = None
+        self._ending: threading.Thread | None = None
+        self._closed = False
+        try:
+            found = self._open(device)
+            clocks = _clocks(found.info, frequencies, step)
+            if lock:
+                self._take_clock(found.info.index, clocks)
+            self._worker = _Worker(
+                found, self._part, self._stages, rises, metadata or ProfileMetadata()
+            )
+        except DeviceError as error:
+            _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
+            self._part.finish(str(error))
+        except InputError:
+            self._part.remove()
+            if self._source is not None:
+                self._source.close()
+            raise
+        self._done = self._worker is None
+        self._follower = None if marker is None else Follower(self._send, self._listen)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Where training failed, the others' parts may never come.
+        self.close(_MERGE_WAIT_S if error is None else 0.0)
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank has measured all it is going to."""
+        return self._done
+
+    @property
+    def frequency(self) -> int:
+        """The clock asked for, MHz; 0 when it is the driver's."""
+        return self._asked
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """An operation begins."""
+        if self._done:
+            return
+        self._begun = begun = self._mark()
+        clock = self._clocks[self._at]
+        if clock is not None and clock != self._asked:
+            self._ask(clock, begun)
+
+    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """The operation that began last has ended."""
+        if self._done or self._begun is None:
+            return
+        self._spans.append((instruction, chunk, self._begun, self._mark()))
+        self._begun = None
+
+    def step(self) -> None:
+        """An iteration is over."""
+        spans, self._spans = self._spans, []
+        if self._done or not spans:
+            return
+        assert self._worker is not None
+        if self._follower is None:
+            self._listen()
+        else:
+            self._follower.hear()
+        if self._problems:
+            self._spoil()
+        elif self._skip:
+            self._skip -= 1
+        else:
+            self._window.append(spans)
+            if len(self._window) == self._iterations:
+                self._worker.measure(Window(self._clocks[self._at], self._window))
+                self._next_clock()
+        if self._worker.enough or (self._guard is not None and not self._guard.alive):
+            self._finish()
+
+    def full_speed(self) -> None:
+        """Something else runs now, such as an evaluation: what was being measured starts again."""
+        self._spans, self._window, self._begun = [], [], None
+        self._skip = max(self._skip, self._settle)
+
+    def close(self, wait: float = _MERGE_WAIT_S) -> None:
+        """Give the clock back and write what was measured.
+
+        Args:
+            wait: how long rank 0 waits for the others' parts at most, s.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._finish(_CLOSE_S)
+        if self._ending is not None:
+            self._ending.join()
+        if self._worker is not None:
+            self._worker.close(wait)
+        if self._source is not None:
+            self._source.close()
+
+    def _open(self, index: int | None) -> Device:
+        """The GPU.
+
+        Raises:
+            DeviceError: there is no such GPU, or its energy is not its own.
+        """
+        if index is None:
+            index = int(os.environ.get("LOCAL_RANK", self.rank))
+        self._source = backend("nvml")
+        return _device(self._source.devices(), index)
+
+    def _take_clock(self, index: int, clocks: Sequence[int]) -> None:
+        """Start the guard, without which only the current clock is measured."""
+        try:
+            self._guard = Guard.start("nvml", index, every_request=True)
+        except DeviceError as error:
+            _logger.warning("rank %d: profiles at the current clock only: %s", self.rank, error)
+        else:
+            self._clocks = list(clocks)
+
+    def _next_clock(self) -> None:
+        self._window = []
+        self._tries = 0
+        self._skip = self._settle
+        self._at += 1
+        if self._at == len(self._clocks):
+            self._finish()
+
+    def _spoil(self) -> None:
+        """A clock error: measure again, or pass the clock over."""
+        self._problems = 0
+        self._window = []
+        self._skip = self._settle
+        self._tries += 1
+        if self._tries == _TRIES:
+            self._next_clock()
+
+    def _finish(self, patience: float = _DRAIN_S) -> None:
+        """Measure no more and give the clock back, without waiting for that.
+
+        Args:
+            patience: how long the device may take to get to the end of what is measured, s.
+        """
+        if self._done:
+            return
+        self._done = True
+        self._asked = 0
+        self._spans, self._window = [], []
+        assert self._worker is not None
+        self._worker.finish()
+        self._ending = threading.Thread(
+            target=self._give_back, args=(patience,), name="envplan-close"
+        )
+        self._ending.start()
+
+    def _give_back(self, patience: float) -> None:
+        assert self._worker is not None
+        self._worker.drained.wait(patience)
+        if self._follower is not None:
+            self._follower.close()
+        if self._guard is not None:
+            self._guard.close()
+            self._listen()
+
+    def _ask(self, clock: int, moment: Moment) -> None:
+        self._asked = clock
+        if self._follower is None:
+            self._send(clock)
+        else:
+            self._follower.send(clock, moment)
+
+    def _send(self, clock: int) -> None:
+        if self._guard is not None:
+            self._guard.request(clock)
+
+    def _listen(self) -> None:
+        """Take note of what the guard reports."""
+        for problem in self._guard.problems() if self._guard is not None else []:
+            self._problems += 1
+            _logger.warning("rank %d: while profiling: %s", self.rank, problem)
+
+
+def _device(devices: Sequence[Device], index: int) -> Device:
+    """Raises: DeviceError: there is no such GPU, or its energy is not its own."""
+    if not 0 <= index < len(devices):
+        raise DeviceError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
+    if devices[index].info.mig:
+        raise DeviceError(f"GPU {index}: MIG is on, so its energy is that of all parts together")
+    return devices[index]
+
+
+def _clocks(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
+    """Clocks to measure at, from the highest down, MHz.
+
+    Raises:
+        InputError: the GPU does not have one of those asked for.
+    """
+    if frequencies is None:
+        return spaced_clocks(info.supported_clocks, step)
+    lacking = sorted(set(frequencies) - set(info.supported_clocks))
+    if lacking or not frequencies:
+        raise InputError(
+            f"frequencies has {lacking[0]} MHz, which the {info.name} does not support"
+            if lacking
+            else "frequencies is empty; leave it out to measure at all that the GPU supports"
+        )
+    return sorted(set(frequencies), reverse=True)
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    """Raises: InputError: it is less."""
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+class _Worker:
+    """A thread that makes rows of windows, decides when it is enough, and merges on rank 0.
+
+    Attributes:
+        enough: whether energy has risen often enough.
+        drained: set once the device has got to the end of what is measured.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        part: Part,
+        stages: tuple[int, ...],
+        rises: int,
+        metadata: ProfileMetadata,
+    ) -> None:
+        self.enough = False
+        self._part = part
+        self._stages = stages
+        self._valley = Valley(rises)
+        self._energy = EnergyLog(device)
+        self._queue: SimpleQueue[Window | None] = SimpleQueue()
+        self._deadline = math.inf
+        self.drained = threading.Event()
+        info = device.info
+        part.facts["energy_source"] = info.energy_source
+        part.facts["metadata"] = {
+            "gpu": info.name,
+            "driver": info.driver,
+            "source": info.source,
+            "workload": metadata.workload,
+            "microbatch_size": metadata.microbatch_size,
+            "tensor_parallel": metadata.tensor_parallel,
+            "date": date.today().isoformat(),
+            "envplan_version": version("envplan"),
+            "schedule": metadata.schedule,
+        }
+        self._thread = threading.Thread(target=self._run, name="envplan-profile", daemon=True)
+        self._thread.start()
+
+    def measure(self, window: Window) -> None:
+        """Make rows of it, later."""
+        self._queue.put(window)
+
+    def finish(self) -> None:
+        """There are no more windows."""
+        self._queue.put(None)
+
+    def close(self, wait: float) -> None:
+        """Wait for the rows to be written and, on rank 0, merged; so long for the others, s."""
+        self._deadline = time.monotonic() + wait
+        self._thread.join(wait + _WRITE_S)
+
+    def _run(self) -> None:
+        problem = None
+        try:
+            while (window := self._queue.get()) is not None:
+                self._measure(window)
+        except Exception as error:  # profiling must not end what it profiles
+            problem = str(error)
+            _logger.warning("rank %d: profiling is given up: %s", self._part.rank, problem)
+            self.enough = True
+        self.drained.set()
+        self._energy.close()
+        try:
+            self._part.finish(problem)
+            if self._part.rank == 0:
+                self._merge()
+        except EnvplanError as error:
+            _logger.warning("no profile is written: %s", error)
+
+    def _measure(self, window: Window) -> None:
+        if self.enough:
+            return
+        iterations = on_host(window.iterations)
+        begin, end = iterations[0][0][2], iterations[-1][-1][3]
+        seen = self._energy.take(begin, end)
+        measured = measure(iterations, seen, self._stages, window.clock)
+        if measured is None or (window.clock and seen.clock > _IN_FORCE * window.clock):
+            _logger.warning(
+                "rank %d: %s was passed over: %s",
+                self._part.rank,
+                f"{window.clock} MHz" if window.clock else "the current clock",
+                self._energy.problem or "its iterations are too short for the energy counter"
+                if measured is None
+                else f"the clock was at {seen.clock} MHz",
+            )
+            return
+        self._part.facts["num_microbatches"] = measured.microbatches
+        self._part.add(measured.rows)
+        self.enough = self._valley.passed(measured.energy, measured.energy_error)
+        _logger.info(
+            "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
+            self._part.rank,
+            measured.rows[0].frequency,
+            measured.energy,
+            measured.busy,
+        )
+
+    def _merge(self) -> None:
+        """Merge once all parts are there; after the job has ended, wait only so long for them."""
+        while missing := unfinished_parts(self._part.profile, self._part.world_size):
+            if time.monotonic() > self._deadline:
+                raise InputError(
+                    f"the parts of ranks {', '.join(map(str, missing))} are not there or not "
+                    "complete; once they are, call envplan.runtime.profiler.merge_parts"
+                    f"({str(self._part.profile)!r})"
+                )
+            time.sleep(_MERGE_PAUSE_S)
+        merge_parts(self._part.profile)
+        _logger.info("%s: the profile of all ranks", self._part.profile)
+
+
+@dataclass
+class Valley:
+    """Decides when a sweep from the highest clock down is below the clock of the least energy.
+
+    As the offline sweep does: see envplan.profiling.sweep.
+    """
+
+    rises: int
+    risen: int = 0
+    least: tuple[float, float] | None = None
+
+    def passed(self, energy: float, error: float) -> bool:
+        """Whether this energy (J, and its standard error) was one rise too many."""
+        least = self.least
+        rise = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
+        self.risen = self.risen + 1 if rise else 0
+        if least is None or energy < least[0]:
+            self.least = energy, error
+        return self.risen >= self.rises

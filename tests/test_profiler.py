@@ -1,0 +1,386 @@
+"""The profiler inside a running job: what it writes, and that training goes on whatever happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import envplan
+from envplan.errors import InputError
+from envplan.profile import Profile, ProfileMetadata
+from envplan.runtime import Profiler
+from envplan.runtime.metering import Seen, powers
+from envplan.runtime.profile_parts import merge_parts
+from envplan.runtime.profiler import Valley
+from envplan.runtime.windows import measure
+from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
+
+__all__ = ["fake_nvml"]
+
+CLOCKS = (1740, 1500, 1260)
+MICROBATCHES = 4
+FORWARD_S, BACKWARD_S = 0.002, 0.004
+
+
+def started(folder: Path, **options: Any) -> Profiler:
+    defaults = {
+        "num_stages": 1,
+        "rank": 0,
+        "world_size": 1,
+        "frequencies": CLOCKS,
+        "warm_up": 1,
+        "iterations_per_frequency": 2,
+    }
+    return Profiler(folder / "profile.csv", **{**defaults, **options})
+
+
+def train(profiler: Profiler, steps: int = 200, before: Callable[[int], None] | None = None) -> int:
+    """Train until the profiler is done; how many steps that took."""
+    for step in range(steps):
+        if profiler.done:
+            return step
+        if before is not None:
+            before(step)
+        for microbatch in range(MICROBATCHES):
+            for instruction, seconds in (("forward", FORWARD_S), ("backward", BACKWARD_S)):
+                profiler.begin(instruction, microbatch)
+                time.sleep(seconds)
+                profiler.end(instruction, microbatch)
+                time.sleep(0.0005)
+        profiler.step()
+    return steps
+
+
+def test_every_clock_gets_rows_and_the_clock_goes_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path) as profiler:
+        assert train(profiler) == 1 + 2 * 3 + 2  # warm-up; two each; one to settle after a change
+    assert fake_nvml.clock_changes() == [*CLOCKS, 0]
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    for instruction, seconds in (("forward", FORWARD_S), ("backward", BACKWARD_S)):
+        table = profile.table(0, instruction)
+        assert set(table.frequency_mhz.tolist()) == set(CLOCKS)
+        assert (table.time_ns >= seconds * 1e9).all()
+    assert profile.metadata.num_microbatches == MICROBATCHES
+    assert profile.metadata.source == "measured"
+    assert envplan("check", "profile.csv", cwd=tmp_path).code == 0
+    assert sorted(path.name for path in tmp_path.glob("profile*")) == [
+        "profile.csv",
+        "profile.meta.json",
+    ]
+
+
+def test_profile_of_a_short_run_has_the_clocks_it_got_to(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as profiler:
+        train(profiler, steps=4)
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert set(profile.table(0, "forward").frequency_mhz.tolist()) == {1740}
+    assert fake_nvml.locked() is None
+
+
+def test_without_permission_the_current_clock_is_measured(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpu(0).permission = 0
+    with started(tmp_path) as profiler:
+        train(profiler)
+    assert "at the current clock only" in caplog.text
+    assert fake_nvml.clock_changes() == []
+    assert len(Profile.read_csv(tmp_path / "profile.csv").table(0, "forward").time_ns) == 1
+
+
+def test_clocks_are_left_alone_if_asked_to(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, lock=False) as profiler:
+        train(profiler)
+    assert fake_nvml.calls() == []
+    assert len(Profile.read_csv(tmp_path / "profile.csv").table(0, "forward").time_ns) == 1
+
+
+def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    def kill(step: int) -> None:
+        if step == 4:
+            guard = profiler._guard
+            assert guard is not None
+            os.kill(guard.pid, signal.SIGKILL)
+            guard._process.wait()
+
+    with started(tmp_path, frequencies=None) as profiler:
+        assert train(profiler, before=kill) < 200
+    assert fake_nvml.locked() is None
+    assert Profile.read_csv(tmp_path / "profile.csv").num_stages == 1
+
+
+def test_clock_that_cannot_be_set_has_no_rows(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def before(step: int) -> None:
+        fake_nvml.fail("lock", probability=1.0 if profiler._at == 1 else 0.0)
+
+    with started(tmp_path) as profiler:
+        train(profiler, before=before)
+    clocks = set(Profile.read_csv(tmp_path / "profile.csv").table(0, "forward").frequency_mhz)
+    assert clocks == {1740, 1260}
+    assert "while profiling" in caplog.text
+
+
+def test_energy_counter_that_fails_leaves_training_alone(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path) as profiler:
+        fake_nvml.fail("energy")
+        train(profiler)
+    assert profiler.done
+    assert "was passed over" in caplog.text
+    assert "measured nothing" in caplog.text
+    assert not (tmp_path / "profile.csv").exists()
+    assert fake_nvml.locked() is None
+
+
+def test_failed_training_does_not_wait_for_the_parts_of_others(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(step: int) -> None:
+        if step == 4:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), started(tmp_path, world_size=2) as profiler:
+        train(profiler, before=fail)
+    assert "the parts of ranks 1 are not there" in caplog.text
+    assert fake_nvml.locked() is None
+    assert (tmp_path / "profile.rank0.part.json").exists()
+
+
+def test_gpu_without_a_counter_is_measured_by_its_power(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    fake_nvml.gpu(0).energy_counter = 0
+    fake_nvml.fail("energy", NOT_SUPPORTED)
+    with started(tmp_path) as profiler:
+        train(profiler)
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert profile.metadata.extra["energy_source"] == "integrated power"
+
+
+def test_chunk_without_a_stage_ends_profiling_and_not_training(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path, warm_up=0, iterations_per_frequency=1) as profiler:
+        for microbatch in range(4):
+            profiler.begin("forward", microbatch, 1)
+            time.sleep(0.02)
+            profiler.end("forward", microbatch, 1)
+            profiler.step()
+    assert "forward came for chunk 1" in caplog.text
+    assert fake_nvml.locked() is None
+
+
+def test_no_gpu_is_one_line_and_training_goes_on(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path, device=7) as profiler:
+        assert profiler.done
+        train(profiler)
+    (record,) = caplog.records
+    assert "nothing is profiled: there is no GPU 7" in record.getMessage()
+
+
+def test_evaluation_in_between_starts_a_clock_again(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    def evaluate(step: int) -> None:
+        if step == 2:
+            profiler.full_speed()
+
+    with started(tmp_path, frequencies=[1500]) as profiler:
+        # A warm-up, one that is lost, one to settle, two that count.
+        assert train(profiler, before=evaluate) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"frequencies": [1741]}, "1741 MHz, which the NVIDIA A40 does not support"),
+        ({"frequencies": []}, "frequencies is empty"),
+        ({"iterations_per_frequency": 0}, "must be at least 1, not 0"),
+        ({"stages": [3]}, "has stage 3 of 1"),
+    ],
+)
+def test_bad_arguments_are_refused_and_leave_nothing(
+    fake_nvml: FakeNvml, tmp_path: Path, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        started(tmp_path, **options)
+    assert list(tmp_path.glob("profile*")) == []
+    assert fake_nvml.calls(kind="lock") == []
+
+
+def test_folder_that_is_not_there_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        started(tmp_path / "missing")
+
+
+def write_part(folder: Path, rank: int, **changes: Any) -> None:
+    row = {
+        "stage": 0,
+        "frequency": 1740,
+        "time": 0.1 + 0.1 * rank,
+        "energy": 10.0,
+        "time_std": 0.01,
+        "energy_std": 1.0,
+        "samples": 1 + 2 * rank,
+        "clock": 1740,
+        "throttle": "power cap" if rank else "",
+    }
+    part = {
+        "schema": "envplan/profile-part/v1",
+        "rank": rank,
+        "complete": True,
+        "problem": None,
+        "world_size": 2,
+        "num_stages": 1,
+        "num_microbatches": 8,
+        "energy_source": "counter",
+        "metadata": {"gpu": "NVIDIA A40"},
+        "rows": [{**row, "instruction": name} for name in ("forward", "backward")],
+    }
+    path = folder / f"profile.rank{rank}.part.json"
+    path.write_text(json.dumps({**part, **changes}))
+
+
+def test_ranks_of_one_stage_are_averaged(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_part(tmp_path, rank)
+    profile = merge_parts(tmp_path / "profile.csv")
+    assert profile.table(0, "forward").time_ns.tolist() == [175_000_000]  # (1 * 0.1 + 3 * 0.2) / 4
+    assert "power cap" in (tmp_path / "profile.csv").read_text()
+    assert list(tmp_path.glob("*.part.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"complete": False}, "rank 1 has not finished it"),
+        ({"rows": [], "problem": "GPU 1: lost"}, "rank 1 measured nothing: GPU 1: lost"),
+        ({"schema": "envplan/profile-part/v0"}, "not a part of a profile of this version"),
+        ({"rows": [{"stage": 0}]}, "is damaged"),
+    ],
+)
+def test_parts_that_make_no_profile_are_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    write_part(tmp_path, 0, num_stages=2)
+    write_part(tmp_path, 1, **changes)
+    with pytest.raises(InputError, match=complaint):
+        merge_parts(tmp_path / "profile.csv")
+    assert not (tmp_path / "profile.csv").exists()
+
+
+def test_one_rank_of_a_stage_is_enough(tmp_path: Path) -> None:
+    write_part(tmp_path, 0)
+    write_part(tmp_path, 1, rows=[], problem="GPU 1: lost")
+    assert merge_parts(tmp_path / "profile.csv").table(0, "forward").time_ns.tolist() == [10**8]
+
+
+def test_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_part(tmp_path, 0)
+    with pytest.raises(InputError, match=r"profile\.rank1\.part\.json.*cannot be read"):
+        merge_parts(tmp_path / "profile.csv")
+
+
+def test_sweep_ends_at_five_rises_in_a_row_that_are_no_noise() -> None:
+    valley = Valley(5)
+    energies = [10.0, 9.0, 9.5, 9.4, 8.0, 8.05, 9.0, 9.0, 9.0, 9.0, 9.0]
+    assert [valley.passed(energy, 0.1) for energy in energies] == [False] * 10 + [True]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    watts=st.lists(st.floats(50, 400), min_size=2, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_powers_of_kinds_that_alternate_slowly_are_found(watts: list[float], seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    kinds = [int(k) for k in np.tile(np.arange(len(watts)), 20)]
+    edges = [0.0, *np.cumsum(chance.uniform(0.1, 0.3, len(kinds)))]
+    counter = [0.0, *np.cumsum([watts[k] * s for k, s in zip(kinds, np.diff(edges), strict=True)])]
+    times = np.arange(0.0, edges[-1], 0.05)
+    seen = Seen(list(times), list(np.interp(times, edges, counter)), 1000, frozenset())
+    found = powers(seen, edges, kinds, len(watts))
+    assert found is not None
+    assert found.watts == pytest.approx(watts, rel=0.03)
+    assert (np.sqrt(np.diag(found.covariance)) < 0.1 * np.array(watts)).all()
+
+
+def test_kinds_that_readings_cannot_tell_apart_share_the_energy_by_time() -> None:
+    kinds = [0, 1] * 500
+    edges = [0.001 * k for k in range(1001)]
+    times = [0.0, 0.5, 1.0]
+    found = powers(Seen(times, [0.0, 50.0, 100.0], 1000, frozenset()), edges, kinds, 2)
+    assert found is not None
+    assert found.watts == pytest.approx([100.0, 100.0])
+    total = np.array([0.5, 0.5])
+    assert total @ found.covariance @ total < 0.01 * np.trace(found.covariance)
+
+
+def test_counter_that_stood_still_says_nothing() -> None:
+    assert powers(Seen([0.0, 1.0], [5.0, 5.0], 1000, frozenset()), [0.0, 1.0], [0], 1) is None
+
+
+def test_backward_that_may_hold_an_all_reduce_is_not_timed() -> None:
+    spans = [("forward", 0, 0.0, 0.1), ("backward", 0, 0.1, 0.3)]
+    spans += [("forward", 0, 0.3, 0.4), ("backward", 0, 0.4, 5.0)]
+    seen = Seen([0.0, 2.5, 5.0], [0.0, 250.0, 500.0], 1740, frozenset())
+    measured = measure([spans], seen, [0], 1740)
+    assert measured is not None
+    assert {row.instruction: row.time for row in measured.rows} == pytest.approx(
+        {"forward": 0.1, "backward": 0.2}
+    )
+    assert measured.microbatches == 2
+
+
+def test_logging_names_every_clock(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "envplan.runtime"),
+        started(tmp_path, metadata=ProfileMetadata(workload="sleep")) as profiler,
+    ):
+        train(profiler)
+    assert [clock for clock in CLOCKS if f"profiled at {clock} MHz" in caplog.text] == list(CLOCKS)
+    assert Profile.read_csv(tmp_path / "profile.csv").metadata.workload == "sleep"
+
+
+class DeviceMoment:
+    """A moment in the queue of a device, which gets there a while after the training thread."""
+
+    LATE_S = 0.02
+
+    def record(self) -> None:
+        self.at = time.perf_counter() + self.LATE_S
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+    def elapsed_time(self, end: DeviceMoment) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def test_operations_are_timed_on_the_device_that_training_runs_ahead_of(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path, marker=DeviceMoment) as profiler:
+        train(profiler)
+    assert fake_nvml.clock_changes() == [*CLOCKS, 0]
+    table = Profile.read_csv(tmp_path / "profile.csv").table(0, "backward")
+    assert set(table.frequency_mhz.tolist()) == set(CLOCKS)
+    assert (table.time_ns >= 0.99e9 * BACKWARD_S).all()

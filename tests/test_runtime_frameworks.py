@@ -1,0 +1,243 @@
+"""Megatron and DeepSpeed under frequency plans.
+
+Small engines that call through the same names stand in for them everywhere. Where the packages
+themselves are installed (pip install megatron-core deepspeed), their real pipeline schedules run
+too, two gloo processes on CPUs. Megatron's code asks for memory on a GPU by name, and is given it
+on the CPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+from envplan.runtime import Shim
+from fake_nvml import FakeNvml, fake_nvml
+from shim_helpers import A40, frequency_plan
+
+pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+import envplan.runtime.megatron
+import framework_worker  # it imports torch, as do the next ones
+import megatron_schedules
+from envplan.runtime import deepspeed, megatron
+from torch_jobs import run
+
+__all__ = ["fake_nvml"]
+
+STAGES, MICROBATCHES, STEPS = 2, framework_worker.MICROBATCHES, framework_worker.STEPS
+PIPELINES = {
+    "megatron": Pipeline("1f1b", num_stages=STAGES, num_microbatches=MICROBATCHES),
+    "megatron-interleaved": Pipeline(
+        "interleaved", num_stages=STAGES, num_microbatches=MICROBATCHES, num_chunks=2
+    ),
+    "deepspeed": Pipeline("1f1b", num_stages=STAGES, num_microbatches=MICROBATCHES),
+}
+
+
+def planned(pipeline: Pipeline, rank: int, *, evaluated: bool = False) -> list[int]:
+    """Changes of clock over all steps, with an evaluation after the first."""
+    step = frequency_plan(pipeline).ranks[rank].frequencies
+    clocks = [*step, *([1740] if evaluated else []), *(STEPS - 1) * step]
+    return [mhz for k, mhz in enumerate(clocks) if k == 0 or mhz != clocks[k - 1]]
+
+
+@pytest.mark.parametrize("task", PIPELINES)
+def test_real_framework_follows_the_plan_and_computes_the_same(
+    fake_nvml: FakeNvml, tmp_path: Path, task: str
+) -> None:
+    package = "deepspeed" if task == "deepspeed" else "megatron"
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    frequency_plan(PIPELINES[task], gpu=A40).save(tmp_path / "run.freqplan.json")
+    for rank, result in enumerate(run(task, tmp_path, ranks=STAGES)):
+        with_shim = {**result["with"]}
+        assert with_shim.pop("steps") == STEPS
+        result["without"].pop("steps")
+        assert with_shim == result["without"]
+        expected = planned(PIPELINES[task], rank, evaluated=True)
+        assert fake_nvml.clock_changes(rank) == [*expected, 0]
+
+
+@pytest.mark.parametrize("task", ["megatron-interleaved", "deepspeed"])
+def test_real_framework_profiles_itself(fake_nvml: FakeNvml, tmp_path: Path, task: str) -> None:
+    package = "deepspeed" if task == "deepspeed" else "megatron"
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    run(f"{task}-profiled", tmp_path, ranks=STAGES)
+    pipeline = PIPELINES[task]
+    profile = Profile.read_csv(tmp_path / "profile.csv")
+    assert profile.num_stages == pipeline.num_profile_stages
+    assert profile.metadata.schedule == pipeline.schedule
+    assert profile.metadata.num_microbatches == MICROBATCHES
+    for stage in range(profile.num_stages):
+        clocks = profile.table(stage, "backward").frequency_mhz.tolist()
+        assert sorted(clocks, reverse=True) == list(framework_worker.PROFILED)
+
+
+class ForwardPass:
+    """As deepspeed.runtime.pipe.schedule has it."""
+
+
+class BackwardPass:
+    """As deepspeed.runtime.pipe.schedule has it."""
+
+
+class OptimizerStep:
+    """As deepspeed.runtime.pipe.schedule has it."""
+
+
+class Engine:
+    """Executes instructions as deepspeed.PipelineEngine does."""
+
+    device = SimpleNamespace(type="cpu")
+    stage_id, num_stages = 0, STAGES
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def _forward(self, buffer_id: int) -> None:
+        self.done.append(f"F{buffer_id}")
+
+    def _backward(self, buffer_id: int) -> None:
+        self.done.append(f"B{buffer_id}")
+
+    def _step(self) -> None:
+        self.done.append("step")
+
+    _INSTRUCTION_MAP: ClassVar = {
+        ForwardPass: _forward,
+        BackwardPass: _backward,
+        OptimizerStep: _step,
+    }
+
+    def _execute(self, instruction: type, **arguments: int) -> None:
+        self._INSTRUCTION_MAP[instruction].__get__(self)(**arguments)
+
+    def train_batch(self) -> str:
+        for operation in PIPELINES["deepspeed"].operations:
+            if operation.stage == self.stage_id:
+                kind = ForwardPass if operation.instruction == "forward" else BackwardPass
+                self._execute(kind, buffer_id=operation.microbatch % 2)
+        self._execute(OptimizerStep)
+        return "loss"
+
+    def eval_batch(self) -> str:
+        self._execute(ForwardPass, buffer_id=0)
+        return "logits"
+
+
+class Listener:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        self.heard.append((instruction, microbatch, chunk))
+
+    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        assert self.heard[-1] == (instruction, microbatch, chunk)
+
+    def step(self) -> None:
+        self.heard.append("step")
+
+    def full_speed(self) -> None:
+        self.heard.append("full speed")
+
+
+def operations(pipeline: Pipeline, stage: int = 0) -> list[Any]:
+    mine = [op for op in pipeline.operations if op.stage == stage]
+    return [(op.instruction, op.microbatch, op.chunk) for op in mine]
+
+
+def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
+    engine, listener = Engine(), Listener()
+    steps: list[int] = []
+    detach = deepspeed.attach(listener, engine=engine, after_step=lambda: steps.append(1))
+    assert engine.train_batch() == "loss"
+    assert engine.eval_batch() == "logits"
+    engine.train_batch()
+    one = [*operations(PIPELINES["deepspeed"]), "step"]
+    assert listener.heard == [*one, "full speed", *one]
+    assert len(steps) == 2
+
+    detach()
+    heard = list(listener.heard)
+    engine.train_batch()
+    assert listener.heard == heard
+    assert vars(engine).keys() == {"done"}
+
+
+def test_deepspeed_engine_does_the_same_under_a_plan(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    bare, followed = Engine(), Engine()
+    plan = frequency_plan(PIPELINES["deepspeed"], gpu=A40)
+    with Shim(plan, rank=0, world_size=2, log=None, every_request=True) as shim:
+        detach = deepspeed.attach(shim, engine=followed)
+        for _ in range(STEPS):
+            bare.train_batch()
+            followed.train_batch()
+        detach()
+        assert shim.mismatches == 0
+    assert followed.done == bare.done
+    assert fake_nvml.clock_changes(0) == [*planned(PIPELINES["deepspeed"], 0), 0]
+
+
+@pytest.fixture
+def schedules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that works as megatron.core.pipeline_parallel.schedules does."""
+    monkeypatch.setattr(envplan.runtime.megatron, "_schedules", lambda: megatron_schedules)
+    return megatron_schedules
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-interleaved"])
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_megatron_schedules_tell_of_every_operation(schedules: Any, name: str, stage: int) -> None:
+    listener = Listener()
+    order = operations(PIPELINES[name], stage)
+    models = [object(), object()]
+    before = dict(vars(schedules))
+    detach = megatron.attach(listener)
+    iterate: Callable[..., Any] = schedules.forward_backward_pipelining_with_interleaving
+    for _ in range(2):
+        assert len(iterate(order=order, models=models)) == len(order) // 2
+    iterate(order=order, models=models, forward_only=True)
+    assert listener.heard == [*order, "step", *order, "step", "full speed"]
+    detach()
+    assert vars(schedules) == before
+
+
+def test_megatron_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    if find_spec("megatron") is not None:
+        pytest.skip("it is installed")
+    with pytest.raises(InputError, match="pip install megatron-core"), megatron.follow("x.json"):
+        pass
+
+
+def test_examples_without_their_packages_say_so_in_one_line(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / "examples"
+    missing = [name for name in ("deepspeed", "megatron") if find_spec(name) is None]
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(folder / f"{name}_pipeline.py")],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in missing
+    ]
+    for example in started:
+        _, said = example.communicate()
+        assert example.returncode == 1
+        assert said.count("\n") == 1
+        assert "pip install" in said
