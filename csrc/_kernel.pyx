@@ -66,6 +66,31 @@ cdef extern from "rounding.hpp" namespace "envplan" nogil:
     cbool cpp_improve "envplan::improve_options"(
         const RoundingProblem&, int64_t, double, uint64_t, int32_t*) except +
 
+cdef extern from "switching.hpp" namespace "envplan" nogil:
+    cdef struct SwitchingProblem:
+        int32_t num_operations, num_stages, num_tables, num_clocks
+        const int32_t* pred_begin
+        const int32_t* pred
+        const int64_t* pred_lag
+        const int32_t* stage
+        const int32_t* table
+        const int32_t* option_begin
+        const int64_t* time
+        const double* energy
+        const int32_t* clock
+        const int32_t* nearest
+        const double* blocking_power
+        int64_t latency, dwell, deadline
+        double late_price
+    cdef struct SwitchingReplay:
+        int64_t makespan
+        double energy
+        int64_t too_soon
+    SwitchingReplay replay_switching(const SwitchingProblem&, const int32_t*, int64_t*) except +
+    void choose_constant(const SwitchingProblem&, cbool, int32_t*) except +
+    cbool improve_switching(
+        const SwitchingProblem&, int64_t, double, uint64_t, int32_t*) except +
+
 cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
     const int64_t kUnlimited "envplan::maxflow::kInfinite"
     cdef enum class Status(int):
@@ -278,6 +303,83 @@ cdef class Rounding:
         with nogil:
             better = cpp_improve(self._problem, moves, heat, seed, &choice[0])
         return better
+
+
+cdef class Switching:
+    """Chooses one option for each operation where clocks follow late; see switching.hpp.
+
+    Args:
+        pred_begin, pred, pred_lag: predecessors as CSR, int32 (operations + 1,), int32 (edges,),
+            int64 (edges,) ns. Operations are numbered topologically by start.
+        stage, table: int32 (operations,), the stage and the option table of each.
+        option_begin: int32 (tables + 1,), first option of each table.
+        time, energy: int64 (options,), ns, ascending within a table; float64 (options,), fJ.
+        clock: int32 (options,), which clock; -1 where an option controls none.
+        nearest: int32 (options, clocks), the option that stands for each at each clock.
+        blocking_power: float64 (stages,), uW.
+        latency, dwell, deadline: ns.
+        late_price: uW, what a ns after the deadline costs at first.
+    """
+
+    cdef SwitchingProblem _problem
+    cdef object _arrays  # keeps what _problem points to alive
+
+    def __cinit__(
+        self, const int32_t[::1] pred_begin, const int32_t[::1] pred, const int64_t[::1] pred_lag,
+        const int32_t[::1] stage, const int32_t[::1] table, const int32_t[::1] option_begin,
+        const int64_t[::1] time, const double[::1] energy, const int32_t[::1] clock,
+        const int32_t[:, ::1] nearest, const double[::1] blocking_power, int64_t latency,
+        int64_t dwell, int64_t deadline, double late_price,
+    ):
+        self._arrays = (pred_begin, pred, pred_lag, stage, table, option_begin, time, energy,
+                        clock, nearest, blocking_power)
+        self._problem.num_operations = <int32_t>table.shape[0]
+        self._problem.num_stages = <int32_t>blocking_power.shape[0]
+        self._problem.num_tables = <int32_t>(option_begin.shape[0] - 1)
+        self._problem.num_clocks = <int32_t>nearest.shape[1]
+        self._problem.pred_begin = &pred_begin[0]
+        self._problem.pred = &pred[0] if pred.shape[0] else NULL
+        self._problem.pred_lag = &pred_lag[0] if pred_lag.shape[0] else NULL
+        self._problem.stage = &stage[0]
+        self._problem.table = &table[0]
+        self._problem.option_begin = &option_begin[0]
+        self._problem.time = &time[0]
+        self._problem.energy = &energy[0]
+        self._problem.clock = &clock[0]
+        self._problem.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
+        self._problem.blocking_power = &blocking_power[0]
+        self._problem.latency = latency
+        self._problem.dwell = dwell
+        self._problem.deadline = deadline
+        self._problem.late_price = late_price
+
+    def replay(self, const int32_t[::1] choice):
+        """(makespan ns, energy fJ, ns by which clocks last too short) of options, by operation."""
+        cdef SwitchingReplay result
+        self._check(choice.shape[0])
+        with nogil:
+            result = replay_switching(self._problem, &choice[0], NULL)
+        return result.makespan, result.energy, result.too_soon
+
+    def constant(self, cbool by_table):
+        """The best options found with one clock a stage, or one option a stage and table."""
+        out = np.empty(self._problem.num_operations, np.int32)
+        cdef int32_t[::1] choice = out
+        with nogil:
+            choose_constant(self._problem, by_table, &choice[0])
+        return out
+
+    def improve(self, int32_t[::1] choice, int64_t moves, double heat, uint64_t seed):
+        """Anneal `choice` in place; returns whether it has changed, which is for the better."""
+        cdef cbool changed
+        self._check(choice.shape[0])
+        with nogil:
+            changed = improve_switching(self._problem, moves, heat, seed, &choice[0])
+        return changed
+
+    def _check(self, Py_ssize_t size):
+        if size != self._problem.num_operations:
+            raise ValueError("choice must have one entry an operation")
 
 
 def max_flow(

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "random.hpp"
+
 namespace envplan {
 
 namespace {
@@ -18,23 +20,6 @@ constexpr int kExchangePasses = 20;
 constexpr int32_t kReach = 8;  // options by which an annealing move shifts an operation
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
-
-// Marsaglia's xorshift64*.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
-  uint64_t next() {
-    state_ ^= state_ >> 12;
-    state_ ^= state_ << 25;
-    state_ ^= state_ >> 27;
-    return state_ * 0x2545F4914F6CDD1Dull;
-  }
-  int32_t below(int32_t n) { return static_cast<int32_t>((next() >> 32) * n >> 32); }
-  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-
- private:
-  uint64_t state_;
-};
 
 class Rounding {
  public:

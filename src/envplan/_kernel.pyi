@@ -49,6 +49,29 @@ class Rounding:
     def round(self) -> NDArray[np.int32]: ...
     def improve(self, choice: NDArray[np.int32], moves: int, heat: float, seed: int) -> bool: ...
 
+class Switching:
+    def __init__(
+        self,
+        pred_begin: NDArray[np.int32],
+        pred: NDArray[np.int32],
+        pred_lag: NDArray[np.int64],
+        stage: NDArray[np.int32],
+        table: NDArray[np.int32],
+        option_begin: NDArray[np.int32],
+        time: NDArray[np.int64],
+        energy: NDArray[np.float64],
+        clock: NDArray[np.int32],
+        nearest: NDArray[np.int32],
+        blocking_power: NDArray[np.float64],
+        latency: int,
+        dwell: int,
+        deadline: int,
+        late_price: float,
+    ) -> None: ...
+    def replay(self, choice: NDArray[np.int32]) -> tuple[int, float, int]: ...
+    def constant(self, by_table: bool) -> NDArray[np.int32]: ...
+    def improve(self, choice: NDArray[np.int32], moves: int, heat: float, seed: int) -> bool: ...
+
 def max_flow(
     num_nodes: int,
     tail: NDArray[np.int32],

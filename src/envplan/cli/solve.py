@@ -7,11 +7,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envplan.cli.conditions import (
+    ConditionOptions,
+    MinDwellOption,
+    NoiseOption,
+    RobustOption,
+    SwitchLatencyOption,
+    condition_notes,
+)
+from envplan.cli.costs import (
+    CarbonOption,
+    CostOptions,
+    CurrencyOption,
+    DeadlineOption,
+    IterationsOption,
+    MinimizeOption,
+    PriceOption,
+    RepeatRatesOption,
+    StartOption,
+    TokensOption,
+    TokensPerIterationOption,
+    cost_notes,
+    cost_rows,
+    costs_document,
+    print_costs,
+)
 from envplan.cli.inputs import (
     DEFAULT_PROFILE,
     BlockingPowerOption,
     ChunksOption,
     DagOption,
+    ExtraOption,
     GpusOption,
     JobOptions,
     JsonOption,
@@ -19,6 +45,7 @@ from envplan.cli.inputs import (
     MicrobatchesOption,
     ProfileArgument,
     QuietOption,
+    RecomputeOption,
     ReconfigureOption,
     ReplicasOption,
     ScheduleOption,
@@ -27,6 +54,7 @@ from envplan.cli.inputs import (
     finite,
     refuse_overwriting,
 )
+from envplan.cli.replicas import REPLICA_PROFILE, ReplicaProfileOption, solve_replicas
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,6 +63,8 @@ if TYPE_CHECKING:
     from envplan.planners import EnvPipeRun
 
 _STRAGGLER = "--straggler-time"
+_PEAK = "--peak-power-cap"
+_BUDGETS = ("--energy-budget", "--power-cap", "--peak-power-cap", "--deadline")
 
 
 def solve(
@@ -58,6 +88,15 @@ def solve(
         float | None,
         typer.Option(metavar="W", help="Shortest iteration of at most W watts over all GPUs."),
     ] = None,
+    peak_power_cap: Annotated[
+        float | None,
+        typer.Option(
+            _PEAK,
+            metavar="W",
+            help="Never more than W watts over all GPUs: shortest such iteration, or least energy "
+            "by another target.",
+        ),
+    ] = None,
     straggler_time: Annotated[
         float | None,
         typer.Option(
@@ -66,6 +105,20 @@ def solve(
             help="Some replica takes S seconds anyway: use what time that leaves, up to T_star.",
         ),
     ] = None,
+    deadline: DeadlineOption = None,
+    minimize: MinimizeOption = None,
+    price: PriceOption = None,
+    carbon: CarbonOption = None,
+    currency: CurrencyOption = None,
+    iterations: IterationsOption = None,
+    tokens: TokensOption = None,
+    tokens_per_iteration: TokensPerIterationOption = None,
+    start: StartOption = None,
+    repeat_rates: RepeatRatesOption = False,
+    switch_latency: SwitchLatencyOption = None,
+    min_dwell: MinDwellOption = None,
+    robust: RobustOption = None,
+    noise: NoiseOption = None,
     polish: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="Time to spend on improving the plan with CP-SAT."),
@@ -97,9 +150,12 @@ def solve(
     chunks: ChunksOption = None,
     p2p_latency: LatencyOption = None,
     dag: DagOption = None,
+    recompute: RecomputeOption = False,
+    extra: ExtraOption = None,
     blocking_power: BlockingPowerOption = None,
     gpus_per_stage: GpusOption = 1,
     replicas: ReplicasOption = 1,
+    replica_profile: ReplicaProfileOption = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes.")
     ] = Path("plan.json"),
@@ -115,6 +171,9 @@ def solve(
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
+      envplan solve --price 0.25 --iterations 100000 --deadline 14d
+      envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100
+      envplan solve --slowdown 3 --robust 95 --noise 2
     """
     if planner == "envpipe" and not dag and chunks in (None, 1):
         schedule = schedule or "envpipe"
@@ -129,6 +188,20 @@ def solve(
         gpus_per_stage,
         replicas,
         activation_slots,
+        recompute=recompute,
+        extra=extra,
+    )
+    costs = CostOptions(
+        price,
+        carbon,
+        currency,
+        iterations,
+        tokens,
+        tokens_per_iteration,
+        start,
+        repeat_rates,
+        deadline,
+        minimize,
     )
     targets: dict[str, float | None] = {
         "--target-time": target_time,
@@ -136,12 +209,47 @@ def solve(
         "--min-energy": 0.0 if min_energy else None,
         "--energy-budget": energy_budget,
         "--power-cap": power_cap,
+        "--deadline": costs.deadline_s(),
     }
     option, value = _only_target(targets, straggler_time)
+    if straggler_time is not None:
+        costs.refuse_with(_STRAGGLER)
     finite(polish, "--polish")
     at_least(ladder, "--ladder", 0)
+    conditions = ConditionOptions(switch_latency, min_dwell, robust, noise)
+    conditions.check(
+        planner,
+        {
+            _STRAGGLER: straggler_time is not None,
+            "--polish": polish > 0,
+            "--ladder": ladder > 0,
+            **{name: value is not None for name, value in targets.items() if name in _BUDGETS},
+            "--min-energy": min_energy and robust is not None,
+            _PEAK: peak_power_cap is not None,
+        },
+    )
+    if replica_profile:
+        _refuse_with_replicas(
+            {
+                _STRAGGLER: straggler_time is not None,
+                _PEAK: peak_power_cap is not None,
+                "--polish": polish > 0,
+                "--ladder": ladder > 0,
+                f"--planner {planner}": planner != "frontier",
+                "--switch-latency": switch_latency is not None,
+                "--min-dwell": min_dwell is not None,
+                "--robust": robust is not None,
+                "--price and what goes with it": costs.given,
+            }
+        )
+        solve_replicas(job, replica_profile, option, value, output, json=json, quiet=quiet)
+        return
     from envplan.cli.output import progress_bar, spinner
     from envplan.cli.planning import chosen_planner, plan_of, print_run
+
+    if peak_power_cap is not None:
+        finite(peak_power_cap, _PEAK)
+        _refuse_with_peak(option, planner, polish, ladder, straggler_time)
 
     chosen = chosen_planner(
         planner, reconfigure=reconfigure, explain=explain, target=option, polish=polish
@@ -149,14 +257,23 @@ def solve(
     run: EnvPipeRun | None = None
     frontier = job.trace(quiet=quiet)
     refuse_overwriting(frontier.profile, output)
+    reckoned = costs.run(frontier) if costs.given else None
     with spinner(f"polishing for {polish:g} s", quiet=quiet or polish == 0):
-        if planner == "frontier":
+        if reckoned is not None and costs.deadline is not None:
+            plan = reckoned.cheapest_plan(frontier, polish=polish)
+        elif conditions.given is not None:
+            plan = conditions.plan(frontier, option, value, quiet=quiet)
+        elif peak_power_cap is not None:
+            plan = _solve_under_peak(frontier, peak_power_cap, option, value, quiet=quiet)
+        elif planner == "frontier":
             plan = _solve(frontier, option, value, straggler_time, polish)
         else:
             plan, run = plan_of(chosen, frontier, option, value, straggler_time)
     if ladder > 0:
         with progress_bar("building the ladder", quiet=quiet) as progress:
             plan = plan.with_ladder(frontier.ladder(ladder, progress=progress))
+    if reckoned is not None:
+        plan = reckoned.reckon(plan)
     plan.save(output)
     if not explain:
         run = None
@@ -177,7 +294,7 @@ def _only_target(
         InputError: two exclude each other, or a number is out of range.
     """
     given = [option for option, value in targets.items() if value is not None]
-    timeless = ("--min-energy", "--energy-budget", "--power-cap")
+    timeless = ("--min-energy", "--energy-budget", "--power-cap", "--deadline")
     if straggler_time is not None:
         finite(straggler_time, _STRAGGLER)
         given += [_STRAGGLER] if set(given) & set(timeless) else []
@@ -215,16 +332,63 @@ def _solve(
     return plan if straggler_time is None else plan.with_straggler(straggler_time)
 
 
+def _refuse_with_replicas(others: dict[str, bool]) -> None:
+    """Raises: InputError: an option that was given does not go with replicas of several kinds."""
+    for option, given in others.items():
+        if given:
+            raise InputError(f"{REPLICA_PROFILE} and {option} exclude each other")
+
+
+def _refuse_with_peak(
+    target: str | None, planner: str, polish: float, ladder: int, straggler_time: float | None
+) -> None:
+    """Raises: InputError: an option does not go with a cap on the peak power."""
+    others = {
+        target or "": target not in (None, "--target-time", "--slowdown", "--min-energy"),
+        f"--planner {planner}": planner != "frontier",
+        "--polish": polish > 0,
+        "--ladder": ladder > 0,
+        _STRAGGLER: straggler_time is not None,
+    }
+    for option, given in others.items():
+        if given:
+            raise InputError(f"{_PEAK} and {option} exclude each other")
+
+
+def _solve_under_peak(
+    frontier: Frontier, watts: float, option: str | None, value: float, *, quiet: bool
+) -> Plan:
+    from envplan.cli.output import progress_bar
+
+    with progress_bar("Planning under the cap", quiet=quiet) as progress:
+        return frontier.plan_for_peak_power_cap(
+            watts,
+            target_time=value if option == "--target-time" else None,
+            slowdown=value / 100 if option == "--slowdown" else None,
+            min_energy=option == "--min-energy",
+            progress=progress,
+        )
+
+
 def _notes(frontier: Frontier, plan: Plan) -> list[str]:
     """What a user should know about how the target was met."""
-    from envplan.cli.output import exact_seconds, significant
+    from envplan.cli.output import describe_configs, exact_seconds, significant
 
-    notes = []
+    notes = describe_configs(plan)
     target, star = plan.target, frontier.min_energy_time
-    if target.kind == "time" and target.time_s is not None and target.time_s > star:
+    asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
+    if asked is not None and asked > star:
         notes.append(
-            f"{exact_seconds(target.time_s)} s is beyond T_star, {exact_seconds(star)} s: going "
+            f"{exact_seconds(asked)} s is beyond T_star, {exact_seconds(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
+        )
+    if target.peak_power_w is not None:
+        from envplan.simulation import simulate
+
+        peak = simulate(plan, frontier.profile).peak_power
+        notes.append(
+            f"at its peak it draws {significant(peak, 6)} W, of {target.peak_power_w:g} W allowed; "
+            "the gap is to a lower bound without that cap"
         )
     straggler = target.straggler_time_s
     if straggler is not None and straggler <= plan.iteration_time:
@@ -234,7 +398,7 @@ def _notes(frontier: Frontier, plan: Plan) -> list[str]:
             f"waiting for the straggler until {exact_seconds(straggler)} s takes another "
             f"{significant(plan.waiting_energy(straggler), 5)} J"
         )
-    return notes
+    return [*notes, *condition_notes(frontier, plan), *cost_notes(plan)]
 
 
 def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
@@ -247,6 +411,7 @@ def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
         ("", "max frequency", "plan", "change (%)"),
         _rows(plan),
     )
+    print_costs(plan)
     for note in _notes(frontier, plan):
         say(note)
     say(
@@ -268,8 +433,9 @@ def _rows(plan: Plan) -> list[list[str]]:
         ("energy (J)", 5, before.energy_j, after.energy_j),
         *_straggler_row(plan),
         ("average power (W)", 4, before.average_power_w, after.average_power_w),
+        *cost_rows(plan),
     ):
-        change = signed_percent(100 * (new / old - 1)) if old else "-"
+        change = signed_percent(100 * (new / old - 1)) if old > 0 else "-"
         rows.append([name, *column([old, new], digits), change])
     return [*rows, ["certified gap (%)", "", f"{100 * after.gap:.3f}", ""]]
 
@@ -293,6 +459,8 @@ def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | 
         by_alias=True, exclude_none=True, exclude={"stages", "schema_id", "ladder"}
     )
     head["job"].pop("dag", None)
+    if plan.costs is not None:
+        head["costs"] = costs_document(plan)
     summary: dict[str, Any] = {
         "plan": str(output),
         "t_min_s": frontier.min_time,

@@ -62,26 +62,32 @@ class Network:
 
 
 def build_network(
-    pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
+    pipeline: Pipeline,
+    profile: Profile,
+    blocking_power_uw: Sequence[int],
+    power_limit_uw: Sequence[int] | None = None,
 ) -> Network:
     """The activity network of a pipeline timed by a profile.
 
     Args:
         blocking_power_uw: power of a waiting GPU on each pipeline stage, (num_stages,), uW.
+        power_limit_uw: for each operation, (N), uW: leave out its options of more power than
+            this, of which it must have others. None: leave out none.
 
     Raises:
         InputError: the profile lacks an operation of the pipeline, or numbers outgrow 64 bits.
     """
     count = len(pipeline.operations)
     source, sink = 2 * count, 2 * count + 1
-    curve_of: dict[tuple[int, str, int], int] = {}
+    curve_of: dict[tuple[int, str, int, int | None], int] = {}
     curve = np.empty(count, np.int32)
     for i, op in enumerate(pipeline.operations):
-        key = (op.profile_stage, op.instruction, blocking_power_uw[op.stage])
+        limit = None if power_limit_uw is None else power_limit_uw[i]
+        key = (op.profile_stage, op.instruction, blocking_power_uw[op.stage], limit)
         curve[i] = curve_of.setdefault(key, len(curve_of))
     cost_curves = tuple(
-        cost_curve(profile.table(stage, instruction), power)
-        for stage, instruction, power in curve_of
+        cost_curve(profile.table(stage, instruction), power, limit)
+        for stage, instruction, power, limit in curve_of
     )
     levels: list[tuple[Sequence[int], Sequence[int]]] = [
         (c.hull_time_ns.tolist(), c.hull_slope_uw.tolist()) for c in cost_curves

@@ -15,6 +15,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network
 from envplan.frontier.rounding import HEATS, Rounding
 from envplan.frontier.start import start_at_t_star
+from envplan.frontier.switching import NoPlanInTimeError, Switching, plan_with_switching
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.units import (
@@ -27,6 +28,8 @@ from envplan.units import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan._kernel import Trace
     from envplan.plan import Baseline, BlockingPowerSource, Plan
 
@@ -187,6 +190,17 @@ class Frontier:
         bound = self.lower_bound_fj(self._within(ns_from_s_floor(_finite(time, "time"))))
         return j_from_fj(bound * self.gpus_per_stage * self.replicas)
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
+        from envplan.plotting.notebook import frontier_frame
+
+        return frontier_frame(self)
+
+    def _repr_html_(self) -> str:
+        from envplan.plotting.notebook import frontier_html
+
+        return frontier_html(self)
+
     def lower_bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy at T_min <= time_ns <= max_time_ns, one GPU a stage, in fJ."""
         k = int(np.searchsorted(self.times_ns, time_ns))  # first breakpoint not before time_ns
@@ -200,6 +214,8 @@ class Frontier:
         *,
         slowdown: float | None = None,
         polish: float = 0.0,
+        switch_latency: float = 0.0,
+        min_dwell: float = 0.0,
     ) -> Plan:
         """Choose frequencies so that an iteration ends by a time, at the least energy we can find.
 
@@ -208,31 +224,96 @@ class Frontier:
             slowdown: instead of target_time, a fraction of T_min to be slower by.
                 Neither: no slowdown, T_min.
             polish: seconds to spend on improving the plan with CP-SAT.
+            switch_latency: s from a clock request until the clock changes. The plan meets its
+                target when replayed with it, and states that replay. Without a target: no slowdown
+                against the least time found with it.
+            min_dwell: s, least time between two requests of a stage for another clock.
 
         Raises:
-            NoAnswerError: the target is below T_min.
+            NoAnswerError: the target is below T_min, or no plan with such clocks was found in time.
+            InputError: a number is out of range, or two arguments exclude each other.
+        """
+        switching = Switching.from_seconds(switch_latency, min_dwell)
+        target, asked = self._asked(target_time, slowdown)
+        try:
+            return self._plan_at(self._within(asked), target, polish, switching=switching)
+        except NoPlanInTimeError as error:
+            if target["kind"] != "no-slowdown":
+                raise
+            # T_min needs clocks to change in no time; the least time found does not.
+            target["time_s"] = s_from_ns(error.least_ns)
+            return self._plan_at(error.least_ns, target, polish, switching=switching)
+
+    def _asked(
+        self, target_time: float | None, slowdown: float | None
+    ) -> tuple[dict[str, float | str], int]:
+        """A plan's target and the deadline that it means, ns.
+
+        Raises:
             InputError: a number is out of range, or both targets are given.
         """
         if target_time is not None and slowdown is not None:
             raise InputError("give target_time or slowdown, not both")
-        target: dict[str, float | str]
         if slowdown is not None:
             if _finite(slowdown, "slowdown") < 0:
                 raise InputError(f"slowdown must not be negative, not {slowdown}")
             asked = self.min_time_ns + int(self.min_time_ns * slowdown)
-            target = {"kind": "slowdown", "slowdown": slowdown, "time_s": s_from_ns(asked)}
-        elif target_time is not None:
+            return {"kind": "slowdown", "slowdown": slowdown, "time_s": s_from_ns(asked)}, asked
+        if target_time is not None:
             asked = ns_from_s_floor(_finite(target_time, "target time"))
-            target = {"kind": "time", "time_s": target_time}
-        else:
-            asked = self.min_time_ns
-            target = {"kind": "no-slowdown", "time_s": self.min_time}
-        return self._plan_at(self._within(asked), target, polish)
+            return {"kind": "time", "time_s": target_time}, asked
+        return {"kind": "no-slowdown", "time_s": self.min_time}, self.min_time_ns
 
-    def min_energy_plan(self, *, polish: float = 0.0) -> Plan:
-        """The plan of least energy: T_star."""
+    def robust_plan(
+        self,
+        probability: float,
+        target_time: float | None = None,
+        *,
+        slowdown: float | None = None,
+        noise: float | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Plan:
+        """Choose frequencies so that an iteration ends by a time with a probability.
+
+        Each operation's time is noisy by itself, as in envplan.simulate. The plan states how many
+        fresh replays with noise ended in time and what that proves, and its gap is against the
+        relaxed bound of the same target without noise.
+
+        Args:
+            probability: above 0 and up to 0.999; proved with 99% confidence.
+            target_time, slowdown: as for plan.
+            noise: standard deviation of times, as a fraction of them, up to 1; default: by the
+                profile's column time_std.
+            seed: of the draws, not negative.
+            progress: called now and then with (steps to go, 0).
+
+        Raises:
+            NoAnswerError: no plan is that robust; says what the fastest holds and could hold.
+            InputError: a number is out of range, or the profile does not say how times vary.
+        """
+        from envplan.frontier.robust import Noise, robust_plan
+
+        target, asked = self._asked(target_time, slowdown)
+        self._within(asked)
+        return robust_plan(
+            self, asked, target, probability, Noise(noise), seed=seed, progress=progress
+        )
+
+    def rounding_at(self, time_ns: int) -> Rounding:
+        """The rounding problem of a deadline between T_min and T_star, ns, solved."""
+        event_times, _ = self._trace.state_at(time_ns)
+        rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
+        rounding.anneal()
+        return rounding
+
+    def min_energy_plan(
+        self, *, polish: float = 0.0, switch_latency: float = 0.0, min_dwell: float = 0.0
+    ) -> Plan:
+        """The plan of least energy: T_star. Arguments and errors: as for plan."""
         target: dict[str, float | str] = {"kind": "min-energy", "time_s": self.min_energy_time}
-        return self._plan_at(self.min_energy_time_ns, target, polish)
+        switching = Switching.from_seconds(switch_latency, min_dwell)
+        return self._plan_at(self.min_energy_time_ns, target, polish, switching=switching)
 
     def max_frequency_plan(self) -> Plan:
         """What happens without a plan: every operation at its highest frequency."""
@@ -330,6 +411,63 @@ class Frontier:
             ),
         )
 
+    def plan_for_sync(self, time: float) -> Plan:
+        """The plan of least energy if everybody waits until `time` s whoever is ready earlier.
+
+        Unlike plan(), it goes beyond T_star if the frontier was traced in full: what is saved by
+        finishing early is spent on waiting.
+
+        Raises:
+            NoAnswerError: time is below T_min.
+        """
+        asked = ns_from_s_floor(_finite(time, "time"))
+        self._within(asked)
+        time_ns = min(asked, self.max_time_ns)
+        event_times, _ = self._trace.state_at(time_ns)
+        rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
+        rounding.anneal()
+        return self.priced_plan(rounding.options, {"kind": "sync-time", "time_s": time}, asked)
+
+    def plan_for_peak_power_cap(
+        self,
+        watts: float,
+        *,
+        target_time: float | None = None,
+        slowdown: float | None = None,
+        min_energy: bool = False,
+        progress: Progress | None = None,
+    ) -> Plan:
+        """A plan that draws at most `watts` over all GPUs at every moment of its replay.
+
+        The fastest found or, with a target, that of least energy found in time. The lower bound on
+        energy is that of the frontier without the cap; see envplan.frontier.peak_power.
+
+        Args:
+            target_time, slowdown: as for plan().
+            min_energy: any time will do.
+            progress: called with (rounds to go, 0), the former falling.
+
+        Raises:
+            NoAnswerError: no such plan was found; says the least peak, or the least time, that was.
+            InputError: a number is out of range, or two targets are given.
+        """
+        from envplan.frontier.peak_power import plan_under_peak
+
+        if (target_time is not None) + (slowdown is not None) + min_energy > 1:
+            raise InputError("give one of target_time, slowdown and min_energy")
+        if not 0 <= _finite(watts, "peak power cap") <= 1e12:
+            raise InputError(f"peak power cap must be between 0 and 1e12 W, not {watts}")
+        cap_uw = uw_from_w(watts) // (self.gpus_per_stage * self.replicas)
+        if target_time is None and slowdown is None:
+            kind = "min-energy" if min_energy else "peak-power-cap"
+            found = plan_under_peak(self, cap_uw, MAX_INTEGER if min_energy else None, progress)
+            target: dict[str, float | str] = {"kind": kind, "peak_power_w": watts}
+            return self.priced_plan(found.options, target, found.makespan_ns)
+        target, asked = self._asked(target_time, slowdown)
+        self._within(asked)
+        found = plan_under_peak(self, cap_uw, asked, progress)
+        return self.priced_plan(found.options, {**target, "peak_power_w": watts}, asked)
+
     def _fastest(
         self,
         meets: Callable[[Plan], bool],
@@ -367,10 +505,15 @@ class Frontier:
         target: dict[str, float | str],
         polish: float,
         heats: Sequence[float] = HEATS,
+        switching: Switching | None = None,
     ) -> Plan:
         event_times, flows = self._trace.state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
         rounding.anneal(heats)
+        if switching:
+            if polish > 0:
+                raise InputError("polish goes with clocks that change at once and at any time")
+            return plan_with_switching(self, rounding, switching, time_ns, target)
         bound_fj, bound = self.lower_bound_fj(time_ns), "relaxation"
         if polish > 0:
             from envplan.frontier.polish import polish_plan

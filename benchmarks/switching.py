@@ -1,0 +1,113 @@
+"""Plans with a switch latency against two simpler ways: `python -m benchmarks.switching`.
+
+The simpler ways: the usual plan, made for an earlier deadline found by bisection so that its replay
+is in time, and one clock for each stage. Figures are modelled, like the built-in profiles.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from benchmarks.report import percent, seconds, table
+from benchmarks.running import note
+from envplan import Pipeline, Profile
+from envplan.frontier import trace_frontier
+from envplan.frontier.trace import Frontier
+from envplan.planners.baselines import ZeusPerStage
+from envplan.simulation import Timeline, simulate
+from envplan.units import j_from_fj, s_from_ns
+
+JOBS = (
+    ("a40-gpt3-1.3b-4stage", 32),
+    ("a100-gpt3-1.3b-4stage", 32),
+    ("h100-gpt3-175b-8stage", 96),
+)
+LATENCIES_MS = (5, 10, 20, 50)
+SLOWDOWN = 0.02
+STEPS = 8  # of the bisection
+
+
+class Ways(NamedTuple):
+    """Energies over the relaxed bound, as fractions of it; None where a way has no plan.
+
+    Attributes:
+        ours, earlier, constant: planned with the latency, for an earlier deadline, and with one
+            clock a stage.
+        late_s: by how much the usual plan misses the deadline, s.
+        cpu_s: what ours took, s.
+    """
+
+    ours: float
+    earlier: float | None
+    constant: float | None
+    late_s: float
+    cpu_s: float
+
+
+def compare(frontier: Frontier, deadline_ns: int, latency_s: float) -> Ways:
+    """All ways for one deadline and latency."""
+    begin = time.process_time()
+    plan = frontier.plan(s_from_ns(deadline_ns), switch_latency=latency_s)
+    cpu_s = time.process_time() - begin
+    bound = plan.energy_lower_bound
+    usual = _late(frontier, deadline_ns, latency_s)
+    earlier = _bisected(frontier, deadline_ns, latency_s)
+    constants = [
+        candidate.energy_fj
+        for candidate in ZeusPerStage().candidates(frontier)
+        if candidate.makespan_ns <= deadline_ns
+    ]
+    constant = j_from_fj(constants[-1]) if constants else None
+    return Ways(
+        plan.gap,
+        None if earlier is None else earlier / bound - 1,
+        None if constant is None else constant / bound - 1,
+        s_from_ns(usual.iteration_time_ns - deadline_ns),
+        cpu_s,
+    )
+
+
+def _late(frontier: Frontier, deadline_ns: int, latency_s: float) -> Timeline:
+    """The usual plan for a deadline, replayed with the latency."""
+    plan = frontier.plan(s_from_ns(deadline_ns))
+    return simulate(plan, frontier.profile, switch_latency=latency_s)
+
+
+def _bisected(frontier: Frontier, deadline_ns: int, latency_s: float) -> float | None:
+    """Energy of the usual plan for the latest deadline whose replay is in time, J."""
+    low, high = frontier.min_time_ns, deadline_ns
+    energy = None
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        timeline = _late(frontier, middle, latency_s)
+        if timeline.iteration_time_ns <= deadline_ns:
+            low, energy = middle, timeline.energy
+        else:
+            high = middle
+    return energy
+
+
+def main() -> None:
+    rows = []
+    for name, microbatches in JOBS:
+        profile = Profile.builtin(name)
+        frontier = trace_frontier(Pipeline("1f1b", profile.num_stages, microbatches), profile)
+        deadline_ns = int(frontier.min_time_ns * (1 + SLOWDOWN))
+        for latency_ms in LATENCIES_MS:
+            note(f"{name}, {latency_ms} ms")
+            ways = compare(frontier, deadline_ns, latency_ms / 1000)
+            rows.append(
+                [
+                    f"{name}, {microbatches} microbatches, {latency_ms} ms",
+                    *("-" if gap is None else percent(gap, 2) for gap in ways[:3]),
+                    seconds(ways.late_s),
+                    seconds(ways.cpu_s),
+                ]
+            )
+    header = ("job", "gap", "earlier deadline", "one clock a stage", "usual plan late by", "CPU")
+    print(table(header, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""Plans for GPUs whose clocks follow requests late, or must not be changed too often.
+
+Where a clock comes `latency` after it is asked for, an operation begins at the clock of the one
+before: how long it takes depends on its neighbours, and a plan made without regard to that misses
+its deadline. So options are chosen anew by a search that replays every move with the latency
+(csrc/switching.hpp), and what comes out is what `envplan.simulate` says of it, to the nanosecond.
+
+**The relaxed bound still holds.** An operation that does a share x of its work at one clock and
+1 - x at another takes x t_a + (1 - x) t_b and has the effective cost x c_a + (1 - x) c_b: a point
+between two options of its table, so on or above their lower convex hull, which is all that the
+relaxation knows of it. Any number of clocks gives a point in the convex hull likewise. An idle
+clock change costs nothing in the simulator, and precedences are the same; so durations and costs of
+a replay are feasible in the relaxed problem, whose least energy by the deadline they cannot
+undercut. Two roundings are left. The last part of an operation takes a whole number of ns, up to
+one more than its share: at the power of its clock, p, this adds p - P to the effective cost, which
+is more than -P for one ns, while the relaxed curve does not rise with time. And each part's energy
+is rounded, by half a fJ at most. `bound_allowance_fj` adds both up: some 1e-7 J an operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan import _kernel
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier.rounding import Rounding
+from envplan.units import ns_from_s, ns_from_s_ceil, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.frontier.trace import Frontier
+    from envplan.plan import Plan
+    from envplan.profile import OptionTable, Profile
+    from envplan.simulation import Timeline
+
+#: Longest latency and dwell, s: as for envplan.simulate.
+MAX_SECONDS: Final = 3600.0
+
+# Annealings from the usual plan and from one clock a stage: hot enough to leave their pattern.
+_ROUNDED_HEATS: Final = (1.5, 0.6)
+_CONSTANT_HEATS: Final = (4.0,)
+_LAST_HEAT: Final = 0.25  # once more, from the best of them; and from a plan that is in time
+_MOVES_PER_OPERATION: Final = 120
+_FURTHER_MOVES: Final = 350_000  # or this many an operation, where that is less:
+_FURTHER_MOVES_PER_OPERATION: Final = 2_000
+_MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
+_LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
+_HURRY: Final = 20.0  # the same where nothing but time counts
+_TIGHTENINGS: Final = 5
+
+
+@dataclass(frozen=True)
+class Switching:
+    """How the clock of a stage may change.
+
+    Attributes:
+        latency_ns: from a request until the clock changes, ns.
+        dwell_ns: least time between two requests for another clock, ns; from the last one of an
+            iteration to the first of the next, too, which begins when this one ends.
+    """
+
+    latency_ns: int = 0
+    dwell_ns: int = 0
+
+    @classmethod
+    def from_seconds(cls, latency: float, dwell: float) -> Switching:
+        """Both in s.
+
+        Raises:
+            InputError: one is out of range.
+        """
+        for name, value in (("switch_latency", latency), ("min_dwell", dwell)):
+            if not 0 <= value <= MAX_SECONDS:
+                raise InputError(f"{name} must be between 0 and {MAX_SECONDS:g} s, not {value}")
+        return cls(ns_from_s(latency), ns_from_s_ceil(dwell))
+
+    def __bool__(self) -> bool:
+        return self.latency_ns > 0 or self.dwell_ns > 0
+
+
+class Replay(NamedTuple):
+    """A replay for one GPU per stage.
+
+    Attributes:
+        makespan_ns: when the last operation ends, ns.
+        energy_fj: of all operations and all waiting until then, fJ, as a float.
+        too_soon_ns: by how much clocks last too short, all added up, ns.
+    """
+
+    makespan_ns: int
+    energy_fj: float
+    too_soon_ns: int
+
+
+class NoPlanInTimeError(NoAnswerError):
+    """No plan was found that finishes in time although clocks follow late.
+
+    Attributes:
+        least_ns: the least time that was found, ns.
+    """
+
+    def __init__(self, deadline_ns: int, least_ns: int) -> None:
+        self.least_ns = least_ns
+        super().__init__(
+            f"no plan was found that finishes in {s_from_ns(deadline_ns):.9f} s with clocks that "
+            f"change so slowly; the least time found is {s_from_ns(least_ns):.9f} s"
+        )
+
+
+def plan_with_switching(
+    frontier: Frontier,
+    rounding: Rounding,
+    switching: Switching,
+    deadline_ns: int,
+    target: dict[str, float | str],
+) -> Plan:
+    """The plan of least energy found that meets a deadline although clocks follow late.
+
+    What it states is its replay with the latency, to the last ns and fJ.
+
+    Args:
+        rounding: the problem without switching, rounded.
+        deadline_ns: when everything must be finished, not below T_min, ns.
+        target: what was asked: `kind` and the number that goes with it.
+
+    Raises:
+        NoPlanInTimeError: none was found; says the least time that was.
+    """
+    search = SwitchingSearch(frontier, rounding, switching, deadline_ns)
+    options = search.solve()
+    stricter_ns = 0
+    for _ in range(_TIGHTENINGS):
+        plan = replayed_plan(frontier, options, switching, deadline_ns, target)
+        over_ns = ns_from_s(plan.iteration_time) - deadline_ns
+        if over_ns <= 0 and not _changes_too_soon(plan, frontier.profile, switching):
+            return plan
+        # The search's replay may round an operation with several changes by a ns.
+        stricter_ns += max(over_ns, 1)
+        options = search.tightened(options, stricter_ns)
+    raise NoPlanInTimeError(deadline_ns, ns_from_s(plan.iteration_time))
+
+
+def _changes_too_soon(plan: Plan, profile: Profile, switching: Switching) -> bool:
+    from envplan.simulation import simulate
+
+    if switching.dwell_ns == 0:
+        return False
+    return clock_that_changes_too_soon(simulate(plan, profile), switching.dwell_ns) is not None
+
+
+def replayed_plan(
+    frontier: Frontier,
+    options: NDArray[np.int32],
+    switching: Switching,
+    deadline_ns: int,
+    target: dict[str, float | str],
+) -> Plan:
+    """The plan of a choice of options, as its replay with the latency has it.
+
+    Args:
+        options: for each operation the row of its option table, (N,).
+        deadline_ns: the time that was planned for, not below T_min, ns.
+        target: what was asked: `kind` and the number that goes with it.
+    """
+    from envplan.plan import predict
+    from envplan.simulation import simulate
+
+    plan = frontier.priced_plan(options, target, deadline_ns)
+    job = plan.job.model_copy(
+        update={
+            "switch_latency_s": s_from_ns(switching.latency_ns) if switching.latency_ns else None,
+            "min_dwell_s": s_from_ns(switching.dwell_ns) if switching.dwell_ns else None,
+        }
+    )
+    plan = plan.model_copy(update={"job": job})
+    timeline = simulate(plan, frontier.profile)
+    gpus = frontier.gpus_per_stage * frontier.replicas
+    bound_fj = frontier.lower_bound_fj(min(deadline_ns, frontier.min_energy_time_ns))
+    predicted = predict(
+        timeline.iteration_time_ns,
+        timeline.energy_fj,
+        max(0, bound_fj - bound_allowance_fj(timeline, frontier.blocking_power_uw)) * gpus,
+        "relaxation",
+        plan.predicted.baseline,
+    )
+    starts = iter(timeline.operations)
+    stages = [
+        [op.model_copy(update={"start_s": s_from_ns(next(starts).start_ns)}) for op in stage]
+        for stage in plan.stages
+    ]
+    return plan.model_copy(update={"predicted": predicted, "stages": stages})
+
+
+def bound_allowance_fj(timeline: Timeline, blocking_power_uw: Sequence[int]) -> int:
+    """What rounding may take off the relaxed bound in a replay, for one GPU a stage, fJ."""
+    return sum(
+        blocking_power_uw[timed.operation.stage] + len(timed.slices)
+        for timed in timeline.operations
+        if len(timed.slices) > 1
+    )
+
+
+def clock_that_changes_too_soon(timeline: Timeline, dwell_ns: int) -> str | None:
+    """The first clock in a timeline that a stage keeps for less than dwell_ns, in words."""
+    for stage, (first, last) in enumerate(pairwise(timeline.pipeline.stage_begin.tolist())):
+        timed = [one for one in timeline.operations[first:last] if one.frequency_mhz]
+        # An iteration begins with the clock that the one before it has left.
+        before = [*timed[-1:], *timed[:-1]]
+        requests = [
+            now.start_ns
+            for earlier, now in zip(before, timed, strict=True)
+            if now.frequency_mhz != earlier.frequency_mhz
+        ]
+        following = [*requests[1:], *(at + timeline.iteration_time_ns for at in requests[:1])]
+        for at, until in zip(requests, following, strict=True):
+            if until - at < dwell_ns:
+                return (
+                    f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another one "
+                    f"{s_from_ns(until - at)!r} s later"
+                )
+    return None
+
+
+class SwitchingSearch:
+    """One deadline's choice of options where clocks follow late.
+
+    Args:
+        rounding: the problem without switching, rounded: its numbering and one of the starts.
+        deadline_ns: when everything must be finished, ns.
+    """
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        rounding: Rounding,
+        switching: Switching,
+        deadline_ns: int,
+    ) -> None:
+        from envplan.plan import option_tables
+
+        pipeline, order = frontier.pipeline, rounding.order
+        tables = option_tables(pipeline, frontier.profile)
+        distinct = list({id(table): table for table in tables}.values())
+        number = {id(table): n for n, table in enumerate(distinct)}
+        clocks = sorted({int(mhz) for table in distinct for mhz in table.frequency_mhz if mhz})
+        edges = np.array(sorted(rounding.edges, key=lambda edge: edge[1]), np.int64).reshape(-1, 3)
+        counts = np.bincount(edges[:, 1], minlength=len(order))
+        self._frontier = frontier
+        self._order = order
+        self._start = rounding.options[order]
+        self._arrays = (
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            edges[:, 0].astype(np.int32),
+            edges[:, 2].copy(),
+            np.array([pipeline.operations[i].stage for i in order], np.int32),
+            np.array([number[id(tables[i])] for i in order], np.int32),
+            np.cumsum([0] + [len(table) for table in distinct], dtype=np.int32),
+            np.concatenate([table.time_ns for table in distinct]),
+            np.concatenate([table.energy_fj for table in distinct]).astype(np.float64),
+            _clock_indices(distinct, clocks),
+            np.concatenate(_nearest(distinct, clocks)),
+            np.array(frontier.blocking_power_uw, np.float64),
+        )
+        self._switching = switching
+        self._deadline_ns = deadline_ns
+        self._price_uw = _price_uw(frontier, deadline_ns)
+        count = len(order)
+        wanted = count * _MOVES_PER_OPERATION + min(
+            _FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION
+        )
+        self._moves = max(1, min(wanted, _MOST_WORK // count))
+
+    def solve(self) -> NDArray[np.int32]:
+        """The best options found, (N,): for each operation the row of its option table.
+
+        Raises:
+            NoAnswerError: none finishes in time; says the least time found.
+        """
+        problem = self._problem(self._deadline_ns, _LATE_PRICE)
+        constant = problem.constant(by_table=False)
+        starts = [(self._start, heat) for heat in _ROUNDED_HEATS]
+        starts += [(constant, heat) for heat in _CONSTANT_HEATS]
+        starts += [(earlier, _LAST_HEAT) for earlier in self._made_for_earlier(problem)]
+        found = [
+            self._annealed(problem, start, heat, seed) for seed, (start, heat) in enumerate(starts)
+        ]
+        best = min([*found, constant], key=lambda choice: self._rank(problem, choice))
+        if self._rank(problem, best)[0] > 0:
+            best = self._annealed(problem, self._hurried(best), _LAST_HEAT, len(starts))
+        best = self._annealed(problem, best, _LAST_HEAT, len(starts) + 1)
+        makespan_ns, _, too_soon_ns = problem.replay(best)
+        if makespan_ns > self._deadline_ns or too_soon_ns > 0:
+            raise NoPlanInTimeError(self._deadline_ns, problem.replay(self._hurried(best))[0])
+        return self._by_operation(best)
+
+    def tightened(self, options: NDArray[np.int32], by_ns: int) -> NDArray[np.int32]:
+        """Options found from others, with a deadline and a dwell stricter by so many ns."""
+        problem = self._problem(self._deadline_ns - by_ns, _LATE_PRICE, by_ns)
+        return self._by_operation(self._annealed(problem, options[self._order], 0.0, 0))
+
+    def replay(self, options: NDArray[np.int32]) -> Replay:
+        """What options, (N,), come to, as the search sees them."""
+        return Replay(*self._problem(self._deadline_ns, _LATE_PRICE).replay(options[self._order]))
+
+    def _problem(self, deadline_ns: int, price: float, stricter_ns: int = 0) -> _kernel.Switching:
+        latency_ns, dwell_ns = self._switching.latency_ns, self._switching.dwell_ns
+        dwell_ns += stricter_ns if dwell_ns else 0
+        return _kernel.Switching(
+            *self._arrays, latency_ns, dwell_ns, deadline_ns, price * self._price_uw
+        )
+
+    def _made_for_earlier(self, problem: _kernel.Switching) -> list[NDArray[np.int32]]:
+        """The usual plan for a deadline earlier by what the usual plan is late, if there is one."""
+        late_ns = problem.replay(self._start)[0] - self._deadline_ns
+        earlier_ns = self._deadline_ns - late_ns
+        if late_ns <= 0 or earlier_ns < self._frontier.min_time_ns:
+            return []
+        return [self._frontier.rounding_at(earlier_ns).options[self._order]]
+
+    def _annealed(
+        self, problem: _kernel.Switching, start: NDArray[np.int32], heat: float, seed: int
+    ) -> NDArray[np.int32]:
+        choice = start.copy()
+        problem.improve(choice, self._moves, heat, seed)
+        return choice
+
+    def _hurried(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The fastest choice found whose clocks last long enough: one clock a stage is one."""
+        hurry = self._problem(0, _HURRY)
+        constant = hurry.constant(by_table=False)
+        found = [
+            self._annealed(hurry, start, 1.0, seed) for seed, start in enumerate((choice, constant))
+        ]
+        return min(found, key=lambda one: (hurry.replay(one)[2] > 0, hurry.replay(one)[0]))
+
+    def _rank(self, problem: _kernel.Switching, choice: NDArray[np.int32]) -> tuple[int, float]:
+        """How far a choice is from what is asked, ns, and its energy, fJ."""
+        makespan_ns, energy_fj, too_soon_ns = problem.replay(choice)
+        return max(0, makespan_ns - self._deadline_ns) + too_soon_ns, energy_fj
+
+    def _by_operation(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
+        options = np.empty_like(choice)
+        options[self._order] = choice
+        return options
+
+
+def _price_uw(frontier: Frontier, deadline_ns: int) -> float:
+    """About what a ns more saves around a deadline, uW."""
+    last = len(frontier.times_ns) - 1
+    k = min(max(1, int(np.searchsorted(frontier.times_ns, deadline_ns))), last)
+    # The slope of the first breakpoint says nothing.
+    slope = frontier.slopes_uw[k] if k > 0 else 0
+    return float(max(slope, sum(frontier.blocking_power_uw), 1))
+
+
+def _clock_indices(tables: Sequence[OptionTable], clocks: Sequence[int]) -> NDArray[np.int32]:
+    """Of each option, table by table, the index of its clock; -1 for 0 MHz."""
+    index = {0: -1, **{mhz: k for k, mhz in enumerate(clocks)}}
+    return np.array([index[int(mhz)] for table in tables for mhz in table.frequency_mhz], np.int32)
+
+
+def _nearest(tables: Sequence[OptionTable], clocks: Sequence[int]) -> list[NDArray[np.int32]]:
+    """For each table (options, clocks): the option, counted over all tables, that stands for a
+    clock: the nearest listed with the same config, the higher of two; -1 in rows of 0 MHz."""
+    found = []
+    first = 0
+    for table in tables:
+        rows = np.full((len(table), len(clocks)), -1, np.int32)
+        configs = np.array(table.config)
+        for config in set(table.config):
+            same = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
+            if len(same):
+                mhz = table.frequency_mhz[same]
+                # Distance first, then the higher clock, then the first row.
+                key = 2 * np.abs(mhz[None, :] - np.array(clocks)[:, None])
+                key -= mhz[None, :] > np.array(clocks)[:, None]
+                rows[same] = first + same[np.argmin(key, axis=1)]
+        found.append(rows)
+        first += len(table)
+    return found

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.apply import apply_plan
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier import trace_frontier
+from envplan.frontier.rounding import Rounding
+from envplan.frontier.switching import Switching, SwitchingSearch
+from envplan.frontier.trace import Frontier
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.planners.baselines import ZeusPerStage
+from envplan.profile import Profile
+from envplan.runtime.drift import replan
+from envplan.simulation import Timeline, simulate
+from envplan.topology import Topology
+from envplan.units import ns_from_s, ns_from_s_floor
+from envplan.verify import verify_plan
+from strategies import dags, falling_profiles, pipelines, profiles
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.switching import compare
+
+
+def rounded(frontier: Frontier, deadline_ns: int) -> Rounding:
+    event_times, _ = frontier._trace.state_at(deadline_ns)
+    return Rounding(frontier.pipeline, frontier._network, event_times, deadline_ns)
+
+
+def requests(timeline: Timeline, stage: int) -> list[tuple[int, int]]:
+    """(ns, MHz) of a stage's requests for another clock in two iterations, counted plainly."""
+    found: list[tuple[int, int]] = []
+    clock = None
+    for iteration in range(3):
+        for timed in timeline.operations:
+            if timed.operation.stage == stage and timed.frequency_mhz not in (0, clock):
+                clock = timed.frequency_mhz
+                found.append((timed.start_ns + iteration * timeline.iteration_time_ns, clock))
+    # What the first iteration begins with is not known to it.
+    return [request for request in found if request[0] >= timeline.iteration_time_ns]
+
+
+@st.composite
+def knobbed_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
+    """Clocks that differ from table to table, two configs, and work that no clock controls."""
+    knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
+    rows = [
+        (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)
+        for stage in range(num_stages)
+        for name in ("forward", "backward")
+        for mhz, config in draw(st.sets(knobs, min_size=1, max_size=max_options))
+    ]
+    return Profile.from_rows(rows)
+
+
+@st.composite
+def lagging(draw: Any) -> tuple[Frontier, float, float, float]:
+    """A frontier of any pipeline, a deadline (s), a latency (s) and a dwell (s)."""
+    pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)))
+    kind = draw(st.sampled_from([profiles, falling_profiles, knobbed_profiles]))
+    frontier = trace_frontier(pipeline, draw(kind(pipeline.num_profile_stages, max_options=6)))
+    span = frontier.min_energy_time - frontier.min_time
+    deadline = frontier.min_time + draw(st.floats(0.0, 1.0)) * span
+    latency = draw(st.sampled_from([0.0, 1e-9, 0.003, 0.02, 0.3, 5.0]))
+    return frontier, deadline, latency, draw(st.sampled_from([0.0, 0.0, 0.05, 0.4]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(lagging())
+def test_plan_meets_its_target_with_latency_and_states_its_replay(
+    case: tuple[Frontier, float, float, float],
+) -> None:
+    frontier, deadline, latency, dwell = case
+    profile = frontier.profile
+    try:
+        plan = frontier.plan(deadline, switch_latency=latency, min_dwell=dwell)
+    except NoAnswerError:
+        # Only where maximum frequency, which never switches where it is one clock, is late, too.
+        fastest = frontier.max_frequency_plan()
+        in_time = fastest.iteration_time <= deadline
+        assert not in_time or any(len(set(stage)) > 1 for stage in fastest.frequencies)
+        return
+    timeline = simulate(plan, profile, switch_latency=latency)
+    assert timeline.iteration_time_ns <= ns_from_s_floor(deadline)
+    assert (plan.iteration_time, plan.energy) == (timeline.iteration_time, timeline.energy)
+    starts = [op.start_s for stage in plan.stages for op in stage]
+    assert starts == [timed.start_ns / 1e9 for timed in timeline.operations]
+    assert plan.energy_lower_bound <= plan.energy
+    assert plan.gap >= 0
+    for stage in range(frontier.pipeline.num_stages):
+        for one, other in pairwise(requests(timeline, stage)):
+            assert other[0] - one[0] >= ns_from_s(dwell)
+    verify_plan(plan, profile)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lagging(), st.data())
+def test_no_choice_of_options_undercuts_the_relaxed_bound_by_switching_late(
+    case: tuple[Frontier, float, float, float], data: st.DataObject
+) -> None:
+    frontier, _, latency, _ = case
+    pipeline, profile = frontier.pipeline, frontier.profile
+    options = [
+        data.draw(st.integers(0, len(profile.table(op.profile_stage, op.instruction)) - 1))
+        for op in pipeline.operations
+    ]
+    timeline = simulate(
+        frontier.priced_plan(np.array(options, np.int32), {"kind": "max-frequency"}, 2**61),
+        profile,
+        switch_latency=latency,
+    )
+    # A ns of blocking power for each operation: what rounding up to whole ns may take off.
+    allowance_fj = sum(frontier.blocking_power_uw[op.stage] + 9 for op in pipeline.operations)
+    until = min(timeline.iteration_time_ns, frontier.min_energy_time_ns)
+    assert timeline.energy_fj >= frontier.lower_bound_fj(until) - allowance_fj
+
+
+@settings(max_examples=60, deadline=None)
+@given(lagging(), st.data())
+def test_the_search_replays_as_the_simulator_does(
+    case: tuple[Frontier, float, float, float], data: st.DataObject
+) -> None:
+    frontier, deadline, latency, dwell = case
+    pipeline, profile = frontier.pipeline, frontier.profile
+    deadline_ns = ns_from_s_floor(deadline)
+    lag = Switching.from_seconds(latency, dwell)
+    search = SwitchingSearch(frontier, rounded(frontier, deadline_ns), lag, deadline_ns)
+    options = np.array(
+        [
+            data.draw(st.integers(0, len(profile.table(op.profile_stage, op.instruction)) - 1))
+            for op in pipeline.operations
+        ],
+        np.int32,
+    )
+    plan = frontier.priced_plan(options, {"kind": "max-frequency"}, 2**61)
+    timeline = simulate(plan, profile, switch_latency=latency)
+    found = search.replay(options)
+    # Operations with three clocks or more may be rounded otherwise, each by a ns.
+    several = sum(len(timed.slices) > 2 for timed in timeline.operations)
+    assert abs(found.makespan_ns - timeline.iteration_time_ns) <= several
+    tolerance = 1e-9 * timeline.energy + 1e-6 * several
+    assert found.energy_fj / 1e15 == pytest.approx(timeline.energy, abs=tolerance)
+    if several == 0:
+        missing = 0
+        for stage in range(pipeline.num_stages):
+            made = [at for at, _ in requests(timeline, stage)]
+            period = [at for at in made if at < 2 * timeline.iteration_time_ns]
+            gaps = np.diff(made)[: len(period)]
+            missing += sum(max(0, lag.dwell_ns - int(gap)) for gap in gaps)
+        assert found.too_soon_ns == missing
+
+
+@pytest.fixture(scope="module")
+def a40() -> Frontier:
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+    return trace_frontier(Pipeline("1f1b", 4, 8), profile)
+
+
+@pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])
+def test_no_worse_than_the_usual_plan_made_for_an_earlier_deadline(
+    a40: Frontier, latency: float
+) -> None:
+    deadline_ns = int(a40.min_time_ns * 1.03)
+    low, high, best = a40.min_time_ns, deadline_ns, None
+    for _ in range(12):
+        middle = (low + high) // 2
+        late = simulate(a40.plan(middle / 1e9), a40.profile, switch_latency=latency)
+        if late.iteration_time_ns <= deadline_ns:
+            low, best = middle, late
+        else:
+            high = middle
+    ours = a40.plan(deadline_ns / 1e9, switch_latency=latency)
+    assert best is None or ours.energy <= best.energy
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 3), st.integers(2, 5), st.sampled_from([0.01, 0.05]), st.data())
+def test_no_worse_than_one_balanced_clock_for_each_stage(
+    stages: int, microbatches: int, latency: float, data: st.DataObject
+) -> None:
+    profile = data.draw(falling_profiles(stages))
+    frontier = trace_frontier(Pipeline("1f1b", stages, microbatches), profile)
+    for candidate in ZeusPerStage().candidates(frontier):
+        if candidate.makespan_ns < frontier.min_time_ns:
+            continue
+        target = {"kind": "max-frequency"}
+        one = frontier.priced_plan(candidate.options, target, candidate.makespan_ns)
+        late = simulate(one, profile, switch_latency=latency)
+        if late.iteration_time_ns <= frontier.min_energy_time_ns:
+            ours = frontier.plan(late.iteration_time, switch_latency=latency)
+            assert ours.energy <= late.energy + 1e-9
+
+
+def test_a_longer_dwell_means_fewer_changes(a40: Frontier) -> None:
+    deadline = a40.min_time * 1.05
+    counts = []
+    for dwell in (0.0, 0.5, 100.0):
+        plan = a40.plan(deadline, switch_latency=0.01, min_dwell=dwell)
+        uses = simulate(plan, a40.profile).stages
+        counts.append(sum(len(use.clock_changes) - 1 for use in uses))
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
+    # Fastest at another clock forward than backward: T_min needs a change that takes no time.
+    rows = [
+        (0, "forward", 1000, 1.0, 100.0),
+        (0, "forward", 2000, 1.1, 150.0),
+        (0, "backward", 1000, 2.2, 200.0),
+        (0, "backward", 2000, 2.0, 300.0),
+    ]
+    profile = Profile.from_rows(rows)
+    frontier = trace_frontier(Pipeline("1f1b", 1, 2), profile)
+    plan = frontier.plan(switch_latency=0.4)
+    assert plan.iteration_time > frontier.min_time
+    assert plan.iteration_time <= frontier.max_frequency_plan().iteration_time
+    assert plan.target.deadline_s >= plan.iteration_time
+    verify_plan(plan, profile)
+    with pytest.raises(NoAnswerError, match="the least time found is"):
+        frontier.plan(frontier.min_time, switch_latency=0.4)
+
+
+def test_an_all_maximum_target_needs_no_switch(a40: Frontier) -> None:
+    fastest = a40.max_frequency_plan()
+    plan = a40.plan(fastest.iteration_time, switch_latency=3.0, min_dwell=60.0)
+    assert plan.iteration_time <= fastest.iteration_time
+    assert plan.energy <= fastest.energy
+
+
+def test_without_either_the_plan_is_the_usual_one(a40: Frontier) -> None:
+    assert a40.plan(slowdown=0.02, switch_latency=0.0) == a40.plan(slowdown=0.02)
+
+
+def test_the_plan_is_the_same_each_time(a40: Frontier) -> None:
+    one, other = (a40.plan(slowdown=0.02, switch_latency=0.02) for _ in range(2))
+    assert one.to_json() == other.to_json()
+
+
+@pytest.mark.parametrize("name", ["switch_latency", "min_dwell"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), 4000.0])
+def test_times_out_of_range_are_refused(a40: Frontier, name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"{name} must be between 0 and 3600 s"):
+        a40.plan(**{name: value})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    return tmp_path
+
+
+def solved(folder: Path, *options: object) -> Plan:
+    ran = envplan("solve", "--quiet", *options, cwd=folder)
+    assert ran.code == 0, ran.err
+    return Plan.load(folder / "plan.json")
+
+
+def test_solve_writes_what_check_proves_and_simulate_replays(folder: Path) -> None:
+    plan = solved(folder, "--slowdown", 5, "--switch-latency", 20, "--min-dwell", 150)
+    assert (plan.job.switch_latency_s, plan.job.min_dwell_s) == (0.02, 0.15)
+    checked = envplan("check", "plan.json", cwd=folder)
+    assert checked.code == 0, checked.err
+    assert "0.02 s after it is asked for" in checked.out
+    assert "no stage asks for another clock within 0.15 s" in checked.out
+    replayed = envplan("simulate", cwd=folder)
+    assert "time and energy are exactly what the plan states" in replayed.out
+    other = envplan("simulate", "--switch-latency", 0, cwd=folder)
+    assert "the plan states" not in other.out
+
+
+def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Frontier) -> None:
+    # Replayed without it this plan is late.
+    plan = a40.plan(slowdown=0.03, switch_latency=0.05)
+    assert simulate(plan, a40.profile, switch_latency=0.0).iteration_time > plan.target.deadline_s
+    applied = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
+    assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
+    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_dwell=0.3)
+    assert merged.iteration_time_s <= plan.target.deadline_s
+
+
+def test_solve_says_what_clocks_it_planned_for(folder: Path) -> None:
+    ran = envplan("solve", "--slowdown", 5, "--switch-latency", 20, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "every clock comes 20 ms after it is asked for" in ran.out
+    document = json.loads(envplan("solve", "--json", "--min-dwell", 150, cwd=folder).out)
+    assert document["job"]["min_dwell_s"] == 0.15
+
+
+def test_a_tampered_plan_does_not_pass_as_one_with_latency(folder: Path) -> None:
+    plan = solved(folder, "--slowdown", 5)
+    job = plan.job.model_copy(update={"switch_latency_s": 0.02})
+    plan.model_copy(update={"job": job}).save(folder / "plan.json")
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "replayed it is")
+
+
+def test_a_plan_whose_clocks_change_too_soon_does_not_pass(folder: Path) -> None:
+    plan = solved(folder, "--slowdown", 5)
+    job = plan.job.model_copy(update={"min_dwell_s": 30.0})
+    plan.model_copy(update={"job": job}).save(folder / "plan.json")
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "job.min_dwell_s of 30.0 s")
+
+
+def test_a_target_out_of_reach_names_the_least_time(folder: Path) -> None:
+    rows = [
+        (0, "forward", 1000, 1.0, 100.0),
+        (0, "forward", 2000, 1.1, 150.0),
+        (0, "backward", 1000, 2.2, 200.0),
+        (0, "backward", 2000, 2.0, 300.0),
+    ]
+    Profile.from_rows(rows).save_csv(folder / "profile.csv")
+    ran = envplan("solve", "-m", 2, "--target-time", 6, "--switch-latency", 400, cwd=folder)
+    assert_refused(ran, 1, "the least time found is")
+    assert not (folder / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--switch-latency", -1], "--switch-latency must be a number from 0 up"),
+        (["--min-dwell", 4_000_000], "min_dwell must be between 0 and 3600 s"),
+        (["--switch-latency", 5, "--polish", 1], "--switch-latency and --polish"),
+        (["--min-dwell", 5, "--ladder", 3], "--min-dwell and --ladder"),
+        (["--min-dwell", 5, "--energy-budget", 900], "--min-dwell and --energy-budget"),
+        (["--switch-latency", 5, "--planner", "zeus_global"], "--planner frontier"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    folder: Path, options: list[object], words: str
+) -> None:
+    assert_refused(envplan("solve", *options, cwd=folder), 2, words)
+
+
+def test_a_plan_made_anew_from_another_profile_is_for_the_same_clocks(a40: Frontier) -> None:
+    for plan in (
+        a40.plan(slowdown=0.02, switch_latency=0.02, min_dwell=0.2),
+        a40.plan(a40.min_time * 1.02, switch_latency=0.02, min_dwell=0.2),
+        a40.min_energy_plan(switch_latency=0.02, min_dwell=0.2),
+        a40.plan(switch_latency=0.02, min_dwell=0.2),
+    ):
+        assert replan(plan, a40.profile) == plan
+
+
+def test_the_benchmark_measures_all_three_ways(a40: Frontier) -> None:
+    ways = compare(a40, int(a40.min_time_ns * 1.08), 0.02)
+    assert ways.earlier is not None
+    assert ways.constant is not None
+    assert 0 <= ways.ours <= min(ways.earlier, ways.constant)
+    assert ways.late_s > 0
