@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import envplan.plan
 from cli_helpers import small_profile
+from envplan.costs import Run
 from envplan.errors import InputError
 from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
@@ -26,6 +27,7 @@ from envplan.plan import (
     schema_text,
 )
 from envplan.profile import Profile, builtin_profiles
+from envplan.rates import Rate
 from envplan.verify import find_profile, verify_plan
 
 UW = 10**6
@@ -199,7 +201,8 @@ def test_schema_file_is_the_one_the_models_give() -> None:
 
 
 def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
-    schema, document = json.loads(schema_text()), json.loads(plan.with_ladder([plan]).to_json())
+    full = Run(price=Rate.fixed(0.3)).reckon(plan.with_ladder([plan]))
+    schema, document = json.loads(schema_text()), json.loads(full.to_json())
     assert set(document) == set(schema["properties"])
     operation = schema["$defs"]["PlannedOperation"]
     assert set(document["stages"][0][0]) == set(operation["required"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import PLANNERS, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
+    from envplan.replicas import plan_replicas, replay_replicas
     from envplan.simulation import Timeline, simulate
     from envplan.verify import verify_plan
 
@@ -54,7 +55,9 @@ __all__ = [
     "compare",
     "forwards_ahead",
     "minimum_cut",
+    "plan_replicas",
     "read_slowdowns",
+    "replay_replicas",
     "simulate",
     "simulate_cluster",
     "strong_scaling",
@@ -83,6 +86,8 @@ _HOME = {
     "read_slowdowns": "envplan.cluster",
     "simulate_cluster": "envplan.cluster",
     "strong_scaling": "envplan.cluster",
+    "plan_replicas": "envplan.replicas",
+    "replay_replicas": "envplan.replicas",
     "Profile": "envplan.profile",
     "ProfileMetadata": "envplan.profile",
     "builtin_profiles": "envplan.profile",

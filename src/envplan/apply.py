@@ -32,13 +32,23 @@ from envplan.freqplan import (
     Operation,
     RaisedClock,
     RankPlan,
+    StageClocks,
 )
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, Priced, option_tables, price
+from envplan.power import peak_uw
 from envplan.profile import OptionTable, Profile
+from envplan.simulation import price_with_latency
 from envplan.topology import Topology
-from envplan.units import j_from_fj, ns_from_s_ceil, ns_from_s_floor, s_from_ns
-from envplan.verify import check_operations, check_reference, stated_powers
+from envplan.units import (
+    j_from_fj,
+    ns_from_s,
+    ns_from_s_ceil,
+    ns_from_s_floor,
+    s_from_ns,
+    w_from_uw,
+)
+from envplan.verify import as_referenced, check_operations, check_reference, stated_powers
 
 __all__ = [
     "Clocks",
@@ -47,6 +57,7 @@ __all__ = [
     "live_clocks",
     "modelled_clocks",
     "profile_clocks",
+    "stage_clocks",
 ]
 
 _MAX_CLOCKS: Final = 10_000
@@ -81,17 +92,42 @@ def modelled_clocks(name: str) -> Clocks:
     return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
 
 
-def profile_clocks(profile: Profile) -> Clocks:
-    """Those of the GPU that a profile names; if it is not a known one, those in the profile."""
-    name = profile.metadata.gpu
+def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
+    """Those of the GPU that a profile names; if it is not a known one, those in the profile.
+
+    Args:
+        stage: of the profile; None: of all of them, which run on the same GPU.
+    """
+    name = profile.metadata.gpu if stage is None else profile.metadata.gpu_of(stage)
     if name is not None and _known(name):
         return modelled_clocks(name)
     clocks: set[int] = set()
-    for stage in range(profile.num_stages):
+    for s in range(profile.num_stages) if stage is None else [stage]:
         for instruction in profile.instructions:
-            if profile.has(stage, instruction):
-                clocks.update(profile.table(stage, instruction).frequency_mhz.tolist())
+            if profile.has(s, instruction):
+                clocks.update(profile.table(s, instruction).frequency_mhz.tolist())
     return Clocks(tuple(sorted(clocks - {0})), "profile", name)
+
+
+def stage_clocks(profile: Profile, pipeline: Pipeline) -> list[Clocks]:
+    """For each stage of a pipeline the clocks of its GPU, (num_stages,).
+
+    Raises:
+        InputError: parts of the model that one stage runs were profiled on different GPUs.
+    """
+    if profile.metadata.stage_gpus is None:
+        return [profile_clocks(profile)] * pipeline.num_stages
+    clocks = []
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        parts = sorted({op.profile_stage for op in pipeline.operations[first:last]})
+        names = sorted({profile.metadata.gpu_of(part) or "" for part in parts})
+        if len(names) > 1:
+            raise InputError(
+                f"stage {stage} runs stages {', '.join(map(str, parts))} of the profile, which "
+                f"were profiled on {' and '.join(names)}; one stage runs on one GPU"
+            )
+        clocks.append(profile_clocks(profile, parts[0]))
+    return clocks
 
 
 def given_clocks(text: str, name: str | None = None) -> Clocks:
@@ -135,6 +171,11 @@ def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
     """
     from envplan.devices import backend
 
+    if profile.metadata.stage_gpus is not None and not force:
+        raise InputError(
+            "the plan's stages run on different GPUs, and this machine knows its own only; name "
+            "one for each stage with --gpu, or leave both out to take what the profile says"
+        )
     source = backend("nvml")
     try:
         infos = [device.info for device in source.devices()]
@@ -171,7 +212,7 @@ def apply_plan(
     profile: Profile,
     *,
     topology: Topology,
-    clocks: Clocks | None = None,
+    clocks: Clocks | Sequence[Clocks] | None = None,
     devices: Sequence[int] = tuple(range(8)),
     min_dwell: float | None = None,
     ladder: bool = True,
@@ -184,7 +225,7 @@ def apply_plan(
         plan: what to do.
         profile: the profile it was made from.
         topology: which rank runs which stage.
-        clocks: what the GPU can be set to; default: profile_clocks.
+        clocks: what the GPU can be set to, or for each stage its own; default: stage_clocks.
         devices: GPU indices of a node; rank r gets number r modulo their count.
         min_dwell: s; merge neighbouring operations until no clock changes sooner than this after
             the last change. None: leave them alone.
@@ -197,28 +238,35 @@ def apply_plan(
             no clock that keeps up with it.
     """
     check_reference(plan.profile, profile, force)
+    profile = as_referenced(plan.profile, profile)
     pipeline = plan.job.pipeline()
     check_operations(plan, pipeline)
     _refuse_too_large(topology, pipeline)
-    clocks = clocks or profile_clocks(profile)
-    maker = _Maker(plan, pipeline, profile, clocks)
+    gpus = _by_stage(clocks, pipeline) or stage_clocks(profile, pipeline)
+    maker = _Maker(plan, pipeline, profile, gpus)
     configs = [operation.config for stage in plan.stages for operation in stage]
     planned = maker.planned(_flat(plan.frequencies), configs, "")
     if not force:
-        _check_deadline(planned, maker, plan.target.deadline_s)
+        _check_deadline(maker.price(planned), plan, "envplan check says more")
     supported = maker.snapped(planned)
     applied, dwell = supported, None
     if min_dwell is not None:
         applied, dwell = maker.merged(supported, min_dwell)
     priced = maker.price(applied)
+    if not force:
+        # Where clocks come late, an operation that is over sooner may make a later one slower.
+        advice = "plan again, from a profile of this GPU and with solve's own --min-dwell"
+        _check_deadline(priced, plan, advice)
+        _check_peak(applied, priced, maker, plan.target.peak_power_w)
     rungs = _rungs(plan, maker, min_dwell, priced.makespan_ns) if ladder else None
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
         profile_sha256=profile.sha256,
-        gpu=clocks.gpu,
-        clocks_source=clocks.source,
-        supported_clocks_mhz=list(clocks.mhz),
+        gpu=gpus[0].gpu if len(set(gpus)) == 1 else None,
+        clocks_source=gpus[0].source,
+        supported_clocks_mhz=sorted({mhz for gpu in gpus for mhz in gpu.mhz}),
+        stage_gpus=_stage_gpus(gpus),
         world_size=topology.world_size,
         layout=Layout(
             stages=topology.stages,
@@ -232,9 +280,36 @@ def apply_plan(
         energy_j=maker.joules(priced.energy_fj),
         raised=maker.raised(planned, supported),
         dwell=dwell,
-        ranks=_ranks(topology, pipeline, applied, rungs or [], devices),
+        ranks=_ranks(topology, pipeline, applied, configs, rungs or [], devices),
         ladder=rungs,
     )
+
+
+def _by_stage(clocks: Clocks | Sequence[Clocks] | None, pipeline: Pipeline) -> list[Clocks]:
+    """The clocks given for each stage; none where none are.
+
+    Raises:
+        InputError: they are given for more or fewer stages than there are.
+    """
+    if clocks is None:
+        return []
+    if isinstance(clocks, Clocks):
+        return [clocks] * pipeline.num_stages
+    if len(clocks) != pipeline.num_stages:
+        raise InputError(
+            f"{len(clocks)} GPUs are named for {pipeline.num_stages} stages; name one for all, or "
+            "one for each"
+        )
+    return list(clocks)
+
+
+def _stage_gpus(gpus: Sequence[Clocks]) -> list[StageClocks] | None:
+    if len(set(gpus)) == 1:
+        return None
+    return [
+        StageClocks(gpu=gpu.gpu, clocks_source=gpu.source, supported_clocks_mhz=list(gpu.mhz))
+        for gpu in gpus
+    ]
 
 
 def _refuse_too_large(topology: Topology, pipeline: Pipeline) -> None:
@@ -246,12 +321,24 @@ def _refuse_too_large(topology: Topology, pipeline: Pipeline) -> None:
         )
 
 
-def _check_deadline(planned: _Choice, maker: _Maker, deadline_s: float) -> None:
-    makespan_ns = maker.price(planned).makespan_ns
-    if makespan_ns > ns_from_s_floor(deadline_s):
+def _check_deadline(priced: Priced, plan: Plan, advice: str) -> None:
+    deadline_s = plan.target.deadline_s
+    if priced.makespan_ns > ns_from_s_floor(deadline_s):
         raise InputError(
-            f"replayed, the plan takes {s_from_ns(makespan_ns)!r} s, more than its deadline of "
-            f"{deadline_s!r} s; envplan check says more"
+            f"replayed, the plan takes {s_from_ns(priced.makespan_ns)!r} s, more than its deadline "
+            f"of {deadline_s!r} s; {advice}"
+        )
+
+
+def _check_peak(applied: _Choice, priced: Priced, maker: _Maker, cap_w: float | None) -> None:
+    if cap_w is None:
+        return
+    peak_w = maker.peak_w(applied, priced)
+    if peak_w > cap_w:
+        raise InputError(
+            "with clocks raised to those the GPU has, or for --min-dwell, the GPUs draw "
+            f"{peak_w!r} W at the peak, more than the plan's cap of {cap_w!r} W; plan again for a "
+            "lower cap, or from a profile of clocks that the GPU has"
         )
 
 
@@ -285,6 +372,7 @@ def _rungs(
                     iteration_time_s=s_from_ns(last_ns),
                     energy_j=maker.joules(priced.energy_fj),
                     frequencies_mhz=[choice.mhz[first:last] for first, last in maker.stages],
+                    configs=rung.configs,
                 )
             )
     return rungs
@@ -294,12 +382,14 @@ def _ranks(
     topology: Topology,
     pipeline: Pipeline,
     applied: _Choice,
+    configs: Sequence[str],
     rungs: Sequence[LadderRung],
     devices: Sequence[int],
 ) -> list[RankPlan]:
     operations: list[list[Operation]] = [[] for _ in range(topology.stages)]
     for op, mhz in zip(pipeline.operations, applied.mhz, strict=True):
         operations[op.stage].append((op.instruction, op.microbatch, op.chunk, mhz))
+    begins = pipeline.stage_begin.tolist()
     clocks = [
         sorted(
             {operation[3] for operation in stage}.union(*(r.frequencies_mhz[s] for r in rungs))
@@ -315,6 +405,7 @@ def _ranks(
             device=devices[rank % len(devices)],
             clocks_mhz=clocks[stage],
             operations=operations[stage],
+            configs=list(configs[begins[stage] : begins[stage + 1]]) if any(configs) else None,
         )
         for rank, stage in enumerate(stages)
     ]
@@ -373,7 +464,9 @@ class _Replay(NamedTuple):
 class _Maker:
     """The choices of clocks for one plan's operations."""
 
-    def __init__(self, plan: Plan, pipeline: Pipeline, profile: Profile, clocks: Clocks) -> None:
+    def __init__(
+        self, plan: Plan, pipeline: Pipeline, profile: Profile, clocks: Sequence[Clocks]
+    ) -> None:
         self.pipeline = pipeline
         self.stages = list(pairwise(pipeline.stage_begin.tolist()))
         self._profile = profile
@@ -381,6 +474,7 @@ class _Maker:
         self._tables = option_tables(pipeline, profile)
         self._powers_uw = stated_powers(plan, pipeline)
         self._num_gpus = plan.job.num_gpus
+        self._latency_ns = ns_from_s(plan.job.switch_latency_s or 0.0)
         self._rows: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._known: dict[tuple[int, int, int], int] = {}
 
@@ -390,7 +484,18 @@ class _Maker:
 
     def price(self, choice: _Choice) -> Priced:
         """The exact replay of a choice."""
-        return price(self.pipeline, self._profile, np.array(choice.row, np.int32), self._powers_uw)
+        options = np.array(choice.row, np.int32)
+        if self._latency_ns == 0:
+            return price(self.pipeline, self._profile, options, self._powers_uw)
+        return price_with_latency(
+            self.pipeline, self._profile, options, self._powers_uw, self._latency_ns
+        )
+
+    def peak_w(self, choice: _Choice, priced: Priced) -> float:
+        """The most that all GPUs draw at a time, W."""
+        options = np.array(choice.row, np.int32)
+        peak = peak_uw(self.pipeline, self._tables, options, priced.starts_ns, self._powers_uw)
+        return w_from_uw(peak * self._num_gpus)
 
     def planned(self, frequencies: Sequence[int], configs: Sequence[str], where: str) -> _Choice:
         """The choice that a plan or a rung states.
@@ -512,15 +617,17 @@ class _Maker:
         return bool(time[self._row_at(op, row, mhz)] <= time[row])
 
     def _fitting(self, ops: Sequence[int], choice: _Choice, least_mhz: int) -> int | None:
-        """The lowest clock of the GPU from least_mhz up at which no operation gets slower."""
-        for mhz in self._clocks.mhz:
+        """The lowest clock of a GPU from least_mhz up at which no operation gets slower."""
+        stage = self.pipeline.operations[ops[0]].stage if ops else 0
+        for mhz in self._clocks[stage].mhz:
             if mhz >= least_mhz and all(self._keeps_up(op, choice.row[op], mhz) for op in ops):
                 return mhz
         return None
 
     def _too_fast(self, op: int, mhz: int) -> InputError:
         what = self.pipeline.operations[op]
-        name, highest = self._clocks.gpu or "the GPU", self._clocks.mhz[-1]
+        clocks = self._clocks[what.stage]
+        name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
         reason = (
             f"the highest clock of {name} is {highest} MHz"
             if mhz > highest

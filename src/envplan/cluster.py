@@ -22,7 +22,7 @@ from envplan.plan import max_frequency_options, price
 from envplan.profile import Profile
 from envplan.simulation import simulate
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, s_from_ns, uw_from_w
-from envplan.verify import check_reference, trace_job
+from envplan.verify import as_referenced, check_reference, trace_job
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
@@ -252,6 +252,7 @@ def strong_scaling(
             custom DAG, or as for simulate_cluster and trace_frontier.
     """
     check_reference(plan.profile, profile, force)
+    profile = as_referenced(plan.profile, profile)
     if plan.job.dag is not None:
         raise InputError("a custom DAG has a fixed number of microbatches; it cannot be scaled")
     total = global_batch or plan.job.microbatches * plan.job.replicas
@@ -434,6 +435,7 @@ class _Paces:
         self, plan: Plan, profile: Profile, frontier: Frontier | None, force: bool
     ) -> None:
         timeline = simulate(plan, profile, force=force)
+        profile = as_referenced(plan.profile, profile)
         powers_uw = [uw_from_w(power) for power in plan.job.blocking_power_w]
         self._power_uw = sum(powers_uw)
         self.plan = _Pace(timeline.iteration_time_ns, timeline.energy_fj // plan.job.num_gpus)

@@ -42,6 +42,7 @@ __all__ = [
     "Layout",
     "RaisedClock",
     "RankPlan",
+    "StageClocks",
     "parse_zeus",
     "read_zeus",
 ]
@@ -100,6 +101,14 @@ class Layout(_Model):
         return topology
 
 
+class StageClocks(_Model):
+    """The GPU of one stage, where stages run on different ones; as the fields of FrequencyPlan."""
+
+    gpu: str | None = None
+    clocks_source: ClockSource
+    supported_clocks_mhz: list[Megahertz]
+
+
 class RaisedClock(_Model):
     """Operations whose planned clock the GPU does not have, and the clock they got instead."""
 
@@ -135,6 +144,8 @@ class RankPlan(_Model):
         clocks_mhz: all clocks it will ask for, ladder included, ascending; the GPU has them all.
         operations: (instruction, microbatch, chunk, MHz) in execution order; 0 MHz leaves the
             clock as it is.
+        configs: the second knob of each operation, "" where it has none, for the training code to
+            set; absent where no operation of the job has one.
     """
 
     rank: Index
@@ -142,6 +153,7 @@ class RankPlan(_Model):
     device: Index
     clocks_mhz: list[Megahertz]
     operations: list[Operation]
+    configs: list[str] | None = None
 
     @property
     def frequencies(self) -> list[int]:
@@ -156,11 +168,13 @@ class LadderRung(_Model):
         iteration_time_s: replayed with these clocks.
         energy_j: per iteration over all GPUs.
         frequencies_mhz: MHz of each stage's operations in execution order.
+        configs: likewise their configs; absent where no operation has one.
     """
 
     iteration_time_s: Seconds
     energy_j: Joules
     frequencies_mhz: list[list[MegahertzOrNone]]
+    configs: list[list[str]] | None = None
 
 
 class FrequencyPlan(_Model):
@@ -169,9 +183,10 @@ class FrequencyPlan(_Model):
     Attributes:
         plan_sha256: of the plan.json it was made from.
         profile_sha256: of the profile that plan was made from.
-        gpu: name of the GPU it is for; absent if nobody said.
+        gpu: name of the GPU it is for; absent if nobody said, or stages run on different ones.
         clocks_source: where supported_clocks_mhz come from.
-        supported_clocks_mhz: SM clocks of that GPU, ascending.
+        supported_clocks_mhz: SM clocks of that GPU, or of all of them together, ascending.
+        stage_gpus: for each stage its own GPU; absent where all run on the same.
         deadline_s: the time the plan is for.
         iteration_time_s: replayed with the clocks written here; no later than the plan's.
         energy_j: per iteration over all GPUs, waiting included.
@@ -187,6 +202,7 @@ class FrequencyPlan(_Model):
     gpu: str | None = None
     clocks_source: ClockSource
     supported_clocks_mhz: list[Megahertz]
+    stage_gpus: list[StageClocks] | None = None
     world_size: Count
     layout: Layout
     deadline_s: Seconds
@@ -230,22 +246,38 @@ class FrequencyPlan(_Model):
                 "apply the plan again with the job's --tp, --cp and --dp"
             )
 
-    def check_gpu(self, name: str, supported_clocks: Sequence[int]) -> None:
+    def clocks_of(self, stage: int) -> StageClocks:
+        """The GPU of a stage and its clocks."""
+        if self.stage_gpus is not None:
+            return self.stage_gpus[stage]
+        return StageClocks(
+            gpu=self.gpu,
+            clocks_source=self.clocks_source,
+            supported_clocks_mhz=self.supported_clocks_mhz,
+        )
+
+    def check_gpu(
+        self, name: str, supported_clocks: Sequence[int], stage: int | None = None
+    ) -> None:
         """That a GPU is of the model this is for and has every clock that is asked for.
 
         Args:
             name: as its driver says.
             supported_clocks: MHz.
+            stage: what it runs; None: it must do for all of them.
 
         Raises:
             InputError: it is not or has not.
         """
-        if self.gpu is not None and name != self.gpu:
-            raise InputError(
-                f"the frequency plan is for {self.gpu}, but the GPU here is {name}; profile it and "
-                "plan again"
-            )
-        asked = {clock for rank in self.ranks for clock in rank.clocks_mhz}
+        stages = range(self.layout.stages) if stage is None else [stage]
+        for planned in (self.clocks_of(s).gpu for s in stages):
+            if planned is not None and name != planned:
+                where = "" if self.stage_gpus is None or stage is None else f" on stage {stage}"
+                raise InputError(
+                    f"the frequency plan is for {planned}{where}, but the GPU here is {name}; "
+                    "profile it and plan again"
+                )
+        asked = {c for rank in self.ranks if rank.stage in stages for c in rank.clocks_mhz}
         lacking = sorted(asked - set(supported_clocks))
         if lacking:
             raise InputError(
@@ -278,13 +310,19 @@ class FrequencyPlan(_Model):
         return text
 
     def to_csv(self) -> str:
-        """The ranks as a CSV table, CSV_COLUMNS, a row an operation; without the ladder."""
+        """The ranks as a CSV table, CSV_COLUMNS, a row an operation; without the ladder.
+
+        Where operations have configs, a column `config` follows.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
+        named = any(rank.configs for rank in self.ranks)
+        writer.writerow((*CSV_COLUMNS, *(["config"] if named else [])))
         for rank in self.ranks:
+            configs = rank.configs or [""] * len(rank.operations)
             for position, operation in enumerate(rank.operations):
-                writer.writerow((rank.rank, rank.stage, rank.device, position, *operation))
+                row = (rank.rank, rank.stage, rank.device, position, *operation)
+                writer.writerow((*row, configs[position]) if named else row)
         return text.getvalue()
 
     def to_zeus(self) -> str:
@@ -352,13 +390,22 @@ class FrequencyPlan(_Model):
         self._check_ranks()
         self._check_clocks()
         self._check_ladder()
-        count = len(self.supported_clocks_mhz)
         return [
             f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
             f"{self.layout.rank_order}",
             "all ranks of a stage have the same operations",
-            f"all clocks are among the {count} of {self.gpu or 'the GPU'}",
+            *(
+                f"all clocks{where} are among the {len(gpu.supported_clocks_mhz)} of "
+                f"{gpu.gpu or 'the GPU'}"
+                for where, gpu in self._gpus()
+            ),
         ]
+
+    def _gpus(self) -> list[tuple[str, StageClocks]]:
+        """Each GPU, with what to say of where it is."""
+        if self.stage_gpus is None:
+            return [("", self.clocks_of(0))]
+        return [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus)]
 
     def _check_ranks(self) -> None:
         topology = self.layout.topology()
@@ -374,17 +421,27 @@ class FrequencyPlan(_Model):
                     f"ranks[{position}] is rank {rank.rank} on stage {rank.stage}, but the layout "
                     f"has rank {position} on stage {topology.stage_of(position)} there"
                 )
-            if rank.operations != first.setdefault(rank.stage, rank).operations:
+            if rank.configs is not None and len(rank.configs) != len(rank.operations):
+                raise InputError(f"ranks[{position}] does not have one config for every operation")
+            twin = first.setdefault(rank.stage, rank)
+            if (rank.operations, rank.configs) != (twin.operations, twin.configs):
                 raise InputError(
                     f"ranks {first[rank.stage].rank} and {rank.rank} run the same stage, "
                     f"{rank.stage}, with different operations"
                 )
 
     def _check_clocks(self) -> None:
-        if self.supported_clocks_mhz != sorted(set(self.supported_clocks_mhz)):
+        if self.stage_gpus is not None and len(self.stage_gpus) != self.layout.stages:
+            raise InputError(
+                f"stage_gpus has {len(self.stage_gpus)} entries for {self.layout.stages} stages"
+            )
+        listed = [self.supported_clocks_mhz]
+        listed += [gpu.supported_clocks_mhz for gpu in self.stage_gpus or []]
+        if any(clocks != sorted(set(clocks)) for clocks in listed):
             raise InputError("supported_clocks_mhz does not ascend")
-        supported = set(self.supported_clocks_mhz)
+        known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
+            supported = known[rank.stage]
             asked = set(rank.frequencies) - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
@@ -399,8 +456,11 @@ class FrequencyPlan(_Model):
         allowed = {rank.stage: {0, *rank.clocks_mhz} for rank in self.ranks}
         slowest = self.iteration_time_s
         for n, rung in enumerate(self.ladder or []):
-            if [len(stage) for stage in rung.frequencies_mhz] != [len(stage) for stage in stages]:
+            lengths = [len(stage) for stage in stages]
+            if [len(stage) for stage in rung.frequencies_mhz] != lengths:
                 raise InputError(f"ladder[{n}] does not have one clock for every operation")
+            if rung.configs is not None and [len(stage) for stage in rung.configs] != lengths:
+                raise InputError(f"ladder[{n}] does not have one config for every operation")
             for stage, clocks in enumerate(rung.frequencies_mhz):
                 if lacking := sorted(set(clocks) - allowed[stage]):
                     raise InputError(

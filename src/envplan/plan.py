@@ -14,13 +14,14 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envplan._files import atomic_write
+from envplan.costs import Costs
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import shown
@@ -34,6 +35,9 @@ from envplan.units import (
     w_from_uw,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = [
     "PLAN_SCHEMA",
     "Baseline",
@@ -43,6 +47,7 @@ __all__ = [
     "Predicted",
     "Priced",
     "ProfileReference",
+    "Robustness",
     "Rung",
     "Target",
     "build_plan",
@@ -71,6 +76,8 @@ TargetKind = Literal[
     "min-energy",
     "energy-budget",
     "power-cap",
+    "peak-power-cap",
+    "sync-time",
     "max-frequency",
     "planner",
 ]
@@ -99,11 +106,21 @@ class Job(_Model):
     forwards_ahead: list[Index] | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )
+    extras: dict[str, list[Index]] | None = Field(
+        None,
+        description="operations beside forwards and backwards, and which model stages have them",
+    )
     dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
     replicas: GpuCount
     blocking_power_w: list[BlockingWatts] = Field(description="W of one waiting GPU, per stage")
     blocking_power_source: BlockingPowerSource
+    switch_latency_s: Seconds | None = Field(
+        None, description="from a clock request until the clock changes; absent: at once"
+    )
+    min_dwell_s: Seconds | None = Field(
+        None, description="least time between two clock changes of a stage; absent: none"
+    )
 
     @property
     def num_gpus(self) -> int:
@@ -119,6 +136,18 @@ class Job(_Model):
         return Pipeline.from_job(self.model_dump(exclude_none=True))
 
 
+class AppliedAdjustments(_Model):
+    """What was derived from a profile's rows; see envplan.adjustments.Adjustments."""
+
+    recompute: bool = Field(False, description="the forward was added to the backward")
+    backward_input_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="backward was split, this share of it into backward_input"
+    )
+    joined_backward: bool = Field(
+        False, description="backward_input and backward_weight were added up"
+    )
+
+
 class ProfileReference(_Model):
     """Which profile a plan was made from."""
 
@@ -126,6 +155,9 @@ class ProfileReference(_Model):
     path: str | None = Field(None, description="as it was given; none for a built-in profile")
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Literal["measured", "modelled"] | None = None
+    adjustments: AppliedAdjustments | None = Field(
+        None, description="absent where the rows were taken as they are"
+    )
 
 
 class Target(_Model):
@@ -136,6 +168,9 @@ class Target(_Model):
     slowdown: Annotated[float, Field(ge=0)] | None = Field(None, description="fraction of T_min")
     energy_j: Joules | None = None
     power_w: Watts | None = None
+    peak_power_w: Watts | None = Field(
+        None, description="W over all GPUs at any moment of the replay"
+    )
     straggler_time_s: Seconds | None = None
     deadline_s: Seconds = Field(description="the time the plan and its lower bound are for")
 
@@ -146,6 +181,27 @@ class Baseline(_Model):
     iteration_time_s: Seconds
     energy_j: Joules
     average_power_w: Watts
+
+
+class Robustness(_Model):
+    """How sure it is that a plan holds its target under noise.
+
+    Each operation's time is multiplied by a lognormal factor of its own with mean 1.
+    """
+
+    probability: Annotated[float, Field(gt=0, lt=1)] = Field(description="asked for")
+    noise: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="standard deviation of times, as a fraction of them; absent: by the profile's "
+        "column time_std",
+    )
+    seed: Index
+    runs: Count = Field(le=10**6, description="replays with noise drawn from the seed")
+    held_runs: Index = Field(description="those of them that ended by the target")
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    share_at_least: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="the probability that this proves with the confidence (Clopper and Pearson)"
+    )
 
 
 class Predicted(_Model):
@@ -160,10 +216,15 @@ class Predicted(_Model):
     baseline: Baseline
     savings_percent: float = Field(description="energy saved, of the baseline's")
     slowdown_percent: float = Field(description="time lost, of the baseline's")
+    robustness: Robustness | None = Field(None, description="absent where times are exact")
 
 
 class PlannedOperation(_Model):
-    """One operation; time and energy are those of one GPU."""
+    """One operation; time and energy are those of one GPU at the planned clock all along.
+
+    Where the job has a switch latency, an operation may run at an earlier one's clock for a while:
+    start_s and all that is predicted are of the replay with it.
+    """
 
     instruction: str
     microbatch: Index
@@ -195,6 +256,7 @@ class Plan(_Model):
     Attributes:
         stages: for each stage its operations in execution order.
         ladder: slower plans by ascending iteration time, for stragglers; absent if not asked for.
+        costs: money and carbon of an iteration and of a run; absent if not asked for.
     """
 
     schema_id: Literal["envplan/plan/v1"] = Field(alias="schema")
@@ -205,6 +267,7 @@ class Plan(_Model):
     predicted: Predicted
     stages: list[list[PlannedOperation]]
     ladder: list[Rung] | None = None
+    costs: Costs | None = None
 
     @property
     def iteration_time(self) -> float:
@@ -271,6 +334,17 @@ class Plan(_Model):
             frequencies_mhz=self.frequencies,
             configs=configs if any(any(stage) for stage in configs) else None,
         )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row an operation, by stage and in execution order; energy is that of one GPU."""
+        from envplan.plotting.notebook import plan_frame
+
+        return plan_frame(self)
+
+    def _repr_html_(self) -> str:
+        from envplan.plotting.notebook import plan_html
+
+        return plan_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write plan.json, whole or not at all.
@@ -635,6 +709,7 @@ def _reference(profile: Profile) -> ProfileReference:
             "path": None if path is None else _utf8(path),
             "sha256": profile.sha256,
             "source": profile.metadata.source,
+            "adjustments": profile.adjustments.to_dict() or None,
         }
     )
 

@@ -14,6 +14,7 @@ Times and energies become integers (ns, fJ) here, and everything after this modu
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import hashlib
@@ -34,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan._files import atomic_write
+from envplan.adjustments import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.errors import InputError
 from envplan.units import MAX_INTEGER, fj_from_j, ns_from_s
 
@@ -59,14 +61,19 @@ INSTRUCTIONS: Final = (
     "optimizer",
     "load",
     "recompute",
+    "all_reduce",
 )
 
 #: The instruction name of rows that give the power while waiting; not an operation.
 BLOCKING: Final = "blocking"
 
+#: Field of a sidecar that says, if it is true, that `backward` rows include recomputation.
+INCLUDES_RECOMPUTATION: Final = "recompute"
+
+_SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
 _SPREAD_COLUMNS: Final = ("time_std", "energy_std", "samples")
-_SOME_STAGES_ONLY: Final = frozenset({"optimizer", "load", "recompute", BLOCKING})
+_SOME_STAGES_ONLY: Final = frozenset({"optimizer", "load", "recompute", "all_reduce", BLOCKING})
 
 _MAX_TIME_S: Final = 1e9
 _MAX_ENERGY_J: Final = 9e3
@@ -128,7 +135,9 @@ class CostCurve:
     base_cost_fj: int
 
 
-def cost_curve(table: OptionTable, blocking_power_uw: int) -> CostCurve:
+def cost_curve(
+    table: OptionTable, blocking_power_uw: int, power_limit_uw: int | None = None
+) -> CostCurve:
     """Pareto options of a table by time and effective cost, and their lower convex hull.
 
     Exact: all comparisons are made in unbounded integers.
@@ -136,9 +145,11 @@ def cost_curve(table: OptionTable, blocking_power_uw: int) -> CostCurve:
     Args:
         table: the options, n >= 1 of them.
         blocking_power_uw: power of the waiting GPU, uW, not negative.
+        power_limit_uw: leave out options of more average power than this, uW; at least one has
+            less. None: take them all.
 
     Returns:
-        The curve. No option of the table lies below it.
+        The curve. No option within the limit lies below it.
 
     Raises:
         InputError: costs or slopes do not fit the integer range.
@@ -151,8 +162,11 @@ def cost_curve(table: OptionTable, blocking_power_uw: int) -> CostCurve:
     if min(costs) < -MAX_INTEGER:
         raise _out_of_range(table, "waiting as long as its slowest option takes costs too much")
 
+    energies: list[int] = table.energy_fj.tolist()
     pareto: list[int] = []
     for index, cost in enumerate(costs):
+        if power_limit_uw is not None and energies[index] > power_limit_uw * times[index]:
+            continue
         if not pareto or cost < costs[pareto[-1]]:
             pareto.append(index)
 
@@ -217,7 +231,8 @@ class ProfileMetadata:
     """What the sidecar NAME.meta.json says about a profile; None where it says nothing.
 
     Attributes:
-        gpu: name of the GPU.
+        gpu: name of the GPU; of several, their names with "and" between them.
+        stage_gpus: for each stage the name of its GPU, where the sidecar's `gpu` is a list.
         driver: its driver's version.
         source: "measured" or "modelled".
         workload: what was run.
@@ -240,7 +255,12 @@ class ProfileMetadata:
     envplan_version: str | None = None
     schedule: str | None = None
     num_microbatches: int | None = None
+    stage_gpus: tuple[str, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def gpu_of(self, stage: int) -> str | None:
+        """Name of the GPU that a stage of the profile was measured on."""
+        return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
@@ -269,18 +289,34 @@ class ProfileMetadata:
             ) from error
         if not isinstance(document, dict):
             raise InputError("must hold one JSON object, {...}", path=path)
+        gpus = _gpu_list(document.get("gpu"), path)
+        if gpus is not None:
+            document["gpu"] = " and ".join(dict.fromkeys(gpus))
         known = {name: _known_field(name, document.pop(name, None), path) for name in _FIELDS}
-        return cls(**known, extra=document)
+        return cls(**known, stage_gpus=gpus, extra=document)
 
     def to_json(self) -> str:
         """The sidecar's text; fields that say nothing are left out."""
         known = {name: getattr(self, name) for name in _FIELDS}
         document = {name: value for name, value in known.items() if value is not None}
+        if self.stage_gpus is not None:
+            document["gpu"] = list(self.stage_gpus)
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
 _INTEGER_FIELDS: Final = frozenset({"microbatch_size", "tensor_parallel", "num_microbatches"})
-_FIELDS: Final = tuple(f.name for f in dataclasses.fields(ProfileMetadata) if f.name != "extra")
+_FIELDS: Final = tuple(
+    f.name for f in dataclasses.fields(ProfileMetadata) if f.name not in ("stage_gpus", "extra")
+)
+
+
+def _gpu_list(value: object, path: str | os.PathLike[str]) -> tuple[str, ...] | None:
+    """The names in a list of GPUs; None where `gpu` is no list."""
+    if not isinstance(value, list):
+        return None
+    if not value or not all(isinstance(name, str) and name for name in value):
+        raise InputError("must name one GPU, or list one for each stage", path=path, column="gpu")
+    return tuple(value)
 
 
 def _known_field(name: str, value: object, path: str | os.PathLike[str]) -> Any:
@@ -312,6 +348,7 @@ class Profile:
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
+        adjustments: what was derived from the file's rows; nothing unless `adjusted` made this.
     """
 
     def __init__(
@@ -329,9 +366,24 @@ class Profile:
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.metadata = metadata
+        gpus = metadata.stage_gpus
+        if gpus is not None and len(gpus) != self.num_stages:
+            raise InputError(
+                f"its sidecar lists {len(gpus)} GPUs for {self.num_stages} stages; list one for "
+                "each, or name one for all",
+                path=path,
+                column="gpu",
+            )
         self.blocking_power_w = _blocking_power(rows, self.num_stages)
+        self.adjustments = Adjustments()
         self._content = content
         self._tables = _tables(rows)
+        self._measured = self._tables
+        self._spreads = {
+            (row.stage, row.instruction, row.frequency, row.config): row.time_std_s / row.time_s
+            for row in rows
+            if row.time_std_s is not None
+        }
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -339,6 +391,17 @@ class Profile:
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
         return (stage, instruction) in self._tables
+
+    def time_spread(
+        self, stage: int, instruction: str, frequency: int, config: str = ""
+    ) -> float | None:
+        """Standard deviation of a row's time by column `time_std`, as a fraction of that time.
+
+        None where the file does not say, or the row was derived from others.
+        """
+        if self.adjustments:
+            return None
+        return self._spreads.get((stage, instruction, frequency, config))
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
@@ -355,10 +418,80 @@ class Profile:
                 path=self.path,
             )
         present = [name for name in self.instructions if self.has(stage, name)]
+        remedy = "profile that instruction too or choose another schedule"
+        if instruction in _SPLIT_BACKWARD and "backward" in present:
+            remedy += ", or derive it: Profile.adjusted(backward_input_share=0.5)"
+        elif instruction == "backward" and set(present) >= _SPLIT_BACKWARD:
+            remedy += ", or add them up: Profile.adjusted(join_backward=True)"
         raise InputError(
             f"profile {self.name} has no rows for {instruction} on stage {stage}, only for "
-            f"{', '.join(present)}; profile that instruction too or choose another schedule",
+            f"{', '.join(present)}; {remedy}",
             path=self.path,
+        )
+
+    def adjusted(
+        self,
+        recompute: bool = False,
+        backward_input_share: float | None = None,
+        *,
+        join_backward: bool = False,
+    ) -> Profile:
+        """This profile with what can be derived from its rows, and what it was derived with.
+
+        Name, sha256 and what save_csv writes stay those of the measured rows. Adjustments do not
+        add up: they are those of the last call.
+
+        Args:
+            recompute: add, at equal frequency and config, the time and energy of each stage's
+                forward (of its `recompute` rows, where it has some) to its backward, to
+                backward_input where that is split.
+            backward_input_share: where the profile lacks `backward_input` or `backward_weight`,
+                make it of `backward`: this share of its time and energy at each frequency is
+                backward_input, the rest backward_weight. None: do not.
+            join_backward: where the profile lacks `backward`, make it the sum of both.
+
+        Raises:
+            InputError: the share is not between 0 and 1, rows to be added have no frequency and
+                config in common (names the stage), or the file says that recomputation is in it
+                already.
+        """
+        if recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
+            raise InputError(
+                f"profile {self.name} says that its backward includes recomputation already; leave "
+                "--recompute out",
+                path=self.path,
+            )
+        adjustments = Adjustments(recompute, backward_input_share, join_backward)
+        other = copy.copy(self)
+        other.adjustments = adjustments
+        other._tables = adjusted_tables(self._measured, adjustments)
+        names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
+        other.instructions = _known_first(name for name in names if name != BLOCKING)
+        return other
+
+    def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
+        """This profile, adjusted as far as operations of these instructions need it.
+
+        A backward that is split although the profile has only the whole is assumed to be half
+        `backward_input`; one that is whole although the profile has only the parts is their sum.
+
+        Args:
+            recompute: as for adjusted.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        needed = set(instructions)
+
+        def lacks(instruction: str) -> bool:
+            stages = range(self.num_stages)
+            return any((stage, instruction) not in self._measured for stage in stages)
+
+        split = any(name in needed and lacks(name) for name in _SPLIT_BACKWARD)
+        return self.adjusted(
+            recompute,
+            DEFAULT_BACKWARD_INPUT_SHARE if split else None,
+            join_backward="backward" in needed and lacks("backward"),
         )
 
     @classmethod
@@ -510,6 +643,7 @@ class _Row(NamedTuple):
     config: str
     time_s: float
     energy_j: float
+    time_std_s: float | None
 
 
 @dataclass(frozen=True)
@@ -682,6 +816,7 @@ def _parse_row(cells: _Cells) -> _Row:
         config=cells.texts.get("config", ""),
         time_s=_parse_time(cells),
         energy_j=_parse_energy(cells),
+        time_std_s=cells.number("time_std", "seconds") if cells.texts.get("time_std") else None,
     )
 
 
@@ -747,9 +882,13 @@ def _check_instructions(
                 path=path,
                 column="instruction",
             )
-    known = [name for name in INSTRUCTIONS if name in names]
-    others = [name for name in names if name not in INSTRUCTIONS and name != BLOCKING]
-    return (*known, *others)
+    return _known_first(name for name in names if name != BLOCKING)
+
+
+def _known_first(names: Iterable[str]) -> tuple[str, ...]:
+    listed = list(names)
+    known = [name for name in INSTRUCTIONS if name in listed]
+    return (*known, *(name for name in listed if name not in INSTRUCTIONS))
 
 
 def _blocking_power(rows: Sequence[_Row], num_stages: int) -> tuple[float, ...] | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
-from envplan.plan import option_tables
+from envplan.plan import Priced, option_tables
 from envplan.profile import OptionTable, Profile
 from envplan.units import (
     MAX_INTEGER,
@@ -29,12 +29,28 @@ from envplan.units import (
     ns_from_s,
     s_from_ns,
 )
-from envplan.verify import check_operations, check_reference, chosen_options, stated_powers
+from envplan.verify import (
+    as_referenced,
+    check_operations,
+    check_reference,
+    chosen_options,
+    stated_powers,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan.plan import Plan
 
-__all__ = ["Bubble", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
+__all__ = [
+    "Bubble",
+    "Slice",
+    "StageUse",
+    "TimedOperation",
+    "Timeline",
+    "price_with_latency",
+    "simulate",
+]
 
 MAX_RUNS: Final = 100_000
 MAX_SWITCH_LATENCY_S: Final = 3600.0
@@ -46,7 +62,7 @@ def simulate(
     *,
     noise: float = 0.0,
     seed: int = 0,
-    switch_latency: float = 0.0,
+    switch_latency: float | None = None,
     runs: int = 1,
     sync_time: float | None = None,
     force: bool = False,
@@ -72,7 +88,8 @@ def simulate(
         profile: what the plan was made from.
         noise: standard deviation of times, as a fraction of them, 0 to 1.
         seed: not negative; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes, up to 3600.
+        switch_latency: s from a clock request until the clock changes, up to 3600; default: what
+            the plan was made for, 0 if it does not say.
         runs: how many times to replay with other noise, 1 to 100000.
         sync_time: s; when the iteration is over for everybody, if that is later than for this
             plan: its GPUs wait until then. In noisy runs, too.
@@ -85,8 +102,11 @@ def simulate(
         InputError: an argument is out of range, the profile has changed, or the plan does not fit
             it or its own job.
     """
+    if switch_latency is None:
+        switch_latency = plan.job.switch_latency_s or 0.0
     _check_arguments(noise, seed, switch_latency, runs, sync_time)
     check_reference(plan.profile, profile, force)
+    profile = as_referenced(plan.profile, profile)
     pipeline = plan.job.pipeline()
     check_operations(plan, pipeline)
     machine = _Machine(
@@ -105,6 +125,21 @@ def simulate(
         first = first or replay
     assert first is not None
     return _timeline(plan, machine, first, ns_from_s(sync_time or 0.0), results)
+
+
+def price_with_latency(
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    blocking_power_uw: Sequence[int],
+    latency_ns: int,
+) -> Priced:
+    """As envplan.plan.price, but every clock comes `latency_ns` after it is asked for."""
+    tables = option_tables(pipeline, profile)
+    machine = _Machine(pipeline, tables, options.tolist(), blocking_power_uw, latency_ns)
+    replay = machine.replay(None)
+    energy_fj = machine.energy_fj(replay, replay.makespan_ns)
+    return Priced(np.array(replay.starts_ns, np.int64), replay.makespan_ns, energy_fj)
 
 
 def _check_arguments(
@@ -348,6 +383,17 @@ class Timeline:
         np.subtract.at(steps, np.searchsorted(times, ends), rises)
         watts = sum(self.plan.job.blocking_power_w) + np.cumsum(steps)[:-1]
         return times, watts * self.num_gpus
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row an operation as it ran, by stage and in execution order."""
+        from envplan.plotting.notebook import timeline_frame
+
+        return timeline_frame(self)
+
+    def _repr_html_(self) -> str:
+        from envplan.plotting.notebook import timeline_html
+
+        return timeline_html(self)
 
     def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
         """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.adjustments import Adjustments
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import (
@@ -28,13 +29,24 @@ from envplan.plan import (
     price,
     rows_by_knobs,
 )
+from envplan.power import peak_uw
 from envplan.profile import Profile, builtin_paths
-from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns, uw_from_w
+from envplan.units import (
+    MAX_INTEGER,
+    j_from_fj,
+    ns_from_s,
+    ns_from_s_ceil,
+    ns_from_s_floor,
+    s_from_ns,
+    uw_from_w,
+    w_from_uw,
+)
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
 
 __all__ = [
+    "as_referenced",
     "check_operations",
     "check_reference",
     "chosen_options",
@@ -68,13 +80,33 @@ def find_profile(
     if reference.path is not None:
         for folder in (Path(file).parent if file else Path(), Path()):
             if (folder / reference.path).is_file():
-                return Profile.read_csv(folder / reference.path)
+                return as_referenced(reference, Profile.read_csv(folder / reference.path))
     if reference.name in builtin_paths():
-        return Profile.builtin(reference.name)
+        return as_referenced(reference, Profile.builtin(reference.name))
     raise InputError(
         f"its profile {reference.path or reference.name} is not found, neither from its folder nor "
         "from here nor built in; say where it is with --profile",
         path=file,
+    )
+
+
+def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
+    """A profile with those adjustments that a file says it was used with.
+
+    Raises:
+        InputError: it has others already, or they cannot be made.
+    """
+    stated = reference.adjustments
+    wanted = Adjustments() if stated is None else Adjustments(**stated.model_dump())
+    if profile.adjustments == wanted:
+        return profile
+    if profile.adjustments:
+        raise InputError(
+            f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
+            "in another way than for the plan; give it as it was measured"
+        )
+    return profile.adjusted(
+        wanted.recompute, wanted.backward_input_share, join_backward=wanted.joined_backward
     )
 
 
@@ -98,17 +130,28 @@ def verify_plan(
         InputError: the first thing that is not so.
     """
     proved = [check_reference(plan.profile, profile, force)]
+    profile = as_referenced(plan.profile, profile)
+    proved += [f"derived from the profile: {line}" for line in profile.adjustments.in_words()]
     pipeline = plan.job.pipeline()
     proved.append(check_operations(plan, pipeline))
     options = chosen_options(plan, pipeline, profile)
     count = len(options)
     proved.append(f"all {count} frequencies, times and energies are rows of the profile")
     powers = stated_powers(plan, pipeline)
-    priced = price(pipeline, profile, options, powers)
-    proved += _check_replay(plan, priced)
+    priced, switching = _replayed(plan, profile, price(pipeline, profile, options, powers), force)
+    proved += _check_replay(plan, priced) + switching
     proved += _check_ladder(plan, pipeline, profile, powers)
     proved += _check_derived(plan, pipeline, profile, priced, powers)
     proved += _check_target(plan, priced.makespan_ns)
+    proved += _check_peak(plan, pipeline, profile, options, priced, powers)
+    if plan.costs is not None:
+        from envplan.costs import check_costs
+
+        proved += check_costs(plan)
+    if plan.predicted.robustness is not None:
+        from envplan.frontier.robust import check_robustness
+
+        proved += check_robustness(plan, pipeline, profile, options)
     return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
 
 
@@ -203,6 +246,35 @@ def stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
             f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
         )
     return [uw_from_w(power) for power in powers]
+
+
+def _replayed(
+    plan: Plan, profile: Profile, priced: Priced, force: bool
+) -> tuple[Priced, list[str]]:
+    """The plan's replay with the switch latency that it was made for, and what that proves.
+
+    Args:
+        priced: its replay without.
+        force: go on though the profile has changed since the plan was made.
+    """
+    latency, dwell = plan.job.switch_latency_s, plan.job.min_dwell_s
+    if latency is None and dwell is None:
+        return priced, []
+    from envplan.frontier.switching import clock_that_changes_too_soon
+    from envplan.simulation import simulate
+
+    timeline = simulate(plan, profile, force=force)
+    proved = []
+    if latency is not None:
+        proved.append(f"so it is though every clock comes {latency!r} s after it is asked for")
+    if dwell is not None:
+        too_soon = clock_that_changes_too_soon(timeline, ns_from_s_ceil(dwell))
+        if too_soon is not None:
+            raise InputError(f"{too_soon}, within job.min_dwell_s of {dwell!r} s")
+        proved.append(f"no stage asks for another clock within {dwell!r} s")
+    starts = np.array([timed.start_ns for timed in timeline.operations], np.int64)
+    energy_fj = timeline.energy_fj // plan.job.num_gpus
+    return Priced(starts, timeline.iteration_time_ns, energy_fj), proved
 
 
 def _check_replay(plan: Plan, priced: Priced) -> list[str]:
@@ -338,10 +410,39 @@ def _check_target(plan: Plan, makespan_ns: int) -> list[str]:
     return proved
 
 
+def _check_peak(
+    plan: Plan,
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    priced: Priced,
+    powers: Sequence[int],
+) -> list[str]:
+    """The power of all GPUs at every moment of the replay, where there is a cap on it."""
+    cap = plan.target.peak_power_w
+    if cap is None:
+        return []
+    tables = option_tables(pipeline, profile)
+    peak = peak_uw(pipeline, tables, options, priced.starts_ns, powers) * plan.job.num_gpus
+    if peak > uw_from_w(cap):
+        raise InputError(
+            f"replayed, the GPUs draw {w_from_uw(peak)!r} W at the peak, more than the target of "
+            f"{cap!r} W"
+        )
+    return [f"{w_from_uw(peak)!r} W at the peak of the replay <= target {cap!r} W"]
+
+
 def trace_job(
-    job: Job, profile: Profile, progress: Callable[[int, int], None] | None = None
+    job: Job,
+    profile: Profile,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    full: bool = False,
 ) -> Frontier:
     """The frontier of a job, traced anew.
+
+    Args:
+        progress, full: as for trace_frontier.
 
     Raises:
         InputError: the job or its blocking power does not fit the profile.
@@ -355,6 +456,7 @@ def trace_job(
         blocking_power=job.blocking_power_w[0] if given else None,
         gpus_per_stage=job.gpus_per_stage,
         replicas=job.replicas,
+        full=full,
         progress=progress,
     )
     if list(frontier.blocking_power_w) != job.blocking_power_w:
@@ -371,10 +473,12 @@ def _check_bound(plan: Plan, frontier: Frontier) -> str:
     if plan.predicted.bound == "cp-sat":
         return f"lower bound {stated!r} J is CP-SAT's; it was not proved again"
     try:
-        least = frontier.energy_at(deadline)
+        # Slopes are rounded down, which may bring the bound of what costs nothing below zero.
+        least = max(0.0, frontier.energy_at(deadline))
     except NoAnswerError as error:
         raise InputError(f"target.deadline_s: {error}") from None
-    if stated > least * (1 + _BOUND_TOLERANCE):
+    # No plan uses less than nothing, whatever rounded costs add up to.
+    if stated > max(least, 0.0) * (1 + _BOUND_TOLERANCE):
         raise InputError(
             f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
         )
@@ -384,13 +488,23 @@ def _check_bound(plan: Plan, frontier: Frontier) -> str:
 def _check_kind(plan: Plan, frontier: Frontier) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
+    if target.peak_power_w is not None:
+        # Under a cap, going slower than T_star may save energy.
+        star = MAX_INTEGER
     match target.kind:
+        case "no-slowdown" if plan.job.switch_latency_s or plan.job.min_dwell_s:
+            # T_min may need clocks that cannot change so fast: the least time found without them.
+            meant = max(least, ns_from_s(target.deadline_s))
         case "no-slowdown":
             meant = least
         case "slowdown":
             meant = min(least + int(least * (target.slowdown or 0.0)), star)
         case "time":
             meant = min(ns_from_s_floor(target.time_s or 0.0), star)
+        case "sync-time":
+            meant = ns_from_s_floor(target.time_s or 0.0)
+        case "min-energy" if target.peak_power_w is not None:
+            meant = ns_from_s(plan.iteration_time)
         case "min-energy":
             meant = star
         case "planner":

@@ -18,29 +18,40 @@ from envplan.cli.frontier import FrontierCommand, frontier
 from envplan.cli.profile import ProfileCommand, profile
 from envplan.cli.profiles import profiles
 from envplan.cli.refine import refine
+from envplan.cli.report import report
 from envplan.cli.reset import reset
+from envplan.cli.schedule import schedule_app
+from envplan.cli.serving import serving
 from envplan.cli.simulate import SimulateCommand, simulate
+from envplan.cli.smooth import SmoothCommand, smooth
 from envplan.cli.solve import solve
+from envplan.cli.sweep import SweepCommand, sweep
+from envplan.cli.timeline import timeline
 from envplan.errors import EnvplanError
 
 app = typer.Typer(
     name="envplan",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=ProfileCommand)(profile)
+app.command(cls=SmoothCommand)(smooth)
 app.command(cls=FrontierCommand)(frontier)
 app.command()(solve)
 app.command()(apply)
 app.command()(profiles)
 app.command(cls=CompareCommand)(compare)
+app.command()(timeline)
+app.command()(report)
 app.command(cls=SimulateCommand)(simulate)
+app.command(cls=SweepCommand)(sweep)
 app.command()(check)
 app.command()(devices)
 app.command()(refine)
 app.command()(reset)
+app.add_typer(schedule_app)
+app.add_typer(serving)
 
 # Releases of typer differ in whether click is inside it or beside it; its errors derive from one
 # class either way.
@@ -53,10 +64,30 @@ _INTERRUPTED = 130
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from envplan import __version__
-
-        typer.echo(f"envplan {__version__}")
+        typer.echo(_build_details())
         raise typer.Exit
+
+
+def _build_details() -> str:
+    """The version, and what else a report of a fault should name."""
+    import json
+    import platform
+    from importlib.metadata import version
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from envplan import __version__
+
+    kernel = find_spec("envplan._kernel")
+    assert kernel is not None
+    assert kernel.origin is not None
+    build = json.loads(Path(kernel.origin).with_name("_build.json").read_text(encoding="utf-8"))
+    tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
+    return (
+        f"envplan {__version__}\n"
+        f"kernel: {build['compiler']}, {build['build_type']}\n"
+        f"Python {platform.python_version()}, {tools}, {platform.system()} {platform.machine()}"
+    )
 
 
 @app.callback(invoke_without_command=True)

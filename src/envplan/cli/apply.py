@@ -14,7 +14,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.apply import Clocks
-    from envplan.freqplan import FrequencyPlan
+    from envplan.freqplan import FrequencyPlan, StageClocks
     from envplan.plan import Plan
     from envplan.profile import Profile
 
@@ -65,8 +65,9 @@ def apply(
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Check clocks against this known GPU; default: the one the profile names.",
+            metavar="NAME[,NAME...]",
+            help="Check clocks against this known GPU, or against one for each stage, as in "
+            "a40,a40,a100-sxm4-80gb; default: what the profile names.",
         ),
     ] = None,
     clocks: Annotated[
@@ -212,13 +213,13 @@ def _profile(plan: Plan, file: Path, name: str | None) -> Profile:
 
 def _clocks(
     profile: Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
-) -> Clocks:
-    """The clocks to check against, by whichever option says so.
+) -> Clocks | list[Clocks] | None:
+    """The clocks to check against, by whichever option says so; None: those of the profile.
 
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.apply import given_clocks, live_clocks, modelled_clocks, profile_clocks
+    from envplan.apply import given_clocks, live_clocks, modelled_clocks
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -228,7 +229,10 @@ def _clocks(
         return live_clocks(profile, force=force)
     if clocks is not None:
         return given_clocks(clocks, gpu or profile.metadata.gpu)
-    return profile_clocks(profile) if gpu is None else modelled_clocks(gpu)
+    if gpu is None:
+        return None
+    named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
+    return named if len(named) > 1 else named[0]
 
 
 def _text(applied: FrequencyPlan, format_: str) -> str:
@@ -246,7 +250,8 @@ def _notes(
     """What a user should know about the clocks."""
     from envplan.cli.output import exact_seconds
 
-    notes = [_source_note(applied)]
+    gpus = [applied.clocks_of(stage) for stage in range(applied.layout.stages)]
+    notes = list(dict.fromkeys(map(_source_note, gpus)))
     if forced:
         notes.append(
             "the profile HAS CHANGED since the plan was made; times and energies are those of now"
@@ -266,7 +271,11 @@ def _notes(
             else f"the plan's ladder is left out: {format_} has no place for it"
         )
     if any(operation.config for stage in plan.stages for operation in stage):
-        notes.append("the plan's configs are for you to set: a frequency plan holds clocks only")
+        notes.append(
+            f"the plan's configs are left out: {format_} has no place for them"
+            if format_ == "zeus"
+            else "every operation's config is in the frequency plan, for the training code to set"
+        )
     if format_ == "zeus":
         notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
         if file.suffix != ".py":
@@ -274,19 +283,19 @@ def _notes(
     return notes
 
 
-def _source_note(applied: FrequencyPlan) -> str:
-    if not applied.supported_clocks_mhz:
+def _source_note(clocks: StageClocks) -> str:
+    if not clocks.supported_clocks_mhz:
         return "no operation of this profile has a clock to set"
-    low, high = applied.supported_clocks_mhz[0], applied.supported_clocks_mhz[-1]
-    found = f"{len(applied.supported_clocks_mhz)} clocks from {low} to {high} MHz"
-    gpu = applied.gpu or "the GPU, which nobody named,"
+    low, high = clocks.supported_clocks_mhz[0], clocks.supported_clocks_mhz[-1]
+    found = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
+    gpu = clocks.gpu or "the GPU, which nobody named,"
     return {
         "modelled": f"checked against the {found} of {gpu}",
         "given": f"checked against the {found} given",
         "nvml": f"checked against the {found} that {gpu} supports here",
         "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
         "only: --backend nvml asks the GPU, --gpu or --clocks say more",
-    }[applied.clocks_source]
+    }[clocks.clocks_source]
 
 
 def _raised_notes(applied: FrequencyPlan) -> list[str]:
@@ -379,7 +388,7 @@ def _spans(ranks: list[int]) -> str:
 def _print_json(applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]) -> None:
     from envplan.cli.output import print_json
 
-    lists = {"schema_id", "supported_clocks_mhz", "ranks", "ladder"}
+    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     head: dict[str, Any] = applied.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude=lists
     )

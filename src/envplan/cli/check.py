@@ -112,7 +112,10 @@ def _check_profile(file: Path) -> list[str]:
         for name in profile.instructions
         if profile.has(stage, name)
     ]
-    clocks = sorted({int(mhz) for table in tables for mhz in table.frequency_mhz})
+    clocks = sorted({int(mhz) for table in tables for mhz in table.frequency_mhz if mhz})
+    span = f"between {clocks[0]} and {clocks[-1]} MHz" if clocks else "without a clock"
+    fixed = sum(not table.frequency_mhz.any() for table in tables)
+    constant = [f"{fixed} of the operations take the same time at any clock"] if fixed else []
     powers = profile.blocking_power_w
     waiting = (
         "blocking power " + ", ".join(significant(power, 3) for power in powers) + " W by stage"
@@ -122,8 +125,9 @@ def _check_profile(file: Path) -> list[str]:
     return [
         f"{describe_profile(profile)}: {profile.num_stages} stages with "
         f"{', '.join(profile.instructions)}",
-        f"{sum(map(len, tables))} options between {clocks[0]} and {clocks[-1]} MHz, all times and "
-        "energies in range, no duplicates, no gaps",
+        f"{sum(map(len, tables))} options {span}, all times and energies in range, no duplicates, "
+        "no gaps",
+        *constant,
         waiting,
     ]
 
@@ -167,12 +171,13 @@ def _check_frontier(
     document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
 ) -> list[str]:
     from envplan.cli.frontier_file import FrontierFile, check_curve, check_rows
-    from envplan.verify import check_reference, find_profile, trace_job
+    from envplan.verify import as_referenced, check_reference, find_profile, trace_job
 
     frontier = FrontierFile.from_document(document, file)
     source = _named_profile(profile) or find_profile(frontier.profile, file)
     with _naming(file):
         proved = [check_reference(frontier.profile, source, force)]
+        source = as_referenced(frontier.profile, source)
         traced = trace_job(frontier.job, source, progress)
     proved += check_rows(frontier.plans, file)
     return proved + check_curve(frontier, traced, file)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from envplan.cli.costs import (
+    CarbonOption,
+    CostOptions,
+    CurrencyOption,
+    IterationsOption,
+    PriceOption,
+    RepeatRatesOption,
+    StartOption,
+    TokensOption,
+    TokensPerIterationOption,
+    comparison_columns,
+    costs_document,
+)
 from envplan.cli.frontier import check_type, name_bare_plot
 from envplan.cli.inputs import (
     DEFAULT_PROFILE,
     BlockingPowerOption,
     ChunksOption,
     DagOption,
+    ExtraOption,
     GpusOption,
     JobOptions,
     JsonOption,
@@ -22,6 +37,7 @@ from envplan.cli.inputs import (
     MicrobatchesOption,
     ProfileArgument,
     QuietOption,
+    RecomputeOption,
     ReconfigureOption,
     ReplicasOption,
     ScheduleOption,
@@ -33,10 +49,12 @@ from envplan.cli.inputs import (
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
+    from envplan.plan import Plan
     from envplan.planners import Comparison, Entry
 
 _DEFAULT_PLOT = "compare.png"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
+_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
+_ALONG = 17
 
 
 class CompareCommand(TyperCommand):
@@ -58,6 +76,14 @@ def compare(
             metavar="PCT", help="Instead: it takes PCT percent longer than maximum frequency."
         ),
     ] = None,
+    price: PriceOption = None,
+    carbon: CarbonOption = None,
+    currency: CurrencyOption = None,
+    iterations: IterationsOption = None,
+    tokens: TokensOption = None,
+    tokens_per_iteration: TokensPerIterationOption = None,
+    start: StartOption = None,
+    repeat_rates: RepeatRatesOption = False,
     microbatches: MicrobatchesOption = None,
     schedule: ScheduleOption = None,
     activation_slots: SlotsOption = None,
@@ -65,6 +91,8 @@ def compare(
     chunks: ChunksOption = None,
     p2p_latency: LatencyOption = None,
     dag: DagOption = None,
+    recompute: RecomputeOption = False,
+    extra: ExtraOption = None,
     blocking_power: BlockingPowerOption = None,
     gpus_per_stage: GpusOption = 1,
     replicas: ReplicasOption = 1,
@@ -72,7 +100,7 @@ def compare(
         Path | None,
         typer.Option(
             metavar="[FILE]",
-            help="Draw all planners on one frontier, as .png, .svg or .pdf; without a name: "
+            help="Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
             f"{_DEFAULT_PLOT}.",
         ),
     ] = None,
@@ -87,7 +115,11 @@ def compare(
     Example:
       envplan compare a40-gpt3-1.3b-4stage --microbatches 32 --plot
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
+      envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
+    costs = CostOptions(
+        price, carbon, currency, iterations, tokens, tokens_per_iteration, start, repeat_rates
+    )
     slots = parse_slots(activation_slots)
     rescheduled = schedule == "envpipe"
     job = JobOptions(
@@ -101,8 +133,12 @@ def compare(
         gpus_per_stage,
         replicas,
         activation_slots if rescheduled else None,
+        recompute=recompute,
+        extra=extra,
     )
     check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    if straggler_time is not None or straggler_slowdown is not None:
+        costs.refuse_with("a straggler")
     if straggler_time is not None:
         if straggler_slowdown is not None:
             raise InputError(
@@ -122,6 +158,7 @@ def compare(
     frontier = job.trace(quiet=quiet)
     trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
+    reckoned = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=quiet):
         comparison = planners.compare(
             frontier,
@@ -132,16 +169,30 @@ def compare(
             trace_time=trace_time,
         )
     if plot is not None:
+        _draw(comparison, plot)
+    plans = [entry.plan for entry in comparison.entries]
+    priced = [] if reckoned is None else [reckoned.reckon(plan) for plan in plans]
+    if json:
+        _print_json(comparison, priced)
+    elif not quiet:
+        _print(comparison, plot, priced)
+
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    if path.suffix.lower() == ".html":
+        from envplan.cli.frontier import distinct
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import frontier_page
+
+        along = distinct(comparison.frontier.sample_plans(_ALONG))
+        save_page(frontier_page(comparison.frontier, along, comparison), path)
+    else:
         from envplan.plotting.compare import plot_comparison
 
-        plot_comparison(comparison, plot)
-    if json:
-        _print_json(comparison)
-    elif not quiet:
-        _print(comparison, plot)
+        plot_comparison(comparison, path)
 
 
-def _print(comparison: Comparison, plot: Path | None) -> None:
+def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
     from envplan.cli.output import describe_job, exact_seconds, say
 
     frontier = comparison.frontier
@@ -153,6 +204,9 @@ def _print(comparison: Comparison, plot: Path | None) -> None:
         _print_columns(
             f"Until a straggler is finished at {until} s{modelled}", _straggler_columns(comparison)
         )
+    if priced:
+        title, columns = comparison_columns(priced)
+        _print_columns(f"{title}{modelled}", {**_names(comparison), **columns})
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -263,7 +317,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison) -> None:
+def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
     from envplan.cli.output import print_json
 
     frontier, published = comparison.frontier, comparison.published
@@ -277,7 +331,10 @@ def _print_json(comparison: Comparison) -> None:
             "t_star_s": frontier.min_energy_time,
             "baseline": comparison.baseline.model_dump(),
             "straggler_time_s": comparison.straggler_time,
-            "planners": [_entry_document(entry) for entry in comparison.entries],
+            "planners": [
+                _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
+                for entry, plan in zip_longest(comparison.entries, priced)
+            ],
             "envpipe": {
                 "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
                 "iterations": len(comparison.envpipe.iterations),

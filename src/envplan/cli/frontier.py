@@ -14,6 +14,7 @@ from envplan.cli.inputs import (
     BlockingPowerOption,
     ChunksOption,
     DagOption,
+    ExtraOption,
     GpusOption,
     JobOptions,
     JsonOption,
@@ -21,6 +22,7 @@ from envplan.cli.inputs import (
     MicrobatchesOption,
     ProfileArgument,
     QuietOption,
+    RecomputeOption,
     ReplicasOption,
     ScheduleOption,
     SlotsOption,
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
 
 _DEFAULT_PLOT = "frontier.png"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
+_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
+_ANIMATION_TYPES = (".gif", ".mp4", ".html")
 _OUTPUT_TYPES = (".csv", ".json")
 _TABLE_PLANS = 9
 
@@ -63,6 +66,8 @@ def frontier(
     chunks: ChunksOption = None,
     p2p_latency: LatencyOption = None,
     dag: DagOption = None,
+    recompute: RecomputeOption = False,
+    extra: ExtraOption = None,
     blocking_power: BlockingPowerOption = None,
     gpus_per_stage: GpusOption = 1,
     replicas: ReplicasOption = 1,
@@ -70,7 +75,19 @@ def frontier(
         Path | None,
         typer.Option(
             metavar="[FILE]",
-            help=f"Draw the frontier, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
+            help="Draw the frontier: .png, .svg, .pdf, or .html to point at; without a name: "
+            f"{_DEFAULT_PLOT}.",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Put the other planners' plans into the picture."),
+    ] = False,
+    animate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
         ),
     ] = None,
     output: Annotated[
@@ -106,12 +123,17 @@ def frontier(
         gpus_per_stage,
         replicas,
         activation_slots,
+        recompute=recompute,
+        extra=extra,
     )
     at_least(plans, "--plans", 2)
     check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    if compare and plot is None:
+        raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
     check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
+    check_type(animate, "--animate", _ANIMATION_TYPES, "choose one of them")
     traced = job.trace(quiet=quiet)
-    refuse_overwriting(traced.profile, plot, output)
+    refuse_overwriting(traced.profile, plot, output, animate)
     from envplan.cli.output import progress_bar
 
     with progress_bar("choosing frequencies", quiet=quiet) as progress:
@@ -119,13 +141,16 @@ def frontier(
     if output is not None:
         _write(traced, along, output)
     if plot is not None:
-        from envplan.plotting.frontier import plot_frontier
+        _draw(traced, along, plot, compare=compare)
+    if animate is not None:
+        from envplan.plotting.animation import animate_frontier
 
-        plot_frontier(traced, along, plot)
+        with progress_bar("drawing frames", quiet=quiet) as progress:
+            animate_frontier(traced, along, animate, progress=progress)
     if json:
         _print_json(traced, along)
     elif not quiet:
-        _print(traced, along, [path for path in (output, plot) if path])
+        _print(traced, along, [path for path in (output, plot, animate) if path])
 
 
 def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
@@ -153,6 +178,25 @@ def _write(traced: Frontier, plans: list[Plan], path: Path) -> None:
         document.save_json(path)
 
 
+def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
+    from envplan.planners import compare as run_planners
+
+    comparison = run_planners(traced) if compare else None
+    if path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import frontier_page
+
+        save_page(frontier_page(traced, plans, comparison), path)
+    elif comparison is not None:
+        from envplan.plotting.compare import plot_comparison
+
+        plot_comparison(comparison, path)
+    else:
+        from envplan.plotting.frontier import plot_frontier
+
+        plot_frontier(traced, plans, path)
+
+
 def _print_json(traced: Frontier, plans: list[Plan]) -> None:
     from envplan.cli.frontier_file import FrontierFile
     from envplan.cli.output import say
@@ -174,9 +218,24 @@ def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
         f"T_min {exact_seconds(traced.min_time)} s, "
         f"T_star {exact_seconds(traced.min_energy_time)} s"
     )
+    if not any(path.suffix.lower() in _PLOT_TYPES for path in written):
+        _sketch(traced, plans)
     say(_verdict(plans) + (" (modelled)" if modelled else ""))
     for path in written:
         say(f"wrote {path}")
+
+
+def _sketch(traced: Frontier, plans: list[Plan]) -> None:
+    """The frontier in the terminal."""
+    from envplan.cli.output import say
+    from envplan.cli.sketch import sketch
+
+    baseline = plans[0].predicted.baseline
+    curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
+    marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
+    for line in sketch(curve, marks, units=(" s", " J")):
+        say(line)
+    say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
 
 
 def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:

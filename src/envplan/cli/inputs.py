@@ -38,15 +38,16 @@ ScheduleOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="1f1b, gpipe, interleaved or envpipe; default: what the profile's sidecar says, else "
-        "1f1b.",
+        help="1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
+        "dualpipe-v; default: what the profile's sidecar says, else 1f1b.",
     ),
 ]
 ChunksOption = Annotated[
     int | None,
     typer.Option(
         metavar="V",
-        help="Model chunks per pipeline stage, for interleaved; the profile has a stage for each.",
+        help="Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
+        "profile has a stage for each. zb-v and dualpipe-v always have 2.",
     ),
 ]
 LatencyOption = Annotated[
@@ -91,6 +92,22 @@ ReconfigureOption = Annotated[
         help="With planner envpipe: balanced (the default) or greedy.",
     ),
 ]
+RecomputeOption = Annotated[
+    bool,
+    typer.Option(
+        "--recompute",
+        help="Activations are recomputed: add each stage's forward to its backward.",
+    ),
+]
+ExtraOption = Annotated[
+    str | None,
+    typer.Option(
+        "--extra",
+        metavar="NAME[,NAME...]",
+        help="Give the schedule operations beside forwards and backwards, as far as the profile "
+        "has rows for them: load, all_reduce, optimizer.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but errors; files are still written.")
@@ -111,6 +128,8 @@ class JobOptions:
     gpus_per_stage: int
     replicas: int
     activation_slots: str | None = None
+    recompute: bool = False
+    extra: str | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -129,7 +148,9 @@ class JobOptions:
             if count is not None:
                 at_least(count, option, 1)
         profile = open_profile(self.profile)
-        return profile, (self._from_dag() if self.dag else self._from_schedule(profile))
+        pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        needed = {op.instruction for op in pipeline.operations}
+        return profile.fitted(needed, recompute=self.recompute), pipeline
 
     def trace(self, *, quiet: bool) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
@@ -160,6 +181,7 @@ class JobOptions:
             "--chunks": self.chunks,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
+            "--extra": self.extra,
         }
         for option, value in scheduling.items():
             if value is not None:
@@ -168,13 +190,17 @@ class JobOptions:
         return Pipeline.from_dag_file(self.dag)
 
     def _from_schedule(self, profile: Profile) -> Pipeline:
-        from envplan.pipeline import Pipeline
+        from envplan.pipeline import Pipeline, traits
 
-        chunks = self.chunks or 1
+        usual = "interleaved" if (self.chunks or 1) > 1 else "1f1b"
+        schedule = self.schedule or profile.metadata.schedule or usual
+        chunks = self.chunks or traits(schedule).chunks
         if profile.num_stages % chunks:
+            given = f"--chunks {chunks}"
+            usual = f"schedule {schedule} runs {chunks} chunks on each pipeline stage; {chunks}"
             raise InputError(
-                f"--chunks {chunks} does not divide the {profile.num_stages} stages of profile "
-                f"{profile.name}"
+                f"{given if self.chunks else usual} does not divide the {profile.num_stages} "
+                f"stages of profile {profile.name}"
             )
         microbatches = self.microbatches or profile.metadata.num_microbatches
         if microbatches is None:
@@ -182,8 +208,6 @@ class JobOptions:
                 "how many microbatches has an iteration? Give --microbatches M (profile "
                 f"{profile.name} does not say)"
             )
-        usual = "interleaved" if chunks > 1 else "1f1b"
-        schedule = self.schedule or profile.metadata.schedule or usual
         return Pipeline(
             schedule,
             num_stages=profile.num_stages // chunks,
@@ -191,6 +215,7 @@ class JobOptions:
             num_chunks=chunks,
             p2p_latency=self.p2p_latency or 0.0,
             forwards_ahead=self._forwards_ahead(profile, schedule, chunks, microbatches),
+            extras=parse_extras(self.extra, profile),
         )
 
     def _forwards_ahead(
@@ -205,7 +230,8 @@ class JobOptions:
             return None  # the schedule itself says why it cannot
         from envplan.planners import forwards_ahead
 
-        return forwards_ahead(profile, microbatches, slots)
+        timed = profile.fitted(("backward",), recompute=self.recompute)
+        return forwards_ahead(timed, microbatches, slots)
 
 
 def parse_slots(text: str | None) -> int | list[int] | None:
@@ -223,6 +249,31 @@ def parse_slots(text: str | None) -> int | list[int] | None:
             f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | None:
+    """The operations that --extra names, and the stages for which the profile has rows.
+
+    Raises:
+        InputError: one is not known, or the profile has no rows for it.
+    """
+    if text is None:
+        return None
+    from envplan.pipeline.extras import EXTRAS
+
+    extras = {}
+    for part in text.split(","):
+        name = part.strip().replace("-", "_")
+        if name not in EXTRAS:
+            raise InputError(f"--extra must name some of {', '.join(EXTRAS)}, not {part.strip()!r}")
+        extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
+        if not extras[name]:
+            raise InputError(
+                f"--extra {name}: profile {profile.name} has no rows for {name}; add some, at 0 "
+                "MHz if it takes the same time at any clock",
+                path=profile.path,
+            )
+    return extras
 
 
 def open_profile(path_or_name: str) -> Profile:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
+    from envplan.plan import Plan
     from envplan.profile import Profile
 
 _PATIENCE_S = 1.0
@@ -110,12 +112,34 @@ def describe_job(frontier: Frontier) -> str:
         f"{describe_profile(profile)}; {pipeline.schedule}, {pipeline.num_stages} stages{chunks}, "
         f"{pipeline.num_microbatches} microbatches, {gpus} GPUs\n"
         f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
+        f"{_unused_rows(frontier)}"
     )
 
 
+def _unused_rows(frontier: Frontier) -> str:
+    """A line about operations that the profile times and the pipeline leaves out."""
+    from envplan.pipeline.extras import EXTRAS
+
+    used = {op.instruction for op in frontier.pipeline.operations}
+    unused = [name for name in EXTRAS if name in frontier.profile.instructions and name not in used]
+    if not unused:
+        return ""
+    return f"\nthe profile's rows for {', '.join(unused)} are not used; --extra adds them"
+
+
+def describe_configs(plan: Plan) -> list[str]:
+    """A line about how often a plan chose which config; none where operations have no configs."""
+    counts = Counter(op.config for stage in plan.stages for op in stage)
+    if not any(counts):
+        return []
+    named = ", ".join(f"{config or 'none'} {count}" for config, count in sorted(counts.items()))
+    return [f"operations by config: {named}"]
+
+
 def describe_profile(profile: Profile) -> str:
-    """A profile's name, its GPU and whether it was measured or modelled."""
+    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
     known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
+    known += profile.adjustments.in_words()
     return profile.name + (f" ({', '.join(known)})" if known else "")
 
 
@@ -170,13 +194,13 @@ class _Bar:
 
     def _show(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )

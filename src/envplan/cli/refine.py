@@ -51,11 +51,12 @@ def refine(
     from envplan.plan import Plan
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
-    from envplan.verify import check_reference, find_profile
+    from envplan.verify import as_referenced, check_reference, find_profile
 
     old = Plan.load(plan)
     known = find_profile(old.profile, plan) if profile is None else _open(profile)
     check_reference(old.profile, known, force=False)
+    known = as_referenced(old.profile, known)
     refuse_overwriting(known, output, profile_output)
     for file in (output, profile_output):
         if file.exists() and file.samefile(plan):

@@ -11,16 +11,24 @@ from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
 from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
+from envplan.cli.replicas import (
+    REPLICA_PROFILE,
+    BesideProfileOption,
+    ReplicaPlanOption,
+    load_replicas,
+    print_replicas,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
     from envplan.plan import Plan
     from envplan.profile import Profile
+    from envplan.replicas import ReplicaPlans
     from envplan.simulation import Timeline
 
 _DEFAULT_PLOT = "timeline.png"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
+_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 
 
@@ -47,7 +55,11 @@ def simulate(
     ] = 1,
     switch_latency: Annotated[
         float | None,
-        typer.Option(metavar="MS", help="Clocks change MS milliseconds after they are requested."),
+        typer.Option(
+            metavar="MS",
+            help="Clocks change MS milliseconds after they are requested; default: what the plan "
+            "was made for, else 0.",
+        ),
     ] = None,
     sync_time: Annotated[
         float | None,
@@ -61,6 +73,8 @@ def simulate(
         int | None,
         typer.Option(metavar="N", help="GPUs a stage in the cluster; default: as the plan says."),
     ] = None,
+    replica: ReplicaPlanOption = None,
+    replica_profile: BesideProfileOption = None,
     straggler: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +114,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="[FILE]",
-            help=f"Draw the timeline, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
+            help=f"Draw the timeline: .png, .svg, .pdf or .html; without a name: {_DEFAULT_PLOT}.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -120,7 +134,7 @@ def simulate(
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.simulation import simulate as replay
-    from envplan.verify import find_profile
+    from envplan.verify import as_referenced, find_profile
 
     check_type(trace, "--trace", (".json",), "a plan goes before --trace")
     check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
@@ -137,6 +151,7 @@ def simulate(
 
     loaded = Plan.load(plan)
     source = find_profile(loaded.profile, plan) if profile is None else Profile.open(profile)
+    source = as_referenced(loaded.profile, source)
     refuse_overwriting(source, trace, plot)
     _refuse_overwriting_plan(plan, trace, plot)
     timeline = replay(
@@ -144,26 +159,48 @@ def simulate(
         source,
         noise=(noise or 0.0) / 100,
         seed=seed,
-        switch_latency=(switch_latency or 0.0) / 1000,
+        switch_latency=None if switch_latency is None else switch_latency / 1000,
         runs=runs,
         sync_time=sync_time,
         force=force,
     )
+    together = None
+    if replica or replica_profile:
+        if cluster.given or any(value is not None for value in disturbed.values()):
+            option = "--replica" if replica else REPLICA_PROFILE
+            raise InputError(f"{option} goes with no option that disturbs or multiplies the plan")
+        together = load_replicas(
+            (loaded, source), replica or [], replica_profile or [], force=force
+        )
     reports = cluster.reports(loaded, source, force=force, quiet=quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        from envplan.plotting.timeline import plot_timeline
-
-        plot_timeline(timeline, plot)
-    notes = _notes(timeline, sync_time, disturbed=bool(noise or switch_latency))
+        _draw(timeline, plot)
+    planned_s = loaded.job.switch_latency_s or 0.0
+    other_clocks = switch_latency is not None and switch_latency / 1000 != planned_s
+    notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     written = [str(output) for output in (trace, plot) if output is not None]
     if json:
-        _print_json(timeline, reports, notes, written)
+        _print_json(timeline, reports, together, notes, written)
     elif not quiet:
         _print(timeline, source, reports, notes, written)
+        if together is not None:
+            print_replicas(together)
+
+
+def _draw(timeline: Timeline, path: Path) -> None:
+    if path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import timeline_page
+
+        save_page(timeline_page([timeline], ["plan"]), path)
+    else:
+        from envplan.plotting.timeline import plot_timeline
+
+        plot_timeline(timeline, path)
 
 
 def _refuse_overwriting_plan(plan: Path, *outputs: Path | None) -> None:
@@ -190,7 +227,7 @@ class _Cluster:
             "--straggler-trace": trace,
             "--strong-scaling": scaling,
         }
-        self._given = [option for option, value in options.items() if value is not None]
+        self.given = [option for option, value in options.items() if value is not None]
         for option, count in (("--replicas", replicas), ("--gpus-per-stage", gpus_per_stage)):
             if count is not None:
                 at_least(count, option, 1)
@@ -204,16 +241,16 @@ class _Cluster:
 
     def refuse_with(self, option: str) -> None:
         """Raises: InputError: this is about a cluster, which an option does not go with."""
-        if self._given:
+        if self.given:
             raise InputError(
-                f"{option} and {self._given[0]} exclude each other: clusters are reckoned exactly"
+                f"{option} and {self.given[0]} exclude each other: clusters are reckoned exactly"
             )
 
     def reports(
         self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
     ) -> list[ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
-        if not self._given:
+        if not self.given:
             return []
         from envplan.cli.output import progress_bar
         from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
@@ -309,7 +346,14 @@ def _print(
     notes: Sequence[str],
     written: Sequence[str],
 ) -> None:
-    from envplan.cli.output import describe_profile, exact_seconds, print_table, say, significant
+    from envplan.cli.output import (
+        describe_configs,
+        describe_profile,
+        exact_seconds,
+        print_table,
+        say,
+        significant,
+    )
 
     plan, pipeline = timeline.plan, timeline.pipeline
     gpus = pipeline.num_stages * plan.job.num_gpus
@@ -337,7 +381,7 @@ def _print(
     if len(timeline.run_times_ns) > 1:
         _print_percentiles(timeline)
     _print_clusters(reports, modelled)
-    for note in notes:
+    for note in (*describe_configs(plan), *notes):
         say(note)
     for output in written:
         say(f"wrote {output}")
@@ -453,6 +497,7 @@ def _print_clusters(reports: Sequence[ClusterReport], modelled: str) -> None:
 def _print_json(
     timeline: Timeline,
     reports: Sequence[ClusterReport],
+    together: ReplicaPlans | None,
     notes: Sequence[str],
     written: Sequence[str],
 ) -> None:
@@ -467,6 +512,8 @@ def _print_json(
             "iteration_time_s": times,
             "energy_j": energies,
         }
+    if together is not None:
+        document["replicas"] = together.to_dict()
     if reports:
         document["cluster"] = [report.to_dict() for report in reports]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]

@@ -206,6 +206,7 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
             forwards_ahead=forwards_ahead(
                 frontier.profile, pipeline.num_microbatches, activation_slots
             ),
+            extras=pipeline.extras,
         ),
         frontier.profile,
         blocking_power=frontier.blocking_power_w[0] if given else None,

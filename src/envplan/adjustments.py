@@ -1,0 +1,199 @@
+"""What is derived from a measured profile instead of measured: recomputation, split backwards.
+
+Planning never changes a profile's file. What it needs beyond the file is derived here, said in the
+output, recorded in plan.json, and derived again by whoever checks the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.profile import OptionTable
+
+__all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
+
+#: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
+#: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
+DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
+
+Tables = Mapping[tuple[int, str], "OptionTable"]
+
+#: Sums must stay where single rows may lie: 9e3 J in fJ and 1e9 s in ns.
+_MAX_FJ: Final = 9 * 10**18
+_MAX_NS: Final = 10**18
+
+
+@dataclass(frozen=True)
+class Adjustments:
+    """What was derived from a profile; nothing by default.
+
+    Attributes:
+        recompute: activations are recomputed: the time and energy of a stage's forward (or of its
+            `recompute` rows, where it has some) were added to its backward, to `backward_input`
+            where that is split.
+        backward_input_share: `backward` was split, this share of its time and energy being
+            `backward_input` and the rest `backward_weight`; None where it was not.
+        joined_backward: `backward` is the sum of `backward_input` and `backward_weight`.
+    """
+
+    recompute: bool = False
+    backward_input_share: float | None = None
+    joined_backward: bool = False
+
+    def __post_init__(self) -> None:
+        share = self.backward_input_share
+        if share is not None and not 0 < share < 1:
+            raise InputError(
+                f"the share of backward_input must lie between 0 and 1, both excluded, not {share}"
+            )
+
+    def __bool__(self) -> bool:
+        """Whether anything was derived."""
+        return self != Adjustments()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was derived, by name, in JSON types; empty where nothing was."""
+        plain = Adjustments()
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != getattr(plain, field.name)
+        }
+
+    def in_words(self) -> list[str]:
+        """A phrase for each thing that was derived."""
+        words = []
+        if self.backward_input_share is not None:
+            words.append(
+                f"assumed: backward_input takes {100 * self.backward_input_share:g}% of backward's "
+                "time and energy"
+            )
+        if self.joined_backward:
+            words.append("backward is the sum of backward_input and backward_weight")
+        if self.recompute:
+            words.append("with recomputation of the forward in the backward")
+        return words
+
+
+def adjusted_tables(tables: Tables, adjustments: Adjustments) -> dict[tuple[int, str], OptionTable]:
+    """The option tables that adjustments make of those of a profile.
+
+    Args:
+        tables: by (stage, instruction); they stay as they are.
+
+    Raises:
+        InputError: two tables to be added have no frequency and config in common, or a sum is
+            too large for a profile; names the stage.
+    """
+    adjusted = dict(tables)
+    stages = sorted({stage for stage, _ in tables})
+    for stage in stages:
+        if adjustments.joined_backward:
+            _join_backward(adjusted, stage)
+        if adjustments.backward_input_share is not None:
+            _split_backward(adjusted, stage, adjustments.backward_input_share)
+        if adjustments.recompute:
+            _add_recomputation(adjusted, stage)
+    return adjusted
+
+
+def _join_backward(tables: dict[tuple[int, str], OptionTable], stage: int) -> None:
+    halves = [tables.get((stage, f"backward_{part}")) for part in ("input", "weight")]
+    if (stage, "backward") not in tables and halves[0] is not None and halves[1] is not None:
+        tables[stage, "backward"] = _sum(halves[0], halves[1], "backward")
+
+
+def _split_backward(
+    tables: dict[tuple[int, str], OptionTable], stage: int, input_share: float
+) -> None:
+    whole = tables.get((stage, "backward"))
+    if whole is None:
+        return
+
+    def of_input(total: int) -> int:
+        return round(total * input_share)
+
+    # Shares add up to the whole, but for times of a nanosecond, which cannot be shared.
+    for instruction, share in (
+        ("backward_input", of_input),
+        ("backward_weight", lambda total: total - of_input(total)),
+    ):
+        if (stage, instruction) not in tables:
+            rows = [
+                (max(1, share(time)), share(energy), -mhz, config)
+                for mhz, config, time, energy in _rows(whole)
+            ]
+            tables[stage, instruction] = _table(whole, instruction, rows)
+
+
+def _add_recomputation(tables: dict[tuple[int, str], OptionTable], stage: int) -> None:
+    extra = tables.get((stage, "recompute")) or tables[stage, "forward"]
+    for instruction in ("backward", "backward_input"):
+        backward = tables.get((stage, instruction))
+        if backward is not None:
+            tables[stage, instruction] = _sum(backward, extra, instruction)
+
+
+def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:
+    """Both tables one after the other, at the frequencies and configs that both have."""
+    second = {(mhz, config): (time, energy) for mhz, config, time, energy in _rows(other)}
+    rows = [
+        (time + second[mhz, config][0], energy + second[mhz, config][1], -mhz, config)
+        for mhz, config, time, energy in _rows(one)
+        if (mhz, config) in second
+    ]
+    if not rows:
+        raise InputError(
+            f"stage {one.stage}: {one.instruction} and {other.instruction} have no frequency and "
+            f"config in common, so {instruction} cannot be made of both; profile them at the same "
+            "clocks"
+        )
+    if max(row[0] for row in rows) > _MAX_NS or max(row[1] for row in rows) > _MAX_FJ:
+        raise InputError(
+            f"stage {one.stage}: {one.instruction} and {other.instruction} together take more "
+            "than 1e9 s or 9000 J; check the units"
+        )
+    return _table(one, instruction, rows)
+
+
+def _rows(table: OptionTable) -> list[tuple[int, str, int, int]]:
+    """(MHz, config, ns, fJ) of each option."""
+    return list(
+        zip(
+            table.frequency_mhz.tolist(),
+            table.config,
+            table.time_ns.tolist(),
+            table.energy_fj.tolist(),
+            strict=True,
+        )
+    )
+
+
+def _table(
+    like: OptionTable, instruction: str, rows: list[tuple[int, int, int, str]]
+) -> OptionTable:
+    """A table of (ns, fJ, -MHz, config), in a table's order."""
+    rows.sort()
+    return dataclasses.replace(
+        like,
+        instruction=instruction,
+        frequency_mhz=_frozen([-row[2] for row in rows]),
+        config=tuple(row[3] for row in rows),
+        time_ns=_frozen([row[0] for row in rows]),
+        energy_fj=_frozen([row[1] for row in rows]),
+    )
+
+
+def _frozen(values: list[int]) -> NDArray[np.int64]:
+    array = np.array(values, dtype=np.int64)
+    array.flags.writeable = False
+    return array

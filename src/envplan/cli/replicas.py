@@ -1,0 +1,206 @@
+"""`envplan solve --replica-profile` and `envplan simulate --replica`: unlike replicas together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envplan.cli.inputs import JobOptions, at_least, open_profile, refuse_overwriting
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.frontier import Frontier
+    from envplan.plan import Plan
+    from envplan.profile import Profile
+    from envplan.replicas import ReplicaPlans
+
+REPLICA_PROFILE = "--replica-profile"
+_TARGETS = (None, "--target-time", "--slowdown", "--min-energy")
+
+ReplicaProfileOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        REPLICA_PROFILE,
+        metavar="PROFILE[:COUNT]",
+        help="Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
+        "given more than once; each kind gets a plan of its own, and all end together.",
+    ),
+]
+BesideProfileOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        REPLICA_PROFILE,
+        metavar="PROFILE[:COUNT]",
+        help="COUNT further replicas (1) run on other hardware, by this profile, and are planned "
+        "to end when this plan does. May be given more than once.",
+    ),
+]
+ReplicaPlanOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--replica",
+        metavar="PLAN",
+        help="Further replicas follow this plan, and all wait for the slowest. May be given more "
+        "than once.",
+    ),
+]
+
+
+def parse_replica(text: str) -> tuple[str, int]:
+    """A profile and how many replicas it is for, from PROFILE or PROFILE:COUNT.
+
+    Raises:
+        InputError: the count is not a number from 1 up.
+    """
+    name, colon, count = text.rpartition(":")
+    if not colon:
+        return text, 1
+    if not (count.isascii() and count.isdigit() and len(count) <= 7):
+        raise InputError(f"{REPLICA_PROFILE} must be PROFILE or PROFILE:COUNT, not {text}")
+    return name, at_least(int(count), REPLICA_PROFILE, 1)
+
+
+def solve_replicas(
+    job: JobOptions,
+    others: Sequence[str],
+    option: str | None,
+    value: float,
+    output: Path,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Plan every kind of replica for a common time, write the plans and say what they do.
+
+    Args:
+        others: as given to --replica-profile.
+        option, value: the target.
+
+    Raises:
+        InputError: options contradict each other, or a profile does not fit the job.
+        NoAnswerError: the slowest kind cannot meet the target.
+    """
+    from envplan.cli.output import print_json, spinner
+    from envplan.replicas import plan_replicas
+
+    if option not in _TARGETS:
+        raise InputError(f"{REPLICA_PROFILE} and {option} exclude each other")
+    kinds = [parse_replica(text) for text in others]
+    frontiers = _trace_all(job, kinds, quiet=quiet)
+    files = [output]
+    files += [output.with_suffix(f".replica{k}{output.suffix}") for k in range(1, len(frontiers))]
+    for frontier in frontiers:
+        refuse_overwriting(frontier.profile, *files)
+    with spinner("planning every kind of replica", quiet=quiet):
+        planned = plan_replicas(
+            frontiers,
+            value if option == "--target-time" else None,
+            slowdown=value / 100 if option == "--slowdown" else None,
+            min_energy=option == "--min-energy",
+        )
+    for plan, file in zip(planned.plans, files, strict=True):
+        plan.save(file)
+    if json:
+        print_json({"plans": [str(file) for file in files], **planned.to_dict()})
+    elif not quiet:
+        _print_planned(frontiers, planned, files)
+
+
+def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool) -> list[Frontier]:
+    from envplan.cli.output import progress_bar
+    from envplan.frontier import trace_frontier
+
+    profile, pipeline = job.load()
+    instructions = {op.instruction for op in pipeline.operations}
+    replicas: list[tuple[Profile, int]] = [(profile, job.replicas)]
+    for name, count in kinds:
+        other = open_profile(name).fitted(instructions, recompute=job.recompute)
+        replicas.append((other, count))
+    frontiers = []
+    for other, count in replicas:
+        with progress_bar(f"Tracing the frontier of {other.name}", quiet=quiet) as progress:
+            frontiers.append(
+                trace_frontier(
+                    pipeline,
+                    other,
+                    blocking_power=job.blocking_power,
+                    gpus_per_stage=job.gpus_per_stage,
+                    replicas=count,
+                    full=True,
+                    progress=progress,
+                )
+            )
+    return frontiers
+
+
+def _print_planned(
+    frontiers: Sequence[Frontier], planned: ReplicaPlans, files: Sequence[Path]
+) -> None:
+    from envplan.cli.output import describe_job, exact_seconds, say
+    from envplan.replicas import common_min_time_ns
+    from envplan.units import s_from_ns
+
+    for frontier in frontiers:
+        say(describe_job(frontier))
+    print_replicas(planned)
+    least = s_from_ns(common_min_time_ns(frontiers))
+    say(f"T_min of all together {exact_seconds(least)} s, that of the slowest")
+    say(f"wrote {', '.join(map(str, files))}")
+
+
+def print_replicas(planned: ReplicaPlans) -> None:
+    """A table of all kinds of replicas, and what they take together."""
+    from envplan.cli.output import column, exact_seconds, print_table, say, significant
+
+    plans, waits = planned.plans, planned.waiting_energies
+    columns = [
+        [plan.profile.name for plan in plans],
+        [str(plan.job.replicas) for plan in plans],
+        column([plan.iteration_time for plan in plans], 6),
+        column([plan.energy for plan in plans], 6),
+        column(waits, 6),
+        column([plan.energy + wait for plan, wait in zip(plans, waits, strict=True)], 6),
+    ]
+    modelled = any(plan.profile.source == "modelled" for plan in plans)
+    print_table(
+        f"One iteration, all GPUs{', modelled' if modelled else ''}",
+        ("profile", "replicas", "time (s)", "energy (J)", "waiting (J)", "together (J)"),
+        [list(row) for row in zip(*columns, strict=True)],
+    )
+    say(
+        f"all end at {exact_seconds(planned.sync_time)} s and use "
+        f"{significant(planned.energy, 7)} J, {planned.savings_percent:.2f}% less than "
+        f"{significant(planned.baseline_energy, 7)} J in {exact_seconds(planned.baseline_time)} s "
+        "at maximum frequency"
+    )
+    if planned.gap is not None:
+        say(f"certified gap of all together {100 * planned.gap:.3f}%")
+
+
+def load_replicas(
+    first: tuple[Plan, Profile], files: Sequence[Path], profiles: Sequence[str], *, force: bool
+) -> ReplicaPlans:
+    """The plans of further kinds of replicas, replayed together with the first.
+
+    Args:
+        files: plans that there are.
+        profiles: as given to --replica-profile; their plans are made here.
+
+    Raises:
+        InputError: a plan or a profile is not found or does not hold.
+    """
+    from envplan.plan import Plan
+    from envplan.replicas import plan_beside, replay_replicas
+    from envplan.verify import find_profile
+
+    replicas = [first]
+    for name, count in map(parse_replica, profiles):
+        other = open_profile(name)
+        replicas.append((plan_beside(first[0], other, count), other))
+    for file in files:
+        plan = Plan.load(file)
+        replicas.append((plan, find_profile(plan.profile, file)))
+    return replay_replicas(replicas, force=force)

@@ -1,0 +1,333 @@
+"""Stages on different GPUs, and data-parallel replicas on different hardware."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan import Pipeline, Plan, Profile, simulate, trace_frontier
+from envplan.apply import apply_plan, modelled_clocks, stage_clocks
+from envplan.errors import InputError, NoAnswerError
+from envplan.freqplan import FrequencyPlan
+from envplan.profile import ProfileMetadata
+from envplan.replicas import plan_replicas, replay_replicas
+from envplan.runtime.drift import replan
+from envplan.topology import Topology
+from envplan.units import fj_from_j, ns_from_s
+from envplan.verify import verify_plan
+from strategies import falling_profiles
+
+A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"
+A40_CLOCKS, A100_CLOCKS = (1740, 1500, 1260, 1020, 780), (1410, 1200, 990, 780)
+
+
+def mixed_profile() -> Profile:
+    """Stage 0 on an A40, stage 1 on an A100, each with its own clocks and blocking power."""
+    rows: list[tuple[object, ...]] = []
+    for stage, clocks, speed, blocking in ((0, A40_CLOCKS, 1.0, 70.0), (1, A100_CLOCKS, 0.8, 90.0)):
+        for instruction, work in (("forward", speed), ("backward", 2.1 * speed)):
+            for mhz in clocks:
+                time = round(work * (0.01 + 0.07 * clocks[0] / mhz), 6)
+                power = 90 + 190 * (mhz / clocks[0]) ** 2.6
+                rows.append((stage, instruction, mhz, time, round(power * time, 6)))
+        rows.append((stage, "blocking", clocks[0], 2.0, 2.0 * blocking))
+    metadata = ProfileMetadata(
+        gpu=f"{A40} and {A100}", stage_gpus=(A40, A100), num_microbatches=4, source="modelled"
+    )
+    return Profile.from_rows(rows, name="mixed", metadata=metadata)
+
+
+def test_a_sidecar_lists_a_gpu_for_each_stage(tmp_path: Path) -> None:
+    mixed_profile().save_csv(tmp_path / "mixed.csv")
+    assert json.loads((tmp_path / "mixed.meta.json").read_text())["gpu"] == [A40, A100]
+    read = Profile.read_csv(tmp_path / "mixed.csv")
+    assert read.metadata == mixed_profile().metadata
+    assert [read.metadata.gpu_of(stage) for stage in (0, 1)] == [A40, A100]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "complaint"),
+    [
+        ([A40], "lists 1 GPUs for 2 stages"),
+        ([], "name one GPU, or list one"),
+        ([A40, 3], "name one GPU, or list one"),
+        ([A40, ""], "name one GPU, or list one"),
+    ],
+)
+def test_a_sidecar_with_the_wrong_gpus_is_refused(
+    tmp_path: Path, gpus: list[object], complaint: str
+) -> None:
+    small_profile().save_csv(tmp_path / "p.csv")
+    (tmp_path / "p.meta.json").write_text(json.dumps({"gpu": gpus}))
+    with pytest.raises(InputError, match=complaint):
+        Profile.read_csv(tmp_path / "p.csv")
+
+
+def test_every_stage_is_planned_with_its_own_clocks_and_blocking_power() -> None:
+    profile = mixed_profile()
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile)
+    assert frontier.blocking_power_w == (70.0, 90.0)
+    plan = frontier.plan(slowdown=0.1)
+    assert {op.frequency_mhz for op in plan.stages[0]} <= set(A40_CLOCKS)
+    assert {op.frequency_mhz for op in plan.stages[1]} <= set(A100_CLOCKS)
+    highest = frontier.max_frequency_plan().frequencies
+    assert [set(stage) for stage in highest] == [{1740}, {1410}]
+    verify_plan(plan, profile)
+
+
+def test_apply_checks_every_stage_against_its_own_gpu() -> None:
+    profile = mixed_profile()
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(slowdown=0.1)
+    applied = apply_plan(plan, profile, topology=Topology.for_job(plan.job))
+    assert applied.gpu is None
+    assert [applied.clocks_of(stage).gpu for stage in (0, 1)] == [A40, A100]
+    assert applied.clocks_of(1).supported_clocks_mhz[-1] == 1410
+    again = FrequencyPlan.from_document(json.loads(applied.to_json()))
+    assert again == applied
+    assert len(again.check()) == 4
+    clocks = applied.clocks_of(0).supported_clocks_mhz
+    again.check_gpu(A40, clocks, 0)
+    with pytest.raises(InputError, match="on stage 1, but the GPU here is NVIDIA A40"):
+        again.check_gpu(A40, clocks, 1)
+    with pytest.raises(InputError, match="but the GPU here is NVIDIA A40"):
+        again.check_gpu(A40, clocks)
+
+
+def test_a_stage_asking_for_another_stages_clock_does_not_hold() -> None:
+    profile = mixed_profile()
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan()
+    document = json.loads(apply_plan(plan, profile, topology=Topology.for_job(plan.job)).to_json())
+    document["ranks"][1]["clocks_mhz"].append(1740)
+    with pytest.raises(InputError, match=r"ranks\[1\] asks for 1740 MHz"):
+        FrequencyPlan.from_document(document)
+    document["ranks"][1]["clocks_mhz"].pop()
+    document["stage_gpus"].pop()
+    with pytest.raises(InputError, match="stage_gpus has 1 entries for 2 stages"):
+        FrequencyPlan.from_document(document)
+
+
+def test_gpus_can_be_named_stage_by_stage() -> None:
+    profile = mixed_profile()
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan()
+    topology = Topology.for_job(plan.job)
+    named = [modelled_clocks("a40"), modelled_clocks("a100-sxm4-80gb")]
+    assert apply_plan(plan, profile, topology=topology, clocks=named).stage_gpus is not None
+    with pytest.raises(InputError, match="the plan asks for 1740 MHz"):
+        apply_plan(plan, profile, topology=topology, clocks=named[::-1])
+    with pytest.raises(InputError, match="3 GPUs are named for 2 stages"):
+        apply_plan(plan, profile, topology=topology, clocks=[*named, named[0]])
+
+
+def test_model_chunks_of_one_rank_cannot_lie_on_two_gpus() -> None:
+    profile = mixed_profile()
+    pipeline = Pipeline("interleaved", 1, 2, num_chunks=2)
+    with pytest.raises(InputError, match="stage 0 runs stages 0, 1 of the profile"):
+        stage_clocks(profile, pipeline)
+    same = replace(profile.metadata, stage_gpus=None, gpu=A40)
+    twin = Profile.from_rows(
+        [(s, i, 1740, 0.1, 20.0) for s in (0, 1) for i in ("forward", "backward")], metadata=same
+    )
+    assert [clocks.gpu for clocks in stage_clocks(twin, pipeline)] == [A40]
+
+
+def test_the_whole_way_with_two_kinds_of_stages(tmp_path: Path) -> None:
+    mixed_profile().save_csv(tmp_path / "profile.csv")
+    for command in (
+        ("solve", "--slowdown", "5", "--ladder", "2"),
+        ("check", "plan.json"),
+        ("check", "profile.csv"),
+        ("simulate", "plan.json", "--straggler", "1.2"),
+        ("compare",),
+        ("frontier", "-o", "frontier.json"),
+    ):
+        ran = envplan(*command, cwd=tmp_path)
+        assert ran.code == 0, ran.err
+    applied = envplan("apply", "plan.json", cwd=tmp_path)
+    assert f"of {A40}" in applied.out
+    assert f"of {A100}" in applied.out
+    named = envplan("apply", "plan.json", "--gpu", "a40,a100-sxm4-80gb", cwd=tmp_path)
+    assert named.code == 0, named.err
+    refused = envplan("apply", "plan.json", "--gpu", "a40,a40,a40", cwd=tmp_path)
+    assert_refused(refused, 2, "3 GPUs are named for 2 stages")
+    refused = envplan("apply", "plan.json", "--backend", "nvml", cwd=tmp_path)
+    assert_refused(refused, 2, "different GPUs")
+
+
+def slower(profile: Profile, factor: float) -> Profile:
+    rows = []
+    for stage in range(profile.num_stages):
+        for name in ("forward", "backward"):
+            table = profile.table(stage, name)
+            for k in range(len(table)):
+                time, energy = int(table.time_ns[k]) / 1e9, int(table.energy_fj[k]) / 1e15
+                rows.append((stage, name, int(table.frequency_mhz[k]), time * factor, energy))
+    return Profile.from_rows(rows, name="slower")
+
+
+@given(
+    falling_profiles(2, max_options=6),
+    falling_profiles(2, max_options=6),
+    st.integers(1, 4),
+    st.floats(0.0, 0.6),
+    st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_unlike_replicas_end_together_at_a_certified_energy(
+    one: Profile, other: Profile, microbatches: int, slowdown: float, count: int
+) -> None:
+    pipeline = Pipeline("1f1b", 2, microbatches)
+    frontiers = [
+        trace_frontier(pipeline, one, full=True),
+        trace_frontier(pipeline, other, full=True, replicas=count),
+    ]
+    planned = plan_replicas(frontiers, slowdown=slowdown)
+    deadline = planned.plans[0].target.deadline_s
+    assert planned.sync_time <= deadline
+    assert planned.energy_lower_bound is not None
+    assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
+    replayed = 0
+    for plan, profile in zip(planned.plans, (one, other), strict=True):
+        verify_plan(plan, profile)
+        timeline = simulate(plan, profile, sync_time=planned.sync_time)
+        replayed += timeline.energy_fj
+    assert replayed == pytest.approx(fj_from_j(planned.energy), rel=1e-12)
+    again = replay_replicas(list(zip(planned.plans, (one, other), strict=True)))
+    assert (again.sync_time, again.energy) == (planned.sync_time, planned.energy)
+
+
+@given(falling_profiles(2, max_options=6), falling_profiles(2, max_options=6))
+@settings(max_examples=25, deadline=None)
+def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other: Profile) -> None:
+    pipeline = Pipeline("1f1b", 2, 3)
+    frontiers = [trace_frontier(pipeline, profile, full=True) for profile in (one, other)]
+    best = plan_replicas(frontiers, min_energy=True)
+    assert best.energy_lower_bound is not None
+    fastest = plan_replicas(frontiers)
+    assert fastest.energy_lower_bound is not None
+    for slowdown in (0.0, 0.03, 0.1, 0.3, 1.0):
+        bound = plan_replicas(frontiers, slowdown=slowdown).energy_lower_bound
+        assert bound is not None
+        assert best.energy_lower_bound <= bound <= fastest.energy_lower_bound
+
+
+def test_equal_replicas_cost_what_one_costs_times_their_number() -> None:
+    profile, pipeline = small_profile(2, blocking=70.0), Pipeline("1f1b", 2, 4)
+    frontiers = [trace_frontier(pipeline, profile, full=True, replicas=n) for n in (1, 2)]
+    planned = plan_replicas(frontiers, slowdown=0.05)
+    alone = frontiers[0].plan(slowdown=0.05)
+    assert planned.energy == pytest.approx(3 * alone.energy, rel=2e-3)
+    assert planned.energy_lower_bound == pytest.approx(3 * alone.energy_lower_bound)
+    assert planned.savings_percent == pytest.approx(alone.predicted.savings_percent, abs=0.2)
+
+
+def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it() -> None:
+    profile, pipeline = small_profile(2, blocking=70.0), Pipeline("1f1b", 2, 4)
+    slow = slower(profile, 1.3)
+    frontiers = [trace_frontier(pipeline, p, full=True) for p in (profile, slow)]
+    planned = plan_replicas(frontiers)
+    assert planned.sync_time == pytest.approx(frontiers[1].min_time)
+    assert frontiers[0].min_time < planned.plans[0].iteration_time <= planned.sync_time
+    hurried = frontiers[0].plan()
+    rushed = hurried.energy + hurried.waiting_energy(planned.sync_time)
+    assert planned.plans[0].energy + planned.waiting_energies[0] < rushed
+    beyond = frontiers[0].min_energy_plan()
+    waited = beyond.energy + beyond.waiting_energy(planned.sync_time)
+    if beyond.iteration_time < planned.sync_time:
+        assert planned.plans[0].energy + planned.waiting_energies[0] <= waited
+    with pytest.raises(NoAnswerError, match="T_min of the slowest replica, that of profile slower"):
+        plan_replicas(frontiers, target_time=frontiers[0].min_time)
+
+
+def test_a_plan_for_a_common_time_is_refined_for_the_same() -> None:
+    profile = small_profile(2, blocking=70.0)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, full=True)
+    plan = frontier.plan_for_sync(2 * frontier.min_energy_time)
+    assert plan.iteration_time > frontier.min_energy_time
+    again = replan(plan, profile)
+    assert (again.target, again.frequencies) == (plan.target, plan.frequencies)
+
+
+def test_check_rejects_a_common_time_that_was_not_kept() -> None:
+    profile = small_profile(2, blocking=70.0)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, full=True)
+    plan = frontier.plan_for_sync(1.2 * frontier.min_time)
+    verify_plan(plan, profile)
+    sooner = plan.target.model_copy(update={"time_s": frontier.min_time})
+    with pytest.raises(InputError, match="more than the target"):
+        verify_plan(plan.model_copy(update={"target": sooner}), profile)
+
+
+def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
+    profile = small_profile(2, blocking=70.0)
+    profile.save_csv(tmp_path / "profile.csv")
+    slower(profile, 1.3).save_csv(tmp_path / "slow.csv")
+    ran = envplan("solve", "--replica-profile", "slow.csv:2", "--slowdown", "3", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "certified gap of all together" in ran.out
+    plans = [Plan.load(tmp_path / name) for name in ("plan.json", "plan.replica1.json")]
+    assert [plan.job.replicas for plan in plans] == [1, 2]
+    assert ns_from_s(plans[0].target.deadline_s) == ns_from_s(plans[1].target.deadline_s)
+    for name in ("plan.json", "plan.replica1.json"):
+        assert envplan("check", name, cwd=tmp_path).code == 0
+        assert envplan("apply", name, cwd=tmp_path).code == 0
+    replayed = envplan(
+        "simulate", "plan.json", "--replica", "plan.replica1.json", "--json", cwd=tmp_path
+    )
+    document = json.loads(replayed.out)["replicas"]
+    assert document["sync_time_s"] == max(plan.iteration_time for plan in plans)
+    assert [entry["count"] for entry in document["replicas"]] == [1, 2]
+    assert document["savings_percent"] > 0
+    table = envplan("simulate", "plan.json", "--replica", "plan.replica1.json", cwd=tmp_path)
+    assert "all end at" in table.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--replica-profile", "slow.csv:0"), ("at least 1",)),
+        (("--replica-profile", "slow.csv:x"), ("PROFILE:COUNT",)),
+        (("--replica-profile", "gone.csv"), ("gone.csv",)),
+        (("--replica-profile", "slow.csv", "--power-cap", "9"), ("--power-cap",)),
+        (("--replica-profile", "slow.csv", "--ladder", "2"), ("--ladder",)),
+        (("--replica-profile", "slow.csv", "--planner", "envpipe"), ("--planner envpipe",)),
+        (("--replica-profile", "three.csv"), ("3 stages",)),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused(
+    tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    small_profile(2).save_csv(tmp_path / "profile.csv")
+    slower(small_profile(2), 1.3).save_csv(tmp_path / "slow.csv")
+    small_profile(3).save_csv(tmp_path / "three.csv")
+    assert_refused(envplan("solve", *options, cwd=tmp_path), 2, *words)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(tmp_path: Path) -> None:
+    profile = small_profile(2, blocking=70.0)
+    profile.save_csv(tmp_path / "profile.csv")
+    slower(profile, 1.3).save_csv(tmp_path / "slow.csv")
+    slower(profile, 0.8).save_csv(tmp_path / "fast.csv")
+    envplan("solve", "--slowdown", "5", "--recompute", cwd=tmp_path)
+    plan = Plan.load(tmp_path / "plan.json")
+    for name, count in (("slow.csv", 1), ("fast.csv:3", 3)):
+        ran = envplan("simulate", "plan.json", "--replica-profile", name, "--json", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        first, other = json.loads(ran.out)["replicas"]["replicas"]
+        assert first["iteration_time_s"] == plan.iteration_time
+        assert other["count"] == count
+        assert (other["iteration_time_s"] > plan.iteration_time) == (name == "slow.csv")
+        assert (first["waiting_energy_j"] > 0) == (name == "slow.csv")
+
+
+def test_replicas_are_not_replayed_with_disturbances(tmp_path: Path) -> None:
+    small_profile(2).save_csv(tmp_path / "profile.csv")
+    envplan("solve", cwd=tmp_path)
+    ran = envplan("simulate", "plan.json", "--replica", "plan.json", "--noise", "2", cwd=tmp_path)
+    assert_refused(ran, 2, "--replica goes with no option")
