@@ -171,6 +171,10 @@ def plan_folder(tmp_path: Path) -> Path:
 def test_the_commands_write_what_they_say(plan_folder: Path) -> None:
     for arguments, name in (
         (("report",), "report.html"),
+        (
+            ("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--compare", "--plot", "g.html"),
+            "g.html",
+        ),
         (("timeline",), "timeline.png"),
         (("timeline", "--colour", "power", "-o", "t.svg"), "t.svg"),
         (("timeline", "--alone", "-o", "t.html"), "t.html"),
@@ -210,6 +214,10 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
         (("report", "-o", "plan.html.txt"), "must end in .html"),
         (("report", "nothing.json"), "cannot be read"),
         (("timeline", "-o", "t.bmp"), "must end in .png"),
+        (
+            ("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--compare"),
+            "--compare goes with --plot",
+        ),
         (("timeline", "--colour", "taste"), "--colour must be frequency or power, not taste"),
         (("timeline", "-o", "none/t.png"), "cannot be written"),
         (("frontier", "a40-gpt3-1.3b-4stage", "-m", "4", "--animate", "a.avi"), "must end in .gif"),

@@ -324,7 +324,7 @@ def _entry_name(planner: str, point: str | None) -> str:
 
 def _joules(joules: float) -> str:
     scale, unit = energy_unit(joules)
-    return f"{joules / scale:.5g} {unit}"
+    return f"{joules / scale:#.5g}".rstrip(".") + f" {unit}"
 
 
 def _watts(watts: float) -> str:
