@@ -58,10 +58,14 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.freqplan
+	$(BIN)/python -m envplan.serving.builtin profiles/serving
+	$(BIN)/python -m envplan.serving.plan
+	$(BIN)/python -m envplan.serving.apply
 
-# Sets every planner beside the published figures on every built-in workload: about a minute.
+# Sets every planner beside the published figures on every built-in workload, and replays weeks of serving: some minutes.
 results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
+	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 
 clean:
 	rm -rf $(VENV) build out

@@ -19,7 +19,7 @@ _Progress = Callable[[int, int], None]
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile, plan, DAG or frontier.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file of envplan.")],
     profile: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +62,8 @@ def _check(
     if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         if head.lstrip(b"\xef\xbb\xbf").startswith(b"iteration_time_s"):
             return "frontier", _check_frontier_csv(file)
+        if head.lstrip(b"\xef\xbb\xbf").startswith(b"class,"):
+            return "serving profile", _check_serving_profile(file)
         return "profile", _check_profile(file)
 
     from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan
@@ -76,6 +78,10 @@ def _check(
         return "frequency plan", FrequencyPlan.from_document(document, path=file).check()
     if schema == DAG_SCHEMA:
         return "DAG", _check_dag(file)
+    if schema == "envplan/serving-plan/v1":
+        return "serving plan", _check_serving_plan(file, profile, force)
+    if schema == "envplan/serving-clocks/v1":
+        return "serving clocks", _check_serving_clocks(file)
     if schema == "envplan/frontier/v1":
         return "frontier", _check_frontier(document, file, profile, force, progress)
     raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
@@ -148,6 +154,34 @@ def _named_profile(name: str | None) -> Profile | None:
     from envplan.profile import Profile
 
     return None if name is None else Profile.open(name)
+
+
+def _check_serving_profile(file: Path) -> list[str]:
+    from envplan.serving.profile import ServingProfile
+
+    profile = ServingProfile.read_csv(file)
+    return [
+        f"{len(profile.classes)} classes, {len(profile.curves)} configurations, no holes",
+        f"source: {profile.source or 'not said'}",
+    ]
+
+
+def _check_serving_plan(file: Path, profile: str | None, force: bool) -> list[str]:
+    from envplan.serving.plan import ServingPlan
+
+    plan = ServingPlan.load(file)
+    with _naming(file):
+        return plan.check(plan.find_profile(profile), force=force)
+
+
+def _check_serving_clocks(file: Path) -> list[str]:
+    from envplan.serving.apply import ServingApplied
+
+    applied = ServingApplied.load(file)
+    return [
+        f"{len(applied.instances)} instances on {applied.nodes} nodes, no GPU used twice",
+        f"clocks were checked against those of: {applied.clocks_source}",
+    ]
 
 
 def _check_dag(file: Path) -> list[str]:

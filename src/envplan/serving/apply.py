@@ -1,0 +1,277 @@
+"""From a serving plan to clocks on GPUs: which instance runs where, and who holds its clock.
+
+`envplan serving apply` writes serving.clocks.json ("envplan/serving-clocks/v1"): each instance with
+its node, its GPUs on that node and the clock these shall run at. `hold_clocks` starts the guard of
+every GPU of a node, which sets the clock and gives it back whatever becomes of its owner.
+
+`python -m envplan.serving.apply` writes the JSON Schema of the format anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envplan._files import atomic_write
+from envplan.apply import Clocks, modelled_clocks
+from envplan.devices import DeviceError
+from envplan.devices.modelled import GPUS
+from envplan.errors import InputError
+from envplan.plan import first_problem, json_schema, read_json, readable_json
+from envplan.runtime.guard import Guard
+from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.profile import ServingProfile
+
+__all__ = [
+    "CLOCKS_SCHEMA",
+    "Instance",
+    "ServingApplied",
+    "apply_serving_plan",
+    "default_clocks",
+    "hold_clocks",
+]
+
+CLOCKS_SCHEMA: Final = "envplan/serving-clocks/v1"
+SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "serving-clocks.v1.schema.json"
+
+#: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
+_NOMINAL: Final = 0.02
+
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Instance(_Model):
+    """One instance of the model.
+
+    Attributes:
+        instance: number, from 0.
+        pool: class whose pool it belongs to.
+        serves: classes that are routed to this pool.
+        tp: tensor-parallel degree, its number of GPUs.
+        node: number of its machine, from 0.
+        devices: its GPUs there, as the driver counts.
+        planned_mhz: clock of the plan.
+        clock_mhz: clock to be set, one that the GPU has.
+        load_tokens_s: what it is planned to carry.
+    """
+
+    instance: Index
+    pool: str
+    serves: list[str]
+    tp: Count
+    node: Index
+    devices: list[Index]
+    planned_mhz: Count
+    clock_mhz: Count
+    load_tokens_s: Annotated[float, Field(ge=0)]
+
+
+class ServingApplied(_Model):
+    """The file: all instances, and what they come from."""
+
+    schema_id: Literal["envplan/serving-clocks/v1"] = Field(alias="schema")
+    plan_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    profile_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    gpu: str | None
+    clocks_source: str
+    gpus_per_node: Count
+    nodes: Count
+    instances: list[Instance]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        atomic_write(path, readable_json(self.model_dump(by_alias=True)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read and check a file.
+
+        Raises:
+            InputError: it is none, or two instances share a GPU.
+        """
+        document = read_json(path)
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != CLOCKS_SCHEMA:
+            raise InputError(f"is no file of serving clocks: its schema is not {CLOCKS_SCHEMA}",
+                             path=path)  # fmt: skip
+        try:
+            applied = cls.model_validate(document)
+        except ValidationError as error:
+            raise InputError(first_problem(error, "file of serving clocks"), path=path) from None
+        taken: dict[tuple[int, int], int] = {}
+        for instance in applied.instances:
+            for device in instance.devices:
+                other = taken.setdefault((instance.node, device), instance.instance)
+                if other != instance.instance:
+                    raise InputError(
+                        f"instances {other} and {instance.instance} share GPU {device} of node "
+                        f"{instance.node}",
+                        path=path,
+                    )
+        return applied
+
+    def clocks_of(self, node: int) -> dict[int, int]:
+        """The clock of each GPU of a node, MHz, by device.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        if not 0 <= node < self.nodes:
+            raise InputError(f"there is no node {node}; the file has nodes 0 to {self.nodes - 1}")
+        return {
+            device: instance.clock_mhz
+            for instance in self.instances
+            if instance.node == node
+            for device in instance.devices
+        }
+
+
+def default_clocks(profile: ServingProfile) -> Clocks:
+    """Clocks of the GPU that a profile names; if it is not a known one, those in the profile."""
+    if profile.gpu is not None and profile.gpu.lower() in {m.name.lower() for m in GPUS.values()}:
+        return modelled_clocks(profile.gpu)
+    clocks = sorted({frequency for _, _, frequency in profile.curves})
+    return Clocks(tuple(clocks), "profile", profile.gpu)
+
+
+def apply_serving_plan(
+    plan: ServingPlan,
+    profile: ServingProfile,
+    *,
+    clocks: Clocks | None = None,
+    gpus_per_node: int = 8,
+    force: bool = False,
+    plan_sha256: str | None = None,
+) -> ServingApplied:
+    """Put the instances of a plan on nodes and their clocks on what the GPUs have.
+
+    Instances are placed largest first; with degrees of 1, 2, 4 and 8 that leaves no node with a
+    hole. A clock the GPU lacks is replaced by the next one above.
+
+    Args:
+        plan: what to do; it is checked first.
+        profile: what it was made from.
+        clocks: what the GPUs can be set to; default: default_clocks.
+        gpus_per_node: of a machine.
+        force: go on though the profile has changed since.
+        plan_sha256: of the plan's file; default: of its text.
+
+    Raises:
+        InputError: the plan does not hold, an instance is larger than a node, or the GPU has no
+            clock as high as the plan's.
+    """
+    plan.check(profile, force=force)
+    known = clocks or default_clocks(profile)
+    if gpus_per_node < 1:
+        raise InputError(f"a node needs at least one GPU, not {gpus_per_node}")
+    instances: list[Instance] = []
+    free: list[int] = []  # the next free device of each node
+    for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):
+        node = _place(free, group.tp, gpus_per_node)
+        first = free[node]
+        free[node] += group.tp
+        instances.append(_instance(len(instances), pool, group, node, first, known))
+    return ServingApplied(
+        schema=CLOCKS_SCHEMA,
+        plan_sha256=plan_sha256 or hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
+        profile_sha256=plan.profile.sha256,
+        gpu=known.gpu,
+        clocks_source=known.source,
+        gpus_per_node=gpus_per_node,
+        nodes=len(free),
+        instances=instances,
+    )
+
+
+def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
+    if tp > gpus_per_node:
+        raise InputError(f"an instance on {tp} GPUs does not fit into a node with {gpus_per_node}")
+    for node, used in enumerate(free):
+        if used + tp <= gpus_per_node:
+            return node
+    free.append(0)
+    return len(free) - 1
+
+
+def _instance(
+    number: int, pool: Pool, group: Group, node: int, first: int, known: Clocks
+) -> Instance:
+    return Instance(
+        instance=number,
+        pool=pool.request_class,
+        serves=[served.request_class for served in pool.serves],
+        tp=group.tp,
+        node=node,
+        devices=list(range(first, first + group.tp)),
+        planned_mhz=group.frequency_mhz,
+        clock_mhz=_supported(group.frequency_mhz, known),
+        load_tokens_s=group.load_tokens_s,
+    )
+
+
+def _supported(mhz: int, known: Clocks) -> int:
+    above = [clock for clock in known.mhz if clock >= mhz]
+    if above:
+        return above[0]
+    if known.mhz[-1] >= mhz * (1 - _NOMINAL):
+        return known.mhz[-1]
+    raise InputError(
+        f"the plan wants {mhz} MHz, but {known.gpu or 'the GPU'} reaches {known.mhz[-1]} only; "
+        "plan with a profile of that GPU"
+    )
+
+
+@contextmanager
+def hold_clocks(
+    applied: ServingApplied, node: int, *, backend: str = "nvml", **options: Any
+) -> Iterator[list[Guard]]:
+    """Hold the clocks of a node's GPUs, a guard for each, until the context ends.
+
+    The guards give the clocks back when it does, and when this process dies in any way.
+
+    Args:
+        applied: the file.
+        node: which node this is.
+        backend: "nvml" or "modelled".
+        options: for the backend.
+
+    Raises:
+        DeviceError: a GPU is not there, or its clock may not be set; none is left set.
+        InputError: there is no such node.
+    """
+    clocks = applied.clocks_of(node)
+    with ExitStack() as stack:
+        guards = []
+        for device, mhz in sorted(clocks.items()):
+            guard = stack.enter_context(Guard.start(backend, device, **options))
+            guard.request(mhz)
+            guards.append(guard)
+        yield guards
+        problems = [problem for guard in guards for problem in guard.problems()]
+    problems += [problem for guard in guards for problem in guard.problems()]
+    if problems:
+        raise DeviceError(problems[0])
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of the format, generated from the models, to SCHEMA_FILE."""
+    atomic_write(SCHEMA_FILE, json_schema(ServingApplied))
+
+
+if __name__ == "__main__":
+    write_schema()

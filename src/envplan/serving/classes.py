@@ -1,0 +1,145 @@
+"""The nine classes of requests: how long they are, how fast they must be answered.
+
+A class is named by the length of its input and of its output, short, medium or long: SS, SM, ...
+LL. The bounds between them, and the SLOs, are those of DynamoLLM's evaluation as we know them; a
+profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from envplan.errors import InputError
+
+__all__ = [
+    "CLASSES",
+    "DEFAULT_CLASSES",
+    "INPUT_BOUNDS",
+    "OUTPUT_BOUNDS",
+    "RequestClass",
+    "Slo",
+    "check_class",
+    "classify",
+    "serves",
+    "shorter_output",
+]
+
+_LENGTHS: Final = "SML"
+
+#: All classes, shortest first: one that can serve another comes after it.
+CLASSES: Final = tuple(i + o for i in _LENGTHS for o in _LENGTHS)
+
+#: Tokens from which on an input is medium, and long.
+INPUT_BOUNDS: Final = (256, 1024)
+#: Tokens from which on an output is medium, and long.
+OUTPUT_BOUNDS: Final = (100, 350)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request is promised.
+
+    Attributes:
+        ttft_s: time to its first token, s, at most.
+        tbt_s: time between two tokens, s, at most.
+    """
+
+    ttft_s: float
+    tbt_s: float
+
+    def covers(self, other: Slo) -> bool:
+        """Whether meeting this one meets the other, too."""
+        return self.ttft_s <= other.ttft_s and self.tbt_s <= other.tbt_s
+
+    def scaled(self, factor: float) -> Slo:
+        """So many times as long."""
+        return Slo(self.ttft_s * factor, self.tbt_s * factor)
+
+    @staticmethod
+    def strictest(slos: Iterable[Slo]) -> Slo:
+        """The loosest one that covers all of these."""
+        several = tuple(slos)
+        return Slo(min(s.ttft_s for s in several), min(s.tbt_s for s in several))
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """One class.
+
+    Attributes:
+        name: such as "SM", a short input and a medium output.
+        input_tokens: mean length of its inputs.
+        output_tokens: mean length of its outputs.
+        slo: what its requests are promised.
+        shared_by: among how many requests the profile's energy per request is shared, because they
+            are in the instance at the same time; 1 where it is already each request's own share.
+    """
+
+    name: str
+    input_tokens: float
+    output_tokens: float
+    slo: Slo
+    shared_by: float = 1.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of load that a mean request brings, input and output together."""
+        return self.input_tokens + self.output_tokens
+
+
+_INPUTS: Final = {"S": 160.0, "M": 600.0, "L": 3000.0}
+_OUTPUTS: Final = {"S": 60.0, "M": 220.0, "L": 500.0}
+_TTFT_S: Final = {"S": 0.25, "M": 0.4, "L": 2.0}
+_TBT_S: Final = 0.1
+
+#: What a profile says nothing about.
+DEFAULT_CLASSES: Final[Mapping[str, RequestClass]] = {
+    name: RequestClass(name, _INPUTS[name[0]], _OUTPUTS[name[1]], Slo(_TTFT_S[name[0]], _TBT_S))
+    for name in CLASSES
+}
+
+
+def classify(input_tokens: float, output_tokens: float) -> str:
+    """The class of a request of these lengths."""
+    return (
+        _LENGTHS[bisect_right(INPUT_BOUNDS, input_tokens)]
+        + _LENGTHS[bisect_right(OUTPUT_BOUNDS, output_tokens)]
+    )
+
+
+def serves(pool: str, request: str) -> bool:
+    """Whether requests of a class may be served by another's pool: it is longer in no respect."""
+    return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
+
+
+def shorter_output(name: str) -> str | None:
+    """The class of the same input and the next shorter output; None if there is none."""
+    place = _LENGTHS.index(name[1])
+    return name[0] + _LENGTHS[place - 1] if place else None
+
+
+def check_class(
+    name: str,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    line: int | None = None,
+    column: str | None = None,
+) -> str:
+    """`name`, which a user gave, in a file or elsewhere.
+
+    Raises:
+        InputError: there is no such class.
+    """
+    if name not in CLASSES:
+        raise InputError(
+            f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
+            "short, medium, long)",
+            path=path,
+            line=line,
+            column=column,
+        )
+    return name

@@ -1,0 +1,91 @@
+"""What every planner is asked: loads, GPUs; and why there may be no answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES, Slo, check_class, serves
+from envplan.serving.profile import ServingProfile
+
+__all__ = ["LEAST_LOAD", "check_demand", "check_reachable", "hosts", "too_few"]
+
+#: tokens/s: what is less is none, and what is more than MOST_LOAD no planner could tell apart.
+LEAST_LOAD: Final = 0.01
+MOST_LOAD: Final = 1e9
+
+
+def check_demand(loads: Mapping[str, float], gpus: int) -> dict[str, float]:
+    """The loads above zero, in the order of the classes.
+
+    Raises:
+        InputError: there is no load, no GPU, or no such class.
+    """
+    if gpus < 1:
+        raise InputError(f"a fleet needs at least one GPU, not {gpus}")
+    for name, load in loads.items():
+        check_class(name)
+        if not (math.isfinite(load) and (load == 0 or LEAST_LOAD <= load <= MOST_LOAD)):
+            raise InputError(
+                f"the load of {name} must be 0, or from {LEAST_LOAD:g} to {MOST_LOAD:g} tokens/s, "
+                f"not {load:g}"
+            )
+    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name, 0.0) > 0}
+    if not wanted:
+        raise InputError("there is no load; give at least one class tokens/s above 0")
+    return wanted
+
+
+def hosts(name: str, *, merge: bool) -> list[str]:
+    """The classes whose pools may serve a class, itself first."""
+    return [name, *(c for c in CLASSES if c != name and serves(c, name))] if merge else [name]
+
+
+def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool) -> None:
+    """Every class has a configuration that meets its SLO at some load.
+
+    Raises:
+        NoAnswerError: one has none; says which SLO it misses and the best there is.
+    """
+    for name in loads:
+        slo = profile.classes[name].slo
+        curves = [curve for host in hosts(name, merge=merge) for curve in profile.of(host)]
+        if not curves:
+            raise NoAnswerError(
+                f"no configuration of profile {profile.name} serves {name}"
+                + (" or a higher class" if merge else "")
+            )
+        if not any(curve.segments(slo) for curve in curves):
+            raise NoAnswerError(_missed(name, slo, [(c.ttft_s[0], c.tbt_s[0]) for c in curves]))
+
+
+def _missed(name: str, slo: Slo, reached: list[tuple[float, float]]) -> str:
+    ttft, tbt = min(t for t, _ in reached), min(t for _, t in reached)
+    if ttft > slo.ttft_s:
+        return (
+            f"no configuration gives {name} its first token within {slo.ttft_s:g} s; the best "
+            f"takes {ttft:g} s"
+        )
+    if tbt > slo.tbt_s:
+        return (
+            f"no configuration gives {name} its tokens {slo.tbt_s:g} s apart; the best takes "
+            f"{tbt:g} s"
+        )
+    first = min(t for t, between in reached if between <= slo.tbt_s)
+    return (
+        f"no configuration keeps both SLOs of {name}, {slo.ttft_s:g} s to the first token and "
+        f"{slo.tbt_s:g} s between tokens; with the second kept, the best takes {first:g} s"
+    )
+
+
+def too_few(
+    gpus: int, needed: int, by_pool: Mapping[str, int], what: str = "the loads need at least"
+) -> NoAnswerError:
+    """That the fleet is too small, by how much, and which class takes most of it."""
+    largest = max(by_pool, key=lambda name: by_pool[name])
+    return NoAnswerError(
+        f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are; "
+        f"class {largest} takes most, {by_pool[largest]} GPUs"
+    )

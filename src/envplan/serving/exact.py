@@ -1,0 +1,477 @@
+"""The exact planner: the fleet that meets every SLO with the least power, as an integer program.
+
+DynamoLLM's problem, min sum_i N_i x Energy_i,f(L_i) subject to GPUs, loads and SLOs, over pools of
+all classes at once, with two liberties that only make it better: instances of a pool may carry
+different loads and, unless `one_frequency`, run at different clocks.
+
+Power is piecewise linear in an instance's load, so the program can be exact. Take two instances of
+one pool that both lie inside a straight stretch of their curves, and shift load from one to the
+other: the power changes linearly, so in one direction it does not rise, and one of them reaches the
+end of its stretch. Hence some optimum has at most one instance per pool inside a stretch, and all
+others at ends of stretches. The program counts instances at ends, and places the one elsewhere.
+Stretches on which another clock with the same TP never draws more are left out.
+
+SLOs are kept by cutting curves to the loads that meet them. A class may go to the pool of a class
+that is longer in no respect; its requests then count as that class's own. A pool promises one SLO
+to all it serves, so there is a pool for each class and each SLO that makes a difference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from envplan.errors import NoAnswerError
+from envplan.serving.classes import CLASSES, Slo, serves
+from envplan.serving.demand import check_demand, check_reachable, too_few
+from envplan.serving.plan import Fleet, Pool, ServingPlan, make_plan, make_pool, needed_for
+from envplan.serving.profile import Curve, Segment, ServingProfile
+
+__all__ = ["TIME_LIMIT_S", "exact_fleet", "exact_plan", "pool_slos"]
+
+#: For the solver, s.
+TIME_LIMIT_S: Final = 8.0
+
+_RELATIVE_GAP: Final = 1e-6
+_KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
+_FINEST: Final = 100.0  # but never more of the least load than this
+_STRAIGHT: Final = 1e-6  # a relative change of slope that is none
+_NEGLIGIBLE: Final = 1e-7  # of a load: what the solver's tolerance makes out of zero
+
+
+def exact_plan(
+    profile: ServingProfile,
+    loads: Mapping[str, float],
+    gpus: int,
+    *,
+    merge: bool = True,
+    one_frequency: bool = False,
+    time_limit: float = TIME_LIMIT_S,
+) -> ServingPlan:
+    """The plan with the least power, or the best one found and its gap.
+
+    Args:
+        profile: with the SLOs to be met.
+        loads: tokens/s by class.
+        gpus: at most.
+        merge: whether classes may be served by higher ones' pools.
+        one_frequency: all instances of a pool with the same TP run at one clock.
+        time_limit: s, for the solver.
+
+    Raises:
+        InputError: no load, no GPU, or an unknown class.
+        NoAnswerError: the loads cannot be served; says which class and by how much.
+    """
+    wanted = check_demand(loads, gpus)
+    fleet = exact_fleet(
+        profile, wanted, gpus, merge=merge, one_frequency=one_frequency, time_limit=time_limit
+    )
+    return make_plan(fleet, profile, wanted, gpus, merge=merge, one_frequency=one_frequency)
+
+
+def exact_fleet(
+    profile: ServingProfile,
+    loads: Mapping[str, float],
+    gpus: int,
+    *,
+    merge: bool = True,
+    one_frequency: bool = False,
+    time_limit: float = TIME_LIMIT_S,
+    gap: float = _RELATIVE_GAP,
+) -> Fleet:
+    """As exact_plan, for loads that are checked, and without the statement of a plan.
+
+    Args:
+        gap: relative to the power, at which the solver may stop.
+    """
+    check_reachable(profile, loads, merge=merge)
+    sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
+    program = _Program(profile, loads, sites, merge=merge, one_frequency=one_frequency)
+    fleet = program.least_power(gpus, time_limit, gap)
+    if fleet is None:
+        smallest = program.fewest_gpus(time_limit)
+        by_pool: dict[str, int] = {}
+        for pool in smallest.pools:
+            by_pool[pool.request_class] = by_pool.get(pool.request_class, 0) + pool.gpus
+        if smallest.gpus <= gpus:
+            raise NoAnswerError(
+                f"no plan was found within {time_limit:g} s; give it more with --time-limit"
+            )
+        raise too_few(gpus, smallest.gpus, by_pool)
+    return fleet
+
+
+def pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
+    """The SLOs that a pool might promise: those of all sets of classes it may serve."""
+    found: set[Slo] = set()
+    for other in demanded:
+        if serves(name, other):
+            slo = profile.classes[other].slo
+            found |= {slo} | {Slo.strictest((slo, known)) for known in found}
+    return sorted(found, key=lambda slo: (slo.ttft_s, slo.tbt_s))
+
+
+@dataclass(frozen=True)
+class _End:
+    """An instance at an end of a stretch."""
+
+    curve: Curve
+    load: float
+    power: float
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Loads of one configuration on which power bends upwards, if at all."""
+
+    curve: Curve
+    segments: tuple[Segment, ...]
+
+    @property
+    def low(self) -> float:
+        """The least of them, tokens/s."""
+        return self.segments[0].low
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A pool that might be."""
+
+    name: str
+    slo: Slo
+    ends: tuple[_End, ...]
+    stretches: tuple[_Stretch, ...]
+
+
+def _sites(
+    profile: ServingProfile, loads: Mapping[str, float], *, merge: bool, one_frequency: bool
+) -> list[_Site]:
+    sites = []
+    demanded = list(loads)
+    for name in CLASSES if merge else demanded:
+        slos = pool_slos(profile, name, demanded) if merge else [profile.classes[name].slo]
+        known: list[Any] = []
+        for slo in slos:  # the strictest first: another that leaves no more loads adds nothing
+            pairs = [(c, s) for c in profile.of(name) for s in c.segments(slo)]
+            if pairs and pairs not in known:
+                known.append(pairs)
+                if not one_frequency:
+                    pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
+                stretches = _stretches(pairs)
+                sites.append(_Site(name, slo, tuple(_ends(stretches)), tuple(stretches)))
+    return sites
+
+
+def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]]) -> bool:
+    """Whether one segment of another clock, same TP, covers this one and never draws more."""
+    curve, mine = pair
+    for other, segment in pairs:
+        if other is curve or other.tp != curve.tp:
+            continue
+        if segment.low <= mine.low and mine.high <= segment.high:
+            low, high = other.power_at(mine.low), other.power_at(mine.high)
+            if low > mine.power_low or high > mine.power_high:
+                continue
+            equal = (low, high) == (mine.power_low, mine.power_high)
+            if not equal or other.frequency_mhz < curve.frequency_mhz:
+                return True
+    return False
+
+
+def _stretches(pairs: Sequence[tuple[Curve, Segment]]) -> list[_Stretch]:
+    """Segments put together where they join and power does not bend downwards."""
+    stretches: list[_Stretch] = []
+    for curve, segment in pairs:
+        if stretches and stretches[-1].curve is curve:
+            before = stretches[-1].segments[-1]
+            if before.high == segment.low and _bend(before, segment) >= -_STRAIGHT:
+                segments = (*stretches[-1].segments, segment)
+                stretches[-1] = _Stretch(curve, segments)
+                continue
+        stretches.append(_Stretch(curve, (segment,)))
+    return stretches
+
+
+def _slope(segment: Segment) -> float:
+    return (segment.power_high - segment.power_low) / (segment.high - segment.low)
+
+
+def _bend(before: Segment, after: Segment) -> float:
+    """How much steeper it goes on, relative to the steeper of both."""
+    first, second = _slope(before), _slope(after)
+    return (second - first) / max(abs(first), abs(second), 1e-12)
+
+
+def _ends(stretches: Sequence[_Stretch]) -> list[_End]:
+    """The ends of all stretches, and where power bends upwards within one."""
+    ends = {}
+    for stretch in stretches:
+        curve, segments = stretch.curve, stretch.segments
+        bends = [b for a, b in pairwise(segments) if _bend(a, b) > _STRAIGHT]
+        places = [(s.low, s.power_low) for s in (segments[0], *bends)]
+        for load, power in [*places, (segments[-1].high, segments[-1].power_high)]:
+            if load > 0:
+                ends[curve.tp, curve.frequency_mhz, load] = _End(curve, load, power)
+    return list(ends.values())
+
+
+class _Program:
+    """The integer program; built once, solved for power or for GPUs."""
+
+    def __init__(
+        self,
+        profile: ServingProfile,
+        loads: Mapping[str, float],
+        sites: Sequence[_Site],
+        *,
+        merge: bool,
+        one_frequency: bool,
+    ) -> None:
+        from ortools.math_opt.python import mathopt
+
+        self._mathopt = mathopt
+        self._profile = profile
+        self._loads = loads
+        self._sites = sites
+        self._merge = merge
+        self._unit = min(_KILO, _FINEST * min(loads.values()))
+        self._model = model = mathopt.Model(name="fleet")
+        self._routed: dict[tuple[int, str], Any] = {}
+        self._counts: list[list[Any]] = []
+        self._placed: list[list[tuple[Any, list[Any]]]] = []
+        self._chosen: dict[tuple[str, int, int], Any] = {}
+        for place, site in enumerate(sites):
+            self._add_site(place, site)
+            if one_frequency:
+                self._tie_clocks(place, site)
+        self._choose_one_clock()
+        for name, load in loads.items():
+            shares = [x for (_, routed), x in self._routed.items() if routed == name]
+            model.add_linear_constraint(sum(shares) == load / self._unit)
+        self._power = sum(self._powers())
+        self._gpus = sum(self._gpu_counts())
+
+    def least_power(self, gpus: int, time_limit: float, gap: float) -> Fleet | None:
+        """The fleet of at most so many GPUs with the least power; None if none was found."""
+        limit = self._model.add_linear_constraint(self._gpus <= gpus)
+        self._model.minimize(self._power)
+        result = self._solve(time_limit, gap)
+        self._model.delete_linear_constraint(limit)
+        if not result.has_primal_feasible_solution():
+            return None
+        bound = result.termination.objective_bounds.dual_bound * _KILO
+        pools = self._pools(result)
+        power = sum(pool.power_w for pool in pools)
+        return Fleet("exact", tuple(pools), min(power, max(0.0, bound)))
+
+    def fewest_gpus(self, time_limit: float) -> Fleet:
+        """The fleet with the fewest GPUs, whatever it draws."""
+        self._model.minimize(self._gpus)
+        result = self._solve(time_limit, _RELATIVE_GAP)
+        if not result.has_primal_feasible_solution():
+            raise NoAnswerError("no fleet was found that serves these loads in the given time")
+        return Fleet("exact", tuple(self._pools(result)))
+
+    def _add_site(self, place: int, site: _Site) -> None:
+        model = self._model
+        carried = []
+        counts = []
+        for end in site.ends:
+            count = model.add_integer_variable(lb=0)
+            counts.append(count)
+            carried.append(end.load / self._unit * count)
+        placed = []
+        for stretch in site.stretches:
+            there = model.add_binary_variable()
+            extras = []
+            for segment in stretch.segments:
+                extra = model.add_variable(lb=0)
+                width = (segment.high - segment.low) / self._unit
+                model.add_linear_constraint(extra <= width * there)
+                extras.append(extra)
+            carried.append(stretch.low / self._unit * there + sum(extras))
+            placed.append((there, extras))
+        model.add_linear_constraint(sum(there for there, _ in placed) <= 1)
+        brought = []
+        for name in self._loads:
+            able = serves(site.name, name) if self._merge else name == site.name
+            if able and site.slo.covers(self._profile.classes[name].slo):
+                share = model.add_variable(lb=0)
+                self._routed[place, name] = share
+                brought.append(needed_for(self._profile, name, site.name) * share)
+        model.add_linear_constraint(sum(carried) == sum(brought))
+        self._limit_company(place, site)
+        self._counts.append(counts)
+        self._placed.append(placed)
+
+    def _limit_company(self, place: int, site: _Site) -> None:
+        """No more that the next looser pool of this class could serve than one instance carries.
+
+        Put load that only this pool can serve into as few of its instances as it takes: at most one
+        of them has other load beside it, and instances without any could be in the looser pool, at
+        the same load and power. So this excludes no power, only copies of the same fleet. It holds
+        where SLOs can be put in a row from strict to loose.
+        """
+        slos = {name: self._profile.classes[name].slo for name in self._loads}
+        if any(not a.covers(b) and not b.covers(a) for a, b in combinations(slos.values(), 2)):
+            return
+        following = self._sites[place + 1 : place + 2]
+        if not following or following[0].name != site.name:
+            return
+        company = [
+            needed_for(self._profile, name, site.name) * share
+            for (at, name), share in self._routed.items()
+            if at == place and following[0].slo.covers(slos[name])
+        ]
+        if company:
+            most = max(end.load for end in site.ends)
+            self._model.add_linear_constraint(sum(company) <= most / self._unit)
+
+    def _tie_clocks(self, place: int, site: _Site) -> None:
+        """No instance of a class's pools but at the clock chosen for its TP."""
+        model = self._model
+        # However much is routed here, no more instances of an end are needed than carry it all.
+        total = sum(
+            load * needed_for(self._profile, name, site.name)
+            for name, load in self._loads.items()
+            if (place, name) in self._routed
+        )
+        for end, count in zip(site.ends, self._counts[place], strict=True):
+            most = math.ceil(total / end.load)
+            used = self._chosen_clock(end.curve)
+            model.add_linear_constraint(count <= most * used)
+        for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
+            model.add_linear_constraint(there <= self._chosen_clock(stretch.curve))
+
+    def _chosen_clock(self, curve: Curve) -> Any:
+        """Whether this clock is the one for its class and TP."""
+        key = (curve.name, curve.tp, curve.frequency_mhz)
+        if key not in self._chosen:
+            self._chosen[key] = self._model.add_binary_variable()
+        return self._chosen[key]
+
+    def _choose_one_clock(self) -> None:
+        """One clock for each class and TP."""
+        for pair in sorted({key[:2] for key in self._chosen}):
+            clocks = [used for key, used in self._chosen.items() if key[:2] == pair]
+            self._model.add_linear_constraint(sum(clocks) <= 1)
+
+    def _powers(self) -> list[Any]:
+        terms = []
+        for place, site in enumerate(self._sites):
+            for end, count in zip(site.ends, self._counts[place], strict=True):
+                terms.append(end.power / _KILO * count)
+            for stretch, (there, extras) in zip(site.stretches, self._placed[place], strict=True):
+                terms.append(stretch.segments[0].power_low / _KILO * there)
+                for segment, extra in zip(stretch.segments, extras, strict=True):
+                    terms.append(_slope(segment) * self._unit / _KILO * extra)
+        return terms
+
+    def _gpu_counts(self) -> list[Any]:
+        terms = []
+        for place, site in enumerate(self._sites):
+            for end, count in zip(site.ends, self._counts[place], strict=True):
+                terms.append(end.curve.tp * count)
+            for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
+                terms.append(stretch.curve.tp * there)
+        return terms
+
+    def _solve(self, time_limit: float, gap: float) -> Any:
+        mathopt = self._mathopt
+        parameters = mathopt.SolveParameters(
+            time_limit=timedelta(seconds=time_limit),
+            relative_gap_tolerance=gap,
+            random_seed=1,
+        )
+        with _silenced():
+            return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
+
+    def _pools(self, result: Any) -> list[Pool]:
+        values = result.variable_values()
+        shares = self._shares(values)
+        pools: dict[tuple[str, Slo], tuple[dict[str, float], list[tuple[Curve, int, float]]]] = {}
+        for place, site in enumerate(self._sites):
+            served = {name: load for (at, name), load in shares.items() if at == place}
+            if not served:
+                continue
+            brought = sum(
+                load * needed_for(self._profile, name, site.name) for name, load in served.items()
+            )
+            instances = self._instances(place, site, values, brought)
+            # What it must promise may be less than what it could: then it is one with its like.
+            slo = Slo.strictest(self._profile.classes[name].slo for name in served)
+            all_served, all_instances = pools.setdefault((site.name, slo), ({}, []))
+            all_instances += instances
+            for name, load in served.items():
+                all_served[name] = all_served.get(name, 0.0) + load
+        return [
+            make_pool(name, slo, served, _merged(instances))
+            for (name, slo), (served, instances) in pools.items()
+        ]
+
+    def _shares(self, values: Mapping[Any, float]) -> dict[tuple[int, str], float]:
+        """What goes where, tokens/s, adding up to the loads but for rounding."""
+        shares: dict[tuple[int, str], float] = {}
+        for name, load in self._loads.items():
+            mine = {
+                key: values[x]
+                for key, x in self._routed.items()
+                if key[1] == name and values[x] * self._unit > _NEGLIGIBLE * load
+            }
+            scale = load / sum(mine.values())
+            shares |= {key: value * scale for key, value in mine.items()}
+        return shares
+
+    def _instances(
+        self, place: int, site: _Site, values: Mapping[Any, float], brought: float
+    ) -> list[tuple[Curve, int, float]]:
+        """The instances, with loads that add up to what is brought but for rounding."""
+        instances = []
+        for end, variable in zip(site.ends, self._counts[place], strict=True):
+            if count := round(values[variable]):
+                instances.append((end.curve, count, end.load))
+        rest = brought - sum(count * load for _, count, load in instances)
+        for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
+            if round(values[there]):
+                load = min(max(rest, stretch.low), stretch.segments[-1].high)
+                instances.append((stretch.curve, 1, load))
+        return instances
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep what HiGHS now and then prints, whatever it is told, out of our own output."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _merged(instances: Sequence[tuple[Curve, int, float]]) -> list[tuple[Curve, int, float]]:
+    """Alike instances together, by falling TP, clock and load."""
+    counts: dict[tuple[int, int, float], tuple[Curve, int]] = {}
+    for curve, count, load in instances:
+        key = (-curve.tp, -curve.frequency_mhz, -load)
+        counts[key] = (curve, counts.get(key, (curve, 0))[1] + count)
+    return [(curve, count, -key[2]) for key, (curve, count) in sorted(counts.items())]

@@ -1,0 +1,459 @@
+"""Serving plans: which instances run, for which classes, at which clock and load.
+
+A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1"). `python -m
+envplan.serving.plan` writes the JSON Schema of the format anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envplan._files import atomic_write
+from envplan.errors import InputError
+from envplan.plan import first_problem, json_schema, read_json, readable_json
+from envplan.serving.classes import CLASSES, Slo, check_class, serves
+from envplan.serving.profile import Curve, ServingProfile, builtin_names
+
+__all__ = [
+    "PLAN_SCHEMA",
+    "Fleet",
+    "Group",
+    "Pool",
+    "Served",
+    "ServingPlan",
+    "make_plan",
+    "max_frequency_fleet",
+    "needed_for",
+]
+
+PLAN_SCHEMA: Final = "envplan/serving-plan/v1"
+SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "serving-plan.v1.schema.json"
+
+#: Loads and powers of a plan must agree with its profile this well, relative to the larger.
+_TOLERANCE: Final = 1e-6
+#: tokens/s, or W, that make no difference: the exact planner's solver does not see them.
+_NOTHING: Final = 2e-3
+
+Positive = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SloModel(_Model):
+    """Seconds at most: time to first token, time between tokens."""
+
+    ttft_s: Positive
+    tbt_s: Positive
+
+    def slo(self) -> Slo:
+        """The same, as the planners know it."""
+        return Slo(self.ttft_s, self.tbt_s)
+
+
+class Served(_Model):
+    """A class, or a share of it, that a pool serves.
+
+    Attributes:
+        request_class: its name.
+        load_tokens_s: its own tokens per second.
+    """
+
+    request_class: str
+    load_tokens_s: Amount
+
+
+class Group(_Model):
+    """Instances of a pool that are alike; powers, latencies and load are of each of them."""
+
+    tp: Count
+    frequency_mhz: Count
+    instances: Count
+    load_tokens_s: Amount
+    power_w: Amount
+    ttft_s: Positive
+    tbt_s: Positive
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its instances."""
+        return self.tp * self.instances
+
+
+class Pool(_Model):
+    """Instances that serve a class and, maybe, lower ones as if they were of it.
+
+    Attributes:
+        request_class: the class whose configurations it runs.
+        slo: the strictest SLO of what it serves.
+        serves: what it serves.
+        groups: its instances.
+    """
+
+    request_class: str
+    slo: SloModel
+    serves: list[Served]
+    groups: list[Group]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its instances."""
+        return sum(group.gpus for group in self.groups)
+
+    @property
+    def power_w(self) -> float:
+        """W of all its instances."""
+        return sum(group.instances * group.power_w for group in self.groups)
+
+
+class ProfileReference(_Model):
+    """The profile a plan was made from."""
+
+    name: str
+    path: str | None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    source: str | None
+
+
+class Asked(_Model):
+    """What a plan was asked for.
+
+    Attributes:
+        gpus: at most.
+        loads_tokens_s: tokens per second by class.
+        slos: by class.
+        merge: whether a class might be served by a higher one's pool.
+        one_frequency: whether all instances of a pool with the same TP had to run at one clock.
+    """
+
+    gpus: Count
+    loads_tokens_s: dict[str, Positive]
+    slos: dict[str, SloModel]
+    merge: bool
+    one_frequency: bool
+
+
+class Baseline(_Model):
+    """The same loads on TP8 at maximum frequency; the highest TP a class has, where it lacks 8."""
+
+    gpus: Count
+    power_w: Amount
+
+
+class Predicted(_Model):
+    """What a plan comes to, by its profile.
+
+    Attributes:
+        gpus: in use.
+        power_w: of all instances.
+        power_lower_bound_w: no plan draws less; None where none was proved.
+        gap: how far power_w lies above that, as a fraction of it.
+        baseline: the same loads on TP8 at maximum frequency; None where that cannot serve them.
+        savings_percent: power saved against the baseline.
+    """
+
+    gpus: Count
+    power_w: Amount
+    power_lower_bound_w: Amount | None
+    gap: Amount | None
+    baseline: Baseline | None
+    savings_percent: float | None
+
+
+class ServingPlan(_Model):
+    """A plan and what it was made from and for."""
+
+    schema_id: Literal["envplan/serving-plan/v1"] = Field(alias="schema")
+    planner: str
+    profile: ProfileReference
+    asked: Asked
+    predicted: Predicted
+    pools: list[Pool]
+
+    @property
+    def power(self) -> float:
+        """W of all instances."""
+        return self.predicted.power_w
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        return self.predicted.gpus
+
+    def instances(self) -> Iterator[tuple[Pool, Group]]:
+        """Every single instance, with its pool and its group."""
+        for pool in self.pools:
+            for group in pool.groups:
+                for _ in range(group.instances):
+                    yield pool, group
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        atomic_write(path, readable_json(self.model_dump(by_alias=True)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read and check the form of a plan; `check` proves that it holds.
+
+        Raises:
+            InputError: it is no serving plan.
+        """
+        document = read_json(path)
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != PLAN_SCHEMA:
+            raise InputError(f"is no serving plan: its schema is not {PLAN_SCHEMA}", path=path)
+        try:
+            plan = cls.model_validate(document)
+        except ValidationError as error:
+            raise InputError(first_problem(error, "serving plan"), path=path) from None
+        names = [pool.request_class for pool in plan.pools]
+        names += [served.request_class for pool in plan.pools for served in pool.serves]
+        for name in [*names, *plan.asked.loads_tokens_s, *plan.asked.slos]:
+            check_class(name, path=os.fspath(path))
+        return plan
+
+    def find_profile(self, given: str | None = None) -> ServingProfile:
+        """The profile that the plan was made from, changed since or not.
+
+        Args:
+            given: path or built-in name, if it is not where it was.
+
+        Raises:
+            InputError: there is none.
+        """
+        if given is not None:
+            return ServingProfile.open(given)
+        if self.profile.path is not None and Path(self.profile.path).is_file():
+            return ServingProfile.read_csv(self.profile.path)
+        if self.profile.name in builtin_names():
+            return ServingProfile.builtin(self.profile.name)
+        raise InputError(
+            f"the plan's profile {self.profile.name} is not where it was; name it with --profile",
+            path=self.profile.path,
+        )
+
+    def check(self, profile: ServingProfile, *, force: bool = False) -> list[str]:
+        """Prove from the profile that the plan serves its loads within SLOs and GPUs.
+
+        Args:
+            force: go on though the profile has changed since.
+
+        Returns:
+            What was proved, in lines.
+
+        Raises:
+            InputError: something does not hold; says what.
+        """
+        if profile.sha256 != self.profile.sha256 and not force:
+            raise InputError(
+                f"the plan was made from another profile than {profile.name} is now; plan again, "
+                "or go on with --force"
+            )
+        for pool in self.pools:
+            _check_pool(pool, self, profile)
+        _check_sums(self)
+        loads = self.asked.loads_tokens_s
+        return [
+            f"{len(loads)} classes with {sum(loads.values()):g} tokens/s are served, all within "
+            "their SLOs by the profile",
+            f"{self.gpus} of {self.asked.gpus} GPUs draw {self.power:.6g} W",
+        ]
+
+
+def _check_pool(pool: Pool, plan: ServingPlan, profile: ServingProfile) -> None:
+    name = pool.request_class
+    slo = pool.slo.slo()
+    brought = 0.0
+    for served in pool.serves:
+        if not serves(name, served.request_class):
+            raise InputError(f"pool {name} cannot serve {served.request_class}")
+        promised = plan.asked.slos[served.request_class].slo()
+        if not slo.covers(promised):
+            raise InputError(f"pool {name} does not promise what {served.request_class} needs")
+        brought += served.load_tokens_s * needed_for(profile, served.request_class, name)
+    for group in pool.groups:
+        curve = profile.curves.get((name, group.tp, group.frequency_mhz))
+        where = f"pool {name}, TP{group.tp} at {group.frequency_mhz} MHz"
+        if curve is None:
+            raise InputError(f"{where}: the profile has no such configuration")
+        if not curve.meets(slo, group.load_tokens_s):
+            raise InputError(f"{where}: {group.load_tokens_s:g} tokens/s violate the SLO")
+        if not _close(curve.power_at(group.load_tokens_s), group.power_w):
+            raise InputError(f"{where}: draws another power than the plan states")
+    carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
+    if not _close(carried, brought):
+        raise InputError(
+            f"pool {name} is brought {brought:g} tokens/s, but its instances carry {carried:g}"
+        )
+
+
+def _check_sums(plan: ServingPlan) -> None:
+    gpus = sum(pool.gpus for pool in plan.pools)
+    power = sum(pool.power_w for pool in plan.pools)
+    if gpus != plan.gpus or gpus > plan.asked.gpus:
+        raise InputError(f"the plan's pools hold {gpus} GPUs; {plan.asked.gpus} were given")
+    if not _close(power, plan.power):
+        raise InputError(f"the pools draw {power:g} W, not {plan.power:g} as stated")
+    for name in CLASSES:
+        served = sum(
+            s.load_tokens_s for pool in plan.pools for s in pool.serves if s.request_class == name
+        )
+        if not _close(served, plan.asked.loads_tokens_s.get(name, 0.0)):
+            raise InputError(f"{served:g} tokens/s of {name} are served, not what was asked for")
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= max(_NOTHING, _TOLERANCE * max(abs(a), abs(b)))
+
+
+def needed_for(profile: ServingProfile, request: str, pool: str) -> float:
+    """Tokens of load that a token of a class becomes in another's pool.
+
+    A request counts there as one of the pool's own, so by the ratio of their mean lengths.
+    """
+    return profile.classes[pool].tokens / profile.classes[request].tokens
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a planner has decided: pools, before anything is stated about them.
+
+    Attributes:
+        planner: its name.
+        pools: all of them.
+        bound_w: no plan draws less, W; None where nothing was proved.
+    """
+
+    planner: str
+    pools: tuple[Pool, ...]
+    bound_w: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def power_w(self) -> float:
+        """W of all pools."""
+        return sum(pool.power_w for pool in self.pools)
+
+
+def make_plan(
+    fleet: Fleet,
+    profile: ServingProfile,
+    loads: Mapping[str, float],
+    gpus: int,
+    *,
+    merge: bool,
+    one_frequency: bool = False,
+) -> ServingPlan:
+    """The plan of a fleet, checked."""
+    power, bound = fleet.power_w, fleet.bound_w
+    base = max_frequency_fleet(profile, loads)
+    baseline = None if base is None else Baseline(gpus=base.gpus, power_w=base.power_w)
+    plan = ServingPlan(
+        schema=PLAN_SCHEMA,
+        planner=fleet.planner,
+        profile=ProfileReference(
+            name=profile.name,
+            path=None if profile.path is None else str(profile.path),
+            sha256=profile.sha256,
+            source=profile.source,
+        ),
+        asked=Asked(
+            gpus=gpus,
+            loads_tokens_s=dict(loads),
+            slos={name: _slo_model(profile.classes[name].slo) for name in loads},
+            merge=merge,
+            one_frequency=one_frequency,
+        ),
+        predicted=Predicted(
+            gpus=fleet.gpus,
+            power_w=power,
+            power_lower_bound_w=bound,
+            gap=None if bound is None else max(0.0, power / bound - 1 if bound else 0.0),
+            baseline=baseline,
+            savings_percent=100 * (1 - power / baseline.power_w)
+            if baseline and baseline.power_w
+            else None,
+        ),
+        pools=list(fleet.pools),
+    )
+    plan.check(profile)
+    return plan
+
+
+def _slo_model(slo: Slo) -> SloModel:
+    return SloModel(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s)
+
+
+def make_pool(
+    name: str, slo: Slo, served: Mapping[str, float], instances: Sequence[tuple[Curve, int, float]]
+) -> Pool:
+    """A pool of instances: curve, how many, load of each (tokens/s)."""
+    return Pool(
+        request_class=name,
+        slo=_slo_model(slo),
+        serves=[
+            Served(request_class=known, load_tokens_s=served[known])
+            for known in CLASSES
+            if known in served
+        ],
+        groups=[
+            Group(
+                tp=curve.tp,
+                frequency_mhz=curve.frequency_mhz,
+                instances=count,
+                load_tokens_s=load,
+                power_w=curve.power_at(load),
+                ttft_s=curve.ttft_at(load),
+                tbt_s=curve.tbt_at(load),
+            )
+            for curve, count, load in instances
+        ],
+    )
+
+
+def max_frequency_fleet(profile: ServingProfile, loads: Mapping[str, float]) -> Fleet | None:
+    """A pool for each class on TP8 at maximum frequency, with as few instances as SLOs allow.
+
+    Returns:
+        The fleet, however many GPUs it takes; None if a class cannot be served so.
+    """
+    pools = []
+    for name, load in loads.items():
+        degrees = profile.degrees(name)
+        if not degrees:
+            return None
+        tp = degrees[-1]
+        curve = profile.curves[name, tp, profile.frequencies(name, tp)[-1]]
+        slo = profile.classes[name].slo
+        most = curve.capacity(slo)
+        if most == 0:
+            return None
+        count = -int(-load // most)
+        pools.append(make_pool(name, slo, {name: load}, [(curve, count, load / count)]))
+    return Fleet("max_frequency", tuple(pools))
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of the format, generated from the models, to SCHEMA_FILE."""
+    atomic_write(SCHEMA_FILE, json_schema(ServingPlan))
+
+
+if __name__ == "__main__":
+    write_schema()

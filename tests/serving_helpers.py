@@ -1,0 +1,158 @@
+"""Small serving profiles and traces, and an oracle for fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envplan.serving.classes import CLASSES
+from envplan.serving.profile import ServingProfile
+from envplan.serving.simulation import FleetSpec, Offered
+
+#: Loads of small profiles are multiples of this, tokens/s.
+UNIT = 10
+
+#: (class, tp, MHz) -> [(load in units, W), ...]
+Curves = Mapping[tuple[str, int, int], Iterable[tuple[int, float]]]
+
+EQUAL = {"input_tokens": 1, "output_tokens": 1, "ttft_slo_s": 1.0, "tbt_slo_s": 1.0}
+
+
+def small_serving_profile(curves: Curves, **classes: Mapping[str, float]) -> ServingProfile:
+    """Configurations that answer at once, of classes that are all equally long."""
+    rows = [
+        row(name, tp, clock, load * UNIT, power_w=power)
+        for (name, tp, clock), points in curves.items()
+        for load, power in points
+    ]
+    known = dict.fromkeys(CLASSES, EQUAL) | classes
+    return ServingProfile.from_rows(rows, sidecar={"classes": known})
+
+
+def row(name: str, tp: int, clock: int, load: float, **cells: Any) -> dict[str, Any]:
+    """A row of a profile, fast enough for every SLO unless `cells` say otherwise."""
+    head = {"class": name, "tp": tp, "frequency": clock, "load": load}
+    return head | {"ttft_s": 0.1, "tbt_s": 0.01} | cells
+
+
+#: TTFT slope of a configuration, s per unit of load: where it meets STRICT and LOOSE.
+Slopes = Mapping[tuple[str, int, int], float]
+STRICT, LOOSE = 1 + 1e-7, 2 + 1e-7  # s; a little more, so that whole units are within them
+
+
+def queueing_profile(curves: Curves, slopes: Slopes) -> ServingProfile:
+    """SS, which must answer within STRICT, and LS within LOOSE; TTFT is proportional to load."""
+    rows = [
+        row(*key, load * UNIT, power_w=power, ttft_s=slopes[key] * load or 1e-9)
+        for key, points in curves.items()
+        for load, power in points
+    ]
+    classes = {
+        "SS": EQUAL | {"ttft_slo_s": STRICT},
+        "LS": EQUAL | {"ttft_slo_s": LOOSE},
+    }
+    return ServingProfile.from_rows(rows, sidecar={"classes": classes})
+
+
+class BruteForce:
+    """Every fleet whose instances carry whole units of load.
+
+    Powers are piecewise linear with all bends at whole units, so some best fleet is among them.
+
+    Args:
+        curves: of all configurations.
+    """
+
+    def __init__(self, curves: Curves) -> None:
+        self._tables = {key: dict(points) for key, points in curves.items()}
+        self.pool = cache(self._pool)
+
+    def _power(self, key: tuple[str, int, int], load: int) -> float:
+        knots = sorted(self._tables[key])
+        return float(np.interp(load, knots, [self._tables[key][k] for k in knots]))
+
+    def _pool(self, name: str, load: int, gpus: int, most: tuple[int, ...] = ()) -> float:
+        """Least power of a pool that carries this load on at most so many GPUs.
+
+        Args:
+            most: units that an instance may carry, by configuration; default: as measured.
+        """
+        best = 0.0 if load == 0 else float("inf")
+        for place, key in enumerate(self._tables):
+            if key[0] == name and key[1] <= gpus:
+                limit = min(load, max(self._tables[key]), most[place] if most else load)
+                for part in range(1, limit + 1):
+                    rest = self.pool(name, load - part, gpus - key[1], most)
+                    best = min(best, self._power(key, part) + rest)
+        return best
+
+
+def least_power(curves: Curves, demand: Mapping[str, int], gpus: int) -> float:
+    """By brute force; SS may be served by SM's pool, as one of its own."""
+    force = BruteForce(curves)
+    return min(
+        force.pool("SS", demand.get("SS", 0) - merged, first)
+        + force.pool("SM", demand.get("SM", 0) + merged, gpus - first)
+        for merged in range(demand.get("SS", 0) + 1)
+        for first in range(gpus + 1)
+    )
+
+
+def least_power_within_slos(
+    curves: Curves, slopes: Slopes, demand: Mapping[str, int], gpus: int
+) -> float:
+    """By brute force; SS may be served by LS's pools, but only by a strict one."""
+    force = BruteForce(curves)
+    strict = tuple(int(STRICT / slopes[key]) for key in curves)
+    loose = tuple(int(LOOSE / slopes[key]) for key in curves)
+    ss, ls = demand["SS"], demand["LS"]
+    return min(
+        force.pool("SS", ss - merged, own, strict)
+        + force.pool("LS", merged + beside, mixed, strict)
+        + force.pool("LS", ls - beside, gpus - own - mixed, loose)
+        for merged in range(ss + 1)
+        for beside in range(ls + 1)
+        for own in range(gpus + 1)
+        for mixed in range(gpus - own + 1)
+    )
+
+
+def offered_of(profile: ServingProfile, step_s: float, **tokens_s: list[float]) -> Offered:
+    """What arrives if each class has these loads, slot by slot."""
+    slots = len(next(iter(tokens_s.values())))
+    tokens = np.zeros((slots, len(CLASSES)))
+    requests = np.zeros((slots, len(CLASSES)))
+    for name, loads in tokens_s.items():
+        place = CLASSES.index(name)
+        tokens[:, place] = np.array(loads) * step_s
+        requests[:, place] = tokens[:, place] / profile.classes[name].tokens
+    return Offered(step_s, requests, tokens, np.zeros_like(tokens), 0)
+
+
+class Scripted:
+    """A policy that does what it was told, slot by slot."""
+
+    def __init__(self, *fleets: FleetSpec) -> None:
+        self.name = "scripted"
+        self._fleets = fleets
+
+    def initial(self) -> FleetSpec:
+        return self._fleets[0]
+
+    def every_epoch(self, now: FleetSpec, seen: Any) -> FleetSpec:
+        at = min(len(seen), len(self._fleets) - 1)
+        return now if self._fleets[at].pools == now.pools else self._fleets[at]
+
+    def every_slot(self, now: FleetSpec, seen: Any) -> FleetSpec:
+        return now
+
+
+def write_profile(path: Path, lines: Iterable[str]) -> Path:
+    """A profile CSV with these lines below the header."""
+    header = "class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return path

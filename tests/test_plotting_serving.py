@@ -1,0 +1,61 @@
+"""Figures of serving: they show what they were given, and say what is modelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envplan.plotting.serving import (
+    over_time_figure,
+    plan_figure,
+    plot_over_time,
+    report_section,
+    serving_profile_figure,
+)
+from envplan.serving.exact import exact_plan
+from envplan.serving.policies import compare_policies
+from envplan.serving.profile import ServingProfile
+from envplan.serving.trace import Trace
+
+
+def a_comparison() -> list:  # type: ignore[type-arg]
+    trace = Trace.open("coding-week")
+    short = Trace("short", trace.step_s, trace.requests[:60], trace.lengths[:60])
+    chosen = ("max_frequency", "hierarchical")
+    return compare_policies(ServingProfile.builtin(), short, policies=chosen)
+
+
+def test_the_profile_has_a_panel_for_each_class_and_rings_its_optimum() -> None:
+    figure = serving_profile_figure(ServingProfile.builtin())
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert len(panels) == 9
+    ring = panels["LL"].lines[-1]
+    assert list(ring.get_xdata()) == [1600]
+    assert list(ring.get_ydata()) == [11.89 * 3.6]
+    assert "modelled" in str(figure.get_suptitle())
+
+
+def test_a_plan_has_a_bar_for_each_group() -> None:
+    plan = exact_plan(ServingProfile.builtin(), {"SS": 9000.0, "LL": 3000.0}, 64)
+    axes = plan_figure(plan).axes[0]
+    widths = sorted(patch.get_width() for patch in axes.patches)
+    assert widths == sorted(group.gpus for pool in plan.pools for group in pool.groups)
+    assert "modelled" in axes.get_title(loc="left")
+
+
+def test_over_time_there_is_a_line_for_each_policy(tmp_path: Path) -> None:
+    results = a_comparison()
+    figure = over_time_figure(results, "short")
+    power = figure.axes[1]
+    assert [line.get_label() for line in power.lines] == ["max_frequency", "hierarchical"]
+    assert list(power.lines[0].get_ydata()) == [w / 1e3 for w in results[0].series.power_w]
+    plot_over_time(results, "short", tmp_path / "a.svg")
+    plot_over_time(results, "short", tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_report_page_gets_figures_and_a_table() -> None:
+    section = report_section(a_comparison(), "short", modelled=True)
+    assert "modelled" in section.title
+    assert len(section.figures) == 1
+    assert [row[0] for row in section.rows] == ["max_frequency", "hierarchical"]
+    assert all(len(row) == len(section.headers) for row in section.rows)

@@ -1,0 +1,170 @@
+"""Serving plans on GPUs: every instance has its place, its clock, and a guard for each GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.apply import given_clocks
+from envplan.devices import DeviceError
+from envplan.errors import InputError
+from envplan.serving.apply import (
+    SCHEMA_FILE,
+    ServingApplied,
+    apply_serving_plan,
+    hold_clocks,
+)
+from envplan.serving.exact import exact_plan
+from envplan.serving.plan import SCHEMA_FILE as PLAN_SCHEMA_FILE
+from envplan.serving.plan import ServingPlan
+from envplan.serving.profile import ServingProfile
+from fake_nvml import FakeNvml
+from serving_helpers import small_serving_profile
+from test_guard import wait_for
+
+CURVES = {
+    ("SS", 4, 1005): [(0, 1.0), (10, 10.0)],
+    ("SM", 2, 900): [(0, 1.0), (10, 8.0)],
+    ("LL", 1, 600): [(0, 1.0), (10, 4.0)],
+}
+
+
+def small_plan(**loads: float) -> tuple[ServingPlan, ServingProfile]:
+    profile = small_serving_profile(CURVES)
+    return exact_plan(profile, loads, 512, merge=False), profile
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(1, 900), st.floats(1, 900), st.floats(1, 900), st.sampled_from([4, 8]))
+def test_no_two_instances_share_a_gpu_and_no_node_has_a_hole(
+    ss: float, sm: float, ll: float, per_node: int
+) -> None:
+    plan, profile = small_plan(SS=ss, SM=sm, LL=ll)
+    applied = apply_serving_plan(plan, profile, gpus_per_node=per_node)
+    places = [(i.node, device) for i in applied.instances for device in i.devices]
+    assert len(set(places)) == len(places) == plan.gpus
+    assert all(len(i.devices) == i.tp for i in applied.instances)
+    assert all(device < per_node for _, device in places)
+    assert applied.nodes == -(-plan.gpus // per_node)
+
+
+def test_a_clock_the_gpu_lacks_becomes_the_next_one_above() -> None:
+    plan, profile = small_plan(SS=10.0, SM=10.0)
+    applied = apply_serving_plan(plan, profile, clocks=given_clocks("210-1980:30", "some GPU"))
+    assert {i.planned_mhz: i.clock_mhz for i in applied.instances} == {1005: 1020, 900: 900}
+    just_below = apply_serving_plan(plan, profile, clocks=given_clocks("900,990"))
+    assert {i.clock_mhz for i in just_below.instances} == {990, 900}
+    with pytest.raises(InputError, match="wants 1005 MHz, but the GPU reaches 900"):
+        apply_serving_plan(plan, profile, clocks=given_clocks("210-900:30"))
+
+
+def test_the_built_in_profile_is_applied_to_clocks_an_h100_has() -> None:
+    profile = ServingProfile.builtin()
+    plan = exact_plan(profile, {"LL": 3000.0}, 64)
+    applied = apply_serving_plan(plan, profile)
+    assert applied.gpu == "NVIDIA H100 80GB HBM3"
+    assert {i.clock_mhz for i in applied.instances} == {1605}
+
+
+def test_a_file_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    plan, profile = small_plan(SS=10.0)
+    applied = apply_serving_plan(plan, profile)
+    applied.save(tmp_path / "c.json")
+    assert ServingApplied.load(tmp_path / "c.json") == applied
+    plan.save(tmp_path / "p.json")
+    assert ServingPlan.load(tmp_path / "p.json") == plan
+
+
+def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> None:
+    plan, profile = small_plan(SS=10.0, SM=10.0)
+    path = tmp_path / "c.json"
+    apply_serving_plan(plan, profile).save(path)
+    document = json.loads(path.read_text())
+    document["instances"][1]["devices"] = [3, 4]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="instances 0 and 1 share GPU 3 of node 0"):
+        ServingApplied.load(path)
+    document["instances"][1]["devices"] = ["x"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="instances"):
+        ServingApplied.load(path)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="no file of serving clocks"):
+        ServingApplied.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["pools"][0]["groups"][0].update(load_tokens_s=101.0), "violate the SLO"),
+        (lambda d: d["pools"][0]["groups"][0].update(load_tokens_s=5.0), "draws another power"),
+        (lambda d: d["pools"][0]["groups"][0].update(frequency_mhz=7), "no such configuration"),
+        (lambda d: d["pools"][0]["serves"][0].update(load_tokens_s=1.0), "carry 10"),
+        (lambda d: d["pools"][0]["serves"][0].update(request_class="LL"), "cannot serve LL"),
+        (lambda d: d["predicted"].update(power_w=1.0), "as stated"),
+        (lambda d: d["predicted"].update(gpus=3), "4 GPUs"),
+        (lambda d: d["asked"]["loads_tokens_s"].update(SS=20.0), "not what was asked"),
+        (lambda d: d["pools"][0]["slo"].update(ttft_s=9.0), "does not promise"),
+        (lambda d: d["pools"][0].update(request_class="ZZ"), "no class 'ZZ'"),
+        (lambda d: d.update(extra=1), "extra"),
+    ],
+)
+def test_a_plan_that_does_not_hold_is_refused(tmp_path: Path, change: object, words: str) -> None:
+    plan, profile = small_plan(SS=10.0)
+    plan.save(tmp_path / "p.json")
+    document = json.loads((tmp_path / "p.json").read_text())
+    assert callable(change)
+    change(document)
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(InputError) as refused:
+        ServingPlan.load(tmp_path / "p.json").check(profile)
+    assert words in str(refused.value)
+
+
+def test_a_changed_profile_is_refused_unless_forced() -> None:
+    plan, _ = small_plan(SS=10.0)
+    changed = small_serving_profile({**CURVES, ("LL", 1, 600): [(0, 1.0), (10, 5.0)]})
+    with pytest.raises(InputError, match="another profile"):
+        apply_serving_plan(plan, changed)
+    assert apply_serving_plan(plan, changed, force=True).instances
+
+
+def test_an_instance_larger_than_a_node_is_refused() -> None:
+    plan, profile = small_plan(SS=10.0)
+    with pytest.raises(InputError, match="4 GPUs does not fit into a node with 2"):
+        apply_serving_plan(plan, profile, gpus_per_node=2)
+
+
+def test_guards_hold_the_clocks_of_a_node_and_give_them_back(fake_nvml: FakeNvml) -> None:
+    plan, profile = small_plan(SS=10.0, SM=10.0)
+    applied = apply_serving_plan(plan, profile, gpus_per_node=4)
+    assert applied.clocks_of(0) == dict.fromkeys(range(4), 1005)
+    with hold_clocks(applied, 1) as guards:
+        assert len(guards) == 2
+        wait_for(lambda: [fake_nvml.locked(0), fake_nvml.locked(1)] == [900, 900])
+        assert fake_nvml.locked(2) is None
+    assert fake_nvml.locked(0) is None
+    assert fake_nvml.locked(1) is None
+
+
+def test_a_gpu_that_is_not_there_leaves_no_clock_set(fake_nvml: FakeNvml) -> None:
+    plan, profile = small_plan(SS=600.0)
+    applied = apply_serving_plan(plan, profile, gpus_per_node=64)
+    with pytest.raises(DeviceError), hold_clocks(applied, 0):
+        pass
+    assert fake_nvml.locked(0) is None
+    with pytest.raises(InputError, match="no node 7"), hold_clocks(applied, 7):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("file", "model"), [(SCHEMA_FILE, ServingApplied), (PLAN_SCHEMA_FILE, ServingPlan)]
+)
+def test_schemas_are_up_to_date(file: Path, model: type[ServingPlan]) -> None:
+    from envplan.plan import json_schema
+
+    assert file.read_text() == json_schema(model)

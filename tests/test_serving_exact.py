@@ -1,0 +1,240 @@
+"""The exact planner: as good as brute force, within every SLO, and clear where there is no plan."""
+
+from __future__ import annotations
+
+import csv
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.builtin import CLOCKS_MHZ, TABLE_WH
+from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.exact import exact_plan
+from envplan.serving.profile import ServingProfile, with_slos
+from serving_helpers import (
+    UNIT,
+    Curves,
+    Slopes,
+    least_power,
+    least_power_within_slos,
+    queueing_profile,
+    row,
+    small_serving_profile,
+)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[Curves, dict[str, int], int]:
+    """Random curves of SS and SM on one or two GPUs at two clocks, loads and GPUs."""
+    curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for key in product(("SS", "SM"), (1, 2), (1000, 2000)):
+        knots = draw(st.lists(st.integers(1, 6), min_size=0, max_size=3, unique=True))
+        if knots:
+            loads = [*draw(st.sampled_from([[0], []])), *sorted(knots)]
+            curves[key] = [(load, draw(st.integers(1, 60))) for load in loads]
+    curves.setdefault(("SM", 1, 1000), [(0, 10), (3, 20)])
+    demand = {"SS": draw(st.integers(0, 8)), "SM": draw(st.integers(1, 8))}
+    return curves, demand, draw(st.integers(1, 5))
+
+
+def power_or_nothing(
+    curves: Curves, demand: dict[str, int], gpus: int, *, one_frequency: bool
+) -> float:
+    loads = {name: float(load * UNIT) for name, load in demand.items()}
+    profile = small_serving_profile(curves)
+    try:
+        plan = exact_plan(profile, loads, gpus, one_frequency=one_frequency)
+    except NoAnswerError:
+        return math.inf
+    bound = plan.predicted.power_lower_bound_w
+    assert bound is not None
+    assert bound <= plan.power
+    return plan.power
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets())
+def test_the_plan_is_as_good_as_brute_force(case: tuple[Curves, dict[str, int], int]) -> None:
+    curves, demand, gpus = case
+    best = least_power(curves, demand, gpus)
+    found = power_or_nothing(curves, demand, gpus, one_frequency=False)
+    assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets())
+def test_with_one_clock_per_pool_it_is_as_good_as_brute_force(
+    case: tuple[Curves, dict[str, int], int],
+) -> None:
+    curves, demand, gpus = case
+    pairs = sorted({key[:2] for key in curves})
+    clocks = [[key[2] for key in curves if key[:2] == pair] for pair in pairs]
+    best = min(
+        least_power({(*pair, f): curves[*pair, f] for pair, f in chosen}, demand, gpus)
+        for chosen in (list(zip(pairs, picked, strict=True)) for picked in product(*clocks))
+    )
+    found = power_or_nothing(curves, demand, gpus, one_frequency=True)
+    assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+
+
+@st.composite
+def queueing_fleets(draw: st.DrawFn) -> tuple[Curves, Slopes, dict[str, int], int]:
+    """Random curves of SS and LS whose TTFT grows with load, loads and GPUs."""
+    curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for key in product(("SS", "LS"), (1, 2), (1000, 2000)):
+        knots = draw(st.lists(st.integers(1, 8), min_size=0, max_size=3, unique=True))
+        if knots:
+            curves[key] = [(load, draw(st.integers(1, 60))) for load in [0, *sorted(knots)]]
+    curves.setdefault(("LS", 1, 1000), [(0, 10), (5, 20)])
+    slopes = {key: draw(st.sampled_from([0.25, 0.5, 1.0])) for key in curves}
+    demand = {"SS": draw(st.integers(1, 6)), "LS": draw(st.integers(1, 6))}
+    return curves, slopes, demand, draw(st.integers(1, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(queueing_fleets())
+def test_pools_with_different_slos_are_as_good_as_brute_force(
+    case: tuple[Curves, Slopes, dict[str, int], int],
+) -> None:
+    curves, slopes, demand, gpus = case
+    best = least_power_within_slos(curves, slopes, demand, gpus)
+    loads = {name: float(load * UNIT) for name, load in demand.items()}
+    try:
+        found = exact_plan(queueing_profile(curves, slopes), loads, gpus).power
+    except NoAnswerError:
+        found = math.inf
+    assert found == pytest.approx(best, rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_one_class_at_the_tables_load_gets_the_tables_optimum(name: str) -> None:
+    _, tp, clock = min(
+        (wh, tp, clock)
+        for tp, cells in TABLE_WH[name].items()
+        for clock, wh in zip(CLOCKS_MHZ, cells, strict=True)
+        if wh is not None
+    )
+    plan = exact_plan(ServingProfile.builtin(), {name: 2000.0}, 64)
+    (pool,) = plan.pools
+    (group,) = pool.groups
+    assert (pool.request_class, group.tp, group.frequency_mhz) == (name, tp, clock)
+    assert (group.instances, group.load_tokens_s) == (1, 2000.0)
+
+
+def test_the_examples_of_the_problem_statement() -> None:
+    profile = ServingProfile.builtin()
+    for name, tp, clock in (("SS", 2, 1200), ("LL", 8, 1600)):
+        group = exact_plan(profile, {name: 2000.0}, 8).pools[0].groups[0]
+        assert (group.tp, group.frequency_mhz) == (tp, clock)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(CLASSES), st.floats(1, 9000), min_size=1, max_size=4),
+    st.floats(0.75, 1.5),
+)
+def test_no_plan_violates_an_slo_of_its_own_profile(loads: dict[str, float], scale: float) -> None:
+    profile = with_slos(ServingProfile.builtin(), {}, scale)
+    try:
+        plan = exact_plan(profile, loads, 256, time_limit=10)
+    except NoAnswerError:
+        return
+    measured: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
+    for line in csv.DictReader(profile.content.decode().splitlines()):
+        key = (line["class"], int(line["tp"]), int(line["frequency"]))
+        point = (float(line["load"]), float(line["ttft_s"]), float(line["tbt_s"]))
+        measured.setdefault(key, []).append(point)
+    for pool in plan.pools:
+        for group in pool.groups:
+            points = measured[pool.request_class, group.tp, group.frequency_mhz]
+            at, ttft, tbt = (np.array(column) for column in zip(*points, strict=True))
+            assert group.load_tokens_s <= at[-1]
+            for served in pool.serves:
+                slo = profile.classes[served.request_class].slo
+                assert np.interp(group.load_tokens_s, at, ttft) <= slo.ttft_s * (1 + 1e-12)
+                assert np.interp(group.load_tokens_s, at, tbt) <= slo.tbt_s * (1 + 1e-12)
+    assert plan.check(profile)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(-2, 4), min_size=2, max_size=4))
+def test_loads_may_differ_by_orders_of_magnitude(powers_of_ten: list[float]) -> None:
+    loads = dict(zip(("SS", "MM", "LS", "LL"), (10**x for x in powers_of_ten), strict=False))
+    plan = exact_plan(ServingProfile.builtin(), loads, 256, time_limit=10)
+    served = dict.fromkeys(loads, 0.0)
+    for pool in plan.pools:
+        for part in pool.serves:
+            served[part.request_class] += part.load_tokens_s
+    assert served == pytest.approx(loads)
+
+
+def test_a_small_load_is_merged_into_a_higher_pool() -> None:
+    profile = ServingProfile.builtin()
+    merged = exact_plan(profile, {"SS": 5.0, "SM": 500.0}, 16)
+    apart = exact_plan(profile, {"SS": 5.0, "SM": 500.0}, 16, merge=False)
+    assert [s.request_class for s in merged.pools[0].serves] == ["SS", "SM"]
+    assert len(apart.pools) == 2
+    assert merged.power < apart.power
+
+
+def test_a_merged_pool_keeps_the_strictest_slo() -> None:
+    rows = [
+        row("SS", 1, 1000, 0, power_w=50),
+        row("SS", 1, 1000, 100, power_w=60),
+        row("LS", 1, 1000, 0, power_w=10, ttft_s=0.1),
+        row("LS", 1, 1000, 100, power_w=20, ttft_s=0.3),
+    ]
+    equal = {"input_tokens": 1, "output_tokens": 1}
+    classes = {
+        "SS": equal | {"ttft_slo_s": 0.2},
+        "LS": equal | {"ttft_slo_s": 0.3},
+    }
+    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    plan = exact_plan(profile, {"SS": 10.0, "LS": 80.0}, 8)
+    for pool in plan.pools:
+        names = [served.request_class for served in pool.serves]
+        for group in pool.groups:
+            assert group.ttft_s <= (0.2 if "SS" in names else 0.3)
+    # One instance for both would have to answer within 0.2 s: it could carry 50 tokens/s, not 90.
+    assert plan.gpus == 2
+
+
+def test_too_few_gpus_are_counted_and_the_class_is_named() -> None:
+    profile = ServingProfile.builtin()
+    with pytest.raises(NoAnswerError, match=r"at least \d+ GPUs, \d+ more than the 8 .* LL"):
+        exact_plan(profile, {"SS": 100.0, "LL": 20_000.0}, 8)
+
+
+def test_an_slo_that_nobody_can_meet_is_named_with_the_best_there_is() -> None:
+    profile = with_slos(ServingProfile.builtin(), {"LL": Slo(0.01, 0.1)}, 1.0)
+    with pytest.raises(NoAnswerError, match=r"LL its first token within 0.01 s; the best"):
+        exact_plan(profile, {"LL": 100.0}, 64)
+    profile = with_slos(ServingProfile.builtin(), {"SS": Slo(0.2, 0.001)}, 1.0)
+    with pytest.raises(NoAnswerError, match=r"SS its tokens 0.001 s apart"):
+        exact_plan(profile, {"SS": 100.0}, 64)
+
+
+def test_no_gpus_no_load_and_unknown_classes_are_refused() -> None:
+    profile = ServingProfile.builtin()
+    with pytest.raises(InputError, match="at least one GPU"):
+        exact_plan(profile, {"SS": 100.0}, 0)
+    with pytest.raises(InputError, match="no load"):
+        exact_plan(profile, {"SS": 0.0}, 8)
+    with pytest.raises(InputError, match="no class 'XX'"):
+        exact_plan(profile, {"XX": 1.0}, 8)
+    for load in (math.nan, -1.0, 0.001, 1e10):
+        with pytest.raises(InputError, match=r"SS must be 0, or from 0.01 to 1e\+09 tokens/s"):
+            exact_plan(profile, {"SS": load}, 8)
+
+
+def test_a_class_without_a_configuration_is_served_by_a_higher_one_or_not_at_all() -> None:
+    profile = small_serving_profile({("SM", 1, 1000): [(0, 10), (3, 20)]})
+    plan = exact_plan(profile, {"SS": 10.0}, 4)
+    assert plan.pools[0].request_class == "SM"
+    with pytest.raises(NoAnswerError, match="serves SS"):
+        exact_plan(profile, {"SS": 10.0}, 4, merge=False)

@@ -1,0 +1,96 @@
+"""The hierarchical planner: three managers, each within what the next may assume."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import NoAnswerError
+from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.exact import exact_plan
+from envplan.serving.hierarchy import PoolModel, hierarchical_plan, reshard, size_pools
+from envplan.serving.profile import ServingProfile
+from serving_helpers import small_serving_profile
+
+#: What docs/results-serving.md states: so much more power than the exact plan at most.
+STATED = 0.161
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.sampled_from(CLASSES), st.floats(10, 20_000), min_size=1, max_size=5))
+def test_it_never_beats_the_exact_planner(loads: dict[str, float]) -> None:
+    profile = ServingProfile.builtin()
+    near = hierarchical_plan(profile, loads, 1024)
+    exact = exact_plan(profile, loads, 1024, time_limit=10)
+    assert exact.predicted.power_lower_bound_w is not None
+    assert exact.predicted.power_lower_bound_w <= near.power * (1 + 1e-9)
+    assert near.check(profile)
+
+
+@pytest.mark.parametrize(("scale", "seed"), [(500, 1), (2_000, 3), (8_000, 2), (20_000, 5)])
+def test_it_stays_within_the_stated_percent_of_the_exact_planner(scale: int, seed: int) -> None:
+    profile = ServingProfile.builtin()
+    draw = random.Random(seed)
+    loads = {name: draw.uniform(1, scale) for name in CLASSES}
+    near, exact = hierarchical_plan(profile, loads, 1024), exact_plan(profile, loads, 1024)
+    assert near.power <= exact.power * (1 + STATED)
+
+
+def test_the_pool_manager_sizes_at_maximum_frequency() -> None:
+    profile = small_serving_profile(
+        {
+            ("SS", 2, 1000): [(0, 10), (4, 50)],
+            ("SS", 2, 2000): [(0, 10), (6, 90)],
+            ("SS", 4, 1000): [(0, 30), (10, 60)],
+            ("SS", 4, 2000): [(0, 30), (12, 95)],
+        }
+    )
+    (pool,) = size_pools(profile, {"SS": 120.0}, 16)
+    # One on four GPUs at 2000 MHz draws 95 W, two on two 180 W.
+    assert (pool.tp, pool.instances, pool.power_w) == (4, 1, 95.0)
+
+
+def test_the_pool_manager_goes_denser_where_gpus_run_short() -> None:
+    profile = small_serving_profile(
+        {("SS", 4, 1000): [(0, 1), (10, 10)], ("SS", 1, 1000): [(0, 1), (10, 50)]}
+    )
+    assert size_pools(profile, {"SS": 200.0}, 8)[0].tp == 4
+    assert size_pools(profile, {"SS": 200.0}, 7)[0].tp == 1
+    with pytest.raises(NoAnswerError, match="2 GPUs, 1 more than the 1 there are; class SS"):
+        size_pools(profile, {"SS": 200.0}, 1)
+
+
+def test_the_instance_manager_reshards_where_that_draws_less() -> None:
+    profile = small_serving_profile(
+        {("SS", 4, 1000): [(0, 40), (10, 60)], ("SS", 1, 1000): [(0, 4), (2, 30)]}
+    )
+    model = PoolModel(profile, "SS", Slo(1.0, 1.0))
+    assert reshard(model, 4, 10.0, 10.0) == {1: 1}
+    assert reshard(model, 4, 80.0, 80.0) == {4: 1}
+    assert reshard(model, 4, 10.0, 90.0) == {4: 1}
+    assert reshard(model, 4, 10.0, 110.0) is None
+
+
+def test_the_gpu_manager_takes_the_clock_that_draws_least_at_the_load() -> None:
+    profile = small_serving_profile(
+        {("SS", 2, 1000): [(0, 10), (4, 50)], ("SS", 2, 2000): [(0, 20), (6, 90)]}
+    )
+    model = PoolModel(profile, "SS", Slo(1.0, 1.0))
+    assert model.best(2, 40.0).curve.frequency_mhz == 1000
+    assert model.best(2, 41.0).curve.frequency_mhz == 2000
+    loads = np.array([0.0, 20.0, 40.0, 50.0, 61.0])
+    assert model.least_power(2, loads)[:-1].tolist() == [
+        model.best(2, load).power for load in loads[:-1]
+    ]
+    assert model.least_power(2, loads)[-1] == np.inf
+
+
+def test_tiny_pools_are_merged_upward() -> None:
+    plan = hierarchical_plan(ServingProfile.builtin(), {"SS": 5.0, "SM": 500.0}, 16)
+    assert [s.request_class for s in plan.pools[0].serves] == ["SS", "SM"]
+    apart = hierarchical_plan(ServingProfile.builtin(), {"SS": 5.0, "SM": 500.0}, 16, merge=False)
+    assert len(apart.pools) == 2

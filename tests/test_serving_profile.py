@@ -1,0 +1,195 @@
+"""Serving profiles: read strictly, interpolated between loads, cut to what meets the SLO."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import InputError
+from envplan.serving.builtin import CLOCKS_MHZ, TABLE_LOAD, TABLE_WH, TRACES, main
+from envplan.serving.classes import CLASSES, Slo, classify, serves, shorter_output
+from envplan.serving.profile import BUILTIN, ServingProfile, builtin_folder, with_slos
+from serving_helpers import row, small_serving_profile, write_profile
+
+
+def test_the_built_in_profile_holds_the_published_table() -> None:
+    profile = ServingProfile.builtin()
+    for name, by_degree in TABLE_WH.items():
+        for tp, cells in by_degree.items():
+            for clock, wh in zip(CLOCKS_MHZ, cells, strict=True):
+                curve = profile.curves.get((name, tp, clock))
+                assert (curve is None) == (wh is None)
+                if curve is not None:
+                    assert wh is not None
+                    energy = profile.energy_per_request(curve, TABLE_LOAD)
+                    assert energy == pytest.approx(3600 * wh, rel=1e-9)
+                    assert curve.meets(profile.classes[name].slo, TABLE_LOAD)
+    assert profile.source == "modelled"
+    assert profile.modelled
+
+
+def test_no_modelled_gpu_draws_more_than_it_may() -> None:
+    for curve in ServingProfile.builtin().curves.values():
+        assert max(curve.power_w) <= 700.5 * curve.tp
+        assert curve.capacity(ServingProfile.builtin().classes[curve.name].slo) == curve.max_load
+
+
+def test_the_shipped_files_are_what_the_generator_makes(tmp_path: Path) -> None:
+    main(str(tmp_path))
+    names = [f"{BUILTIN}.csv", f"{BUILTIN}.meta.json", *(f"{name}.csv" for name in TRACES)]
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (builtin_folder() / name).read_bytes()
+        assert (tmp_path / name).stat().st_size < 300_000
+
+
+def test_classes_follow_lengths() -> None:
+    assert classify(255, 99) == "SS"
+    assert classify(256, 100) == "MM"
+    assert classify(1024, 350) == "LL"
+    assert serves("LM", "SS")
+    assert not serves("LM", "SL")
+    assert shorter_output("SL") == "SM"
+    assert shorter_output("MS") is None
+
+
+def test_power_is_exact_at_knots_and_straight_between() -> None:
+    profile = small_serving_profile({("SS", 2, 1000): [(0, 100), (10, 200), (20, 500)]})
+    curve = profile.curves["SS", 2, 1000]
+    assert [curve.power_at(load) for load in (0, 50, 100, 150, 200)] == [100, 150, 200, 350, 500]
+    with pytest.raises(InputError, match="up to 200 tokens/s"):
+        curve.power_at(200.1)
+
+
+def test_below_the_lowest_load_an_instance_draws_as_at_it() -> None:
+    profile = small_serving_profile({("SS", 2, 1000): [(10, 200), (20, 500)]})
+    assert profile.curves["SS", 2, 1000].power_at(1) == 200
+    assert profile.curves["SS", 2, 1000].capacity(Slo(1, 1)) == 200
+
+
+def test_energy_per_request_becomes_power_and_back() -> None:
+    rows = [row("SS", 2, 1000, load, energy_per_request_j=50) for load in (100, 200)]
+    classes = {"SS": {"input_tokens": 150, "output_tokens": 50, "shared_by": 2.0}}
+    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    curve = profile.curves["SS", 2, 1000]
+    assert curve.power_at(200) == pytest.approx(50 * (200 / 200) / 2)
+    assert profile.energy_per_request(curve, 150) == pytest.approx(50)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 2), st.floats(0.01, 0.3)), min_size=2, max_size=6),
+    st.floats(0.05, 1.5),
+    st.floats(0.02, 0.25),
+    st.floats(0, 1),
+)
+def test_a_load_lies_in_a_segment_only_if_it_meets_the_slo(
+    latencies: list[tuple[float, float]], ttft: float, tbt: float, share: float
+) -> None:
+    rows = [
+        row("SS", 2, 1000, 100 * k, power_w=k, ttft_s=first, tbt_s=between)
+        for k, (first, between) in enumerate(latencies)
+    ]
+    curve = ServingProfile.from_rows(rows).curves["SS", 2, 1000]
+    slo = Slo(ttft, tbt)
+    segments = curve.segments(slo)
+    for segment in segments:
+        for load in (segment.low, segment.high, segment.low + share * (segment.high - segment.low)):
+            assert curve.ttft_at(load) <= ttft * (1 + 1e-9)
+            assert curve.tbt_at(load) <= tbt * (1 + 1e-9)
+        assert curve.meets(slo, segment.low)
+        assert curve.meets(slo, segment.high)
+    load = share * curve.max_load
+    inside = any(s.low - 1e-5 <= load <= s.high + 1e-5 for s in segments)
+    clearly = curve.ttft_at(load) < 0.999 * ttft and curve.tbt_at(load) < 0.999 * tbt
+    assert inside or not clearly
+
+
+def test_slos_can_be_set_and_scaled() -> None:
+    profile = with_slos(ServingProfile.builtin(), {"LL": Slo(3.0, 0.2)}, 0.5)
+    assert profile.classes["LL"].slo == Slo(1.5, 0.1)
+    assert profile.classes["SS"].slo == Slo(0.125, 0.05)
+
+
+GOOD = "SS,2,1000,0,,100,0.1,0.01"
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "words"),
+    [
+        (["XS,2,1000,0,,100,0.1,0.01"], ":2, column class", "no class 'XS'"),
+        (["SS,3,1000,0,,100,0.1,0.01"], ":2, column tp", "1, 2, 4 or 8"),
+        (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "a number"),
+        (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "from 0 up"),
+        (["SS,2,1000,nan,,100,0.1,0.01"], ":2, column load", "nan"),
+        (["SS,2,1000,0,,100,,0.01"], ":2, column ttft_s", "blank"),
+        (["SS,2,1000,0,,100,0.1,0"], ":2, column tbt_s", "above 0"),
+        ([GOOD, "SS,2,1000,10,,,0.1,0.01"], ":3, column energy_per_request_j", "blank"),
+        ([GOOD, "SS,2,1000,10,5,5,0.1,0.01"], ":3, column energy_per_request_j", "both"),
+        (["SS,2,1000,0,5,,0.1,0.01"], ":2, column energy_per_request_j", "without load"),
+        ([GOOD, GOOD], ":3, column load", "line 2"),
+        (
+            [GOOD, "SS,2,1000,20,,1,0.1,0.01", "SS,2,1000,10,,1,0.1,0.01"],
+            ":4, column load",
+            "must ascend",
+        ),
+        (
+            [GOOD, "SS,2,3000,0,,1,0.1,0.01", "SM,2,2000,0,,1,0.1,0.01"],
+            ":3, column frequency",
+            "2000 MHz but none",
+        ),
+        (["SS,2,1000"], ":2", "3 cells"),
+        ([], "", "no rows"),
+    ],
+)
+def test_a_bad_profile_is_refused_with_its_place(
+    tmp_path: Path, lines: list[str], where: str, words: str
+) -> None:
+    path = write_profile(tmp_path / "bad.csv", lines)
+    with pytest.raises(InputError) as refused:
+        ServingProfile.read_csv(path)
+    assert str(refused.value).startswith(f"{path}{where}: ")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "words"),
+    [
+        ({"classes": {"QQ": {}}}, "no class 'QQ'"),
+        ({"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
+        ({"classes": {"SS": {"speed": 1}}}, "classes.SS"),
+        ({"classes": []}, "by class"),
+        ({"source": "guessed"}, "measured"),
+        ({"gpu": 7}, "text"),
+    ],
+)
+def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -> None:
+    path = write_profile(tmp_path / "p.csv", [GOOD])
+    (tmp_path / "p.meta.json").write_text(json.dumps(sidecar))
+    with pytest.raises(InputError, match=r"p\.meta\.json") as refused:
+        ServingProfile.read_csv(path)
+    assert words in str(refused.value)
+
+
+def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("class,tp,frequency,load,power_w,ttft_s\n")
+    with pytest.raises(InputError, match="no column tbt_s"):
+        ServingProfile.open(str(tmp_path / "p.csv"))
+    with pytest.raises(InputError, match=BUILTIN):
+        ServingProfile.open("nothing-here")
+
+
+def test_every_class_is_somewhere_in_the_table() -> None:
+    assert set(TABLE_WH) == set(CLASSES)
+
+
+def test_public_names_are_all_there() -> None:
+    import envplan.serving as package
+
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
