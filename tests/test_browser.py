@@ -34,6 +34,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("timeline", "-o", "timeline.html"),
         ("frontier", *job, "--plot", "frontier.html", "--plans", "9"),
         ("frontier", *job, "--animate", "animation.html", "--plans", "9"),
+        ("serving", "compare", "--plot", "serving.html"),
     ):
         assert envplan(*arguments, cwd=folder).code == 0
     return folder
@@ -64,7 +65,7 @@ def text_of_tip(browser: webdriver.Chrome) -> str:
     return tip.text if tip.value_of_css_property("visibility") == "visible" else ""
 
 
-@pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation"])
+@pytest.mark.parametrize("name", ["report", "timeline", "frontier", "animation", "serving"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_load_without_errors_and_fit(

@@ -8,7 +8,7 @@ from envplan.plotting.serving import (
     over_time_figure,
     plan_figure,
     plot_over_time,
-    report_section,
+    save_comparison_page,
     serving_profile_figure,
 )
 from envplan.serving.exact import exact_plan
@@ -53,9 +53,11 @@ def test_over_time_there_is_a_line_for_each_policy(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_report_page_gets_figures_and_a_table() -> None:
-    section = report_section(a_comparison(), "short", modelled=True)
-    assert "modelled" in section.title
-    assert len(section.figures) == 1
-    assert [row[0] for row in section.rows] == ["max_frequency", "hierarchical"]
-    assert all(len(row) == len(section.headers) for row in section.rows)
+def test_a_page_has_cards_a_figure_and_a_table(tmp_path: Path) -> None:
+    save_comparison_page(a_comparison(), "short", "modelled", tmp_path / "week.html")
+    text = (tmp_path / "week.html").read_text()
+    assert '<span class="badge modelled">' in text
+    assert text.count("<svg") == 1
+    assert "less energy: hierarchical" in text
+    assert "<td>max_frequency</td>" in text
+    assert "src=" not in text

@@ -449,14 +449,20 @@ def serving_compare(
     Example:
       envplan serving compare --trace coding-week
       envplan serving compare --trace my-trace.csv --gpus 256 --plot
+      envplan serving compare --trace coding-week --plot week.html
     """
     from envplan.cli.output import print_json, print_table, progress_bar, say
 
-    check_type(plot, "--plot", _PLOT_TYPES, "those are the pictures there are")
+    check_type(plot, "--plot", (*_PLOT_TYPES, ".html"), "choose one of them")
     known, loads, settings = _job(
         profile, slo, slo_scale, trace, gpus, epoch, headroom, mispredicted, seed
     )
-    from envplan.plotting.serving import HEADERS, comparison_rows, plot_over_time
+    from envplan.plotting.serving import (
+        HEADERS,
+        comparison_rows,
+        plot_over_time,
+        save_comparison_page,
+    )
     from envplan.serving.policies import POLICIES, compare_policies
 
     with progress_bar("replaying every policy", quiet=quiet) as bar:
@@ -468,7 +474,9 @@ def serving_compare(
         if bar is not None:
             bar(len(POLICIES), 0)
         results = compare_policies(known, loads, settings, progress=progress)
-    if plot is not None:
+    if plot is not None and plot.suffix.lower() == ".html":
+        save_comparison_page(results, _title(known, loads), known.source, plot)
+    elif plot is not None:
         plot_over_time(results, _title(known, loads), plot)
     if json:
         base = results[0].energy_j

@@ -7,6 +7,7 @@ script in `assets/`, all in one file.
 from __future__ import annotations
 
 import html
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,19 +18,24 @@ from envplan._files import atomic_write
 from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from envplan.frontier import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
 
 __all__ = [
+    "cards",
     "chart",
     "document",
     "frontier_data",
     "heading",
     "histogram_data",
+    "picture",
     "plan_point",
     "save_page",
     "section",
+    "table",
     "timeline_data",
     "timelines_data",
 ]
@@ -99,14 +105,59 @@ def chart(kind: str, key: str) -> str:
     return f'<div data-chart="{html.escape(kind)}" data-key="{html.escape(key)}"></div>'
 
 
+def picture(figure: Figure, what: str) -> str:
+    """HTML of a figure that needs no script.
+
+    Args:
+        what: says what it shows, for those who cannot see it.
+    """
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "envplan", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue().partition("<svg")[2]
+    return (
+        f'<div class="scroll picture"><svg role="img" aria-label="{html.escape(what)}"{svg}</div>'
+    )
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """HTML of a table; its first column is text, all others are numbers."""
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in headers)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="scroll">{whole}</div>'
+
+
+def cards(shown: Sequence[tuple[str, str, str]]) -> str:
+    """HTML of a row of cards.
+
+    Args:
+        shown: of each card its figure, what that is, and "good" or nothing.
+    """
+    inner = "".join(
+        f'<div class="card {kind}"><b>{html.escape(value)}</b>'
+        f"<span>{html.escape(what)}</span></div>"
+        for value, what, kind in shown
+    )
+    return f'<div class="cards">{inner}</div>'
+
+
 def frontier_data(
-    frontier: Frontier, plans: Sequence[Plan], points: Sequence[dict[str, Any]] = ()
+    frontier: Frontier,
+    plans: Sequence[Plan],
+    points: Sequence[dict[str, Any]] = (),
+    slower: Sequence[Plan] = (),
 ) -> dict[str, Any]:
     """What the frontier chart draws.
 
     Args:
         plans: along the frontier, at least one, by ascending time.
         points: further plans to show, as plan_point makes them.
+        slower: plans beyond T_star to look up for stragglers.
     """
     baseline = plans[0].predicted.baseline
     highest = {
@@ -123,10 +174,13 @@ def frontier_data(
     return {
         "curve": _thinned(frontier),
         "plans": [plan_point(plan, "plan") for plan in plans],
+        # Their gaps are against plans that nobody waits after, which says nothing here.
+        "slower": [plan_point(plan, "plan") | {"gap": None} for plan in slower],
         "points": [highest, *points],
         "baseline": {"time": baseline.iteration_time_s, "energy": baseline.energy_j},
         "t_min": frontier.min_time,
         "t_star": frontier.min_energy_time,
+        "t_max": frontier.slowest_time,
         "waiting_w": waiting_w,
         "modelled": frontier.profile.metadata.source == "modelled",
     }

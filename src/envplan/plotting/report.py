@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
 from envplan.plotting.frontier import energy_unit
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "frontier_page", "report_page", "timeline_page"]
 
+#: Plans beyond T_star, for the straggler that one can move along the chart.
+_SLOWER: Final = 12
 _PLANNER_NAMES = {
     "max_frequency": "maximum frequency",
     "zeus_global": "Zeus, one clock for all",
@@ -62,7 +64,9 @@ def frontier_page(
     body = page.heading(title, _about(frontier), frontier.profile.metadata.source)
     body += page.section("Energy against time", page.chart("frontier", "frontier"))
     points = [] if comparison is None else _rivals(comparison)
-    return page.document(title, body, {"frontier": page.frontier_data(frontier, along, points)})
+    slower = frontier.slower_plans(_SLOWER)
+    data = page.frontier_data(frontier, along, points, slower)
+    return page.document(title, body, {"frontier": data})
 
 
 def timeline_page(timelines: Sequence[Timeline], names: Sequence[str]) -> str:
@@ -86,7 +90,9 @@ def report_page(report: Report) -> str:
     points = [] if report.comparison is None else _rivals(report.comparison)
     points.append(page.plan_point(plan, f"this plan ({plan.planner})", planner="this_plan"))
     data: dict[str, Any] = {
-        "frontier": page.frontier_data(frontier, report.along, points),
+        "frontier": page.frontier_data(
+            frontier, report.along, points, frontier.slower_plans(_SLOWER)
+        ),
         "timeline": page.timelines_data(
             [report.before, report.after], ["maximum frequency", "this plan"]
         ),
@@ -144,15 +150,7 @@ def _cards(report: Report) -> str:
         (f"{100 * after.gap:.3f}%", "certified gap: no plan saves more than this beyond it", ""),
         *_cost_cards(plan),
     ]
-    return (
-        '<div class="cards">'
-        + "".join(
-            f'<div class="card {kind}"><b>{html.escape(value)}</b>'
-            f"<span>{html.escape(what)}</span></div>"
-            for value, what, kind in cards
-        )
-        + "</div>"
-    )
+    return page.cards(cards)
 
 
 def _cost_cards(plan: Plan) -> list[tuple[str, str, str]]:
@@ -216,7 +214,7 @@ def _stage_table(report: Report) -> str:
         "clock changes",
     ]
     note = f"<p class='about'>Energies over {gpus} GPUs a stage.</p>" if gpus > 1 else ""
-    return note + _table(headers, rows)
+    return note + page.table(headers, rows)
 
 
 def _planner_table(comparison: Comparison) -> str:
@@ -233,16 +231,7 @@ def _planner_table(comparison: Comparison) -> str:
         for entry in comparison.entries
     ]
     headers = ["", "schedule", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)"]
-    return _table(headers, rows)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in headers)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+    return page.table(headers, rows)
 
 
 def _assumptions(report: Report) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from envplan.plotting.frontier import STYLE, save_figure
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
 
 __all__ = [
-    "ReportSection",
     "over_time_figure",
     "plan_figure",
     "plot_over_time",
     "plot_plan",
     "plot_serving_profile",
-    "report_section",
+    "save_comparison_page",
     "serving_profile_figure",
 ]
 
@@ -45,13 +44,38 @@ _DAY_S: Final = 86_400.0
 _J_PER_KWH: Final = 3.6e6
 
 
-class ReportSection(NamedTuple):
-    """A part of a report page: its heading, figures, and a table."""
+def save_comparison_page(
+    simulations: Sequence[Simulation], title: str, source: str | None, path: str | os.PathLike[str]
+) -> None:
+    """Write a page about a trace replayed under several policies: cards, figure and table.
 
-    title: str
-    figures: list[Figure]
-    headers: list[str]
-    rows: list[list[str]]
+    Args:
+        simulations: of one trace, the baseline first.
+        title: what was replayed.
+        source: of the profile, "modelled" or "measured".
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from envplan.plotting import page
+
+    base = simulations[0]
+    shown = []
+    for result in simulations[1:]:
+        saved = 100 * (1 - result.energy_j / base.energy_j) if base.energy_j else 0.0
+        what = f"less energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
+        shown.append((f"{saved:.1f}%", what, "good" if saved > 0 else ""))
+    body = "\n".join(
+        [
+            page.heading(title, "Energy of all GPUs in use, against max_frequency", source),
+            page.cards(shown),
+            page.section("Over time", page.picture(over_time_figure(simulations, title), title)),
+            page.section(
+                "Policies side by side", page.table(HEADERS, comparison_rows(simulations))
+            ),
+        ]
+    )
+    page.save_page(page.document(title, body, {}), path)
 
 
 def plot_serving_profile(profile: ServingProfile, path: str | os.PathLike[str]) -> None:
@@ -235,22 +259,3 @@ def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
         ]
         for simulation in simulations
     ]
-
-
-def report_section(
-    simulations: Sequence[Simulation], trace: str, *, modelled: bool
-) -> ReportSection:
-    """What a report page shows of a comparison.
-
-    Args:
-        simulations: of one trace, the baseline first.
-        trace: its name.
-        modelled: whether the profile is.
-    """
-    title = f"Serving {trace}" + (" (modelled)" if modelled else "")
-    return ReportSection(
-        title,
-        [over_time_figure(simulations, title)],
-        list(HEADERS),
-        comparison_rows(simulations),
-    )

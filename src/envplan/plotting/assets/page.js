@@ -131,15 +131,18 @@ function frontierChart(host, data) {
   label.appendChild(document.createTextNode(" "));
   const answer = html(host, "p", "answer");
   answer.setAttribute("aria-live", "polite");
-  const first = data.baseline.time, last = Math.max(data.t_star * 1.12, data.baseline.time * 1.05);
+  const first = data.baseline.time, near = Math.max(data.t_star * 1.12, data.baseline.time * 1.05);
+  const last = data.slower.length ? Math.max(near, data.t_max) : near;
   const state = { straggler: first };
   slider.addEventListener("input", () => {
     state.straggler = first + (slider.value / 1000) * (last - first);
     draw();
   });
   const draw = () => {
-    drawFrontier(canvas, data, state, last, (time) => {
-      state.straggler = Math.min(last, Math.max(first, time));
+    // As far as T_max only for a straggler that is there: the frontier itself ends at T*.
+    const shown = state.straggler > near ? last : near;
+    drawFrontier(canvas, data, state, shown, (time) => {
+      state.straggler = Math.min(shown, Math.max(first, time));
       slider.value = Math.round(((state.straggler - first) / (last - first)) * 1000);
       draw();
     });
@@ -150,7 +153,7 @@ function frontierChart(host, data) {
 
 function lookUp(data, time) {
   let chosen = data.plans[0], least = Infinity;
-  for (const plan of data.plans) {
+  for (const plan of [...data.plans, ...data.slower]) {
     if (plan.time > time + 1e-12) continue;
     const energy = plan.energy + data.waiting_w * (time - plan.time);
     if (energy < least) { least = energy; chosen = plan; }
@@ -178,6 +181,8 @@ function legendOfFrontier(legend, data) {
   };
   entry((s) => make(s, "line", { x1: 0, x2: 18, y1: 8, y2: 8, stroke: "var(--curve)", "stroke-width": 3 }), "exact relaxed frontier (lower bound)");
   entry((s) => make(s, "circle", { cx: 9, cy: 8, r: 4.5, fill: "var(--plan)" }), "plans, one frequency per operation");
+  if (data.slower.length)
+    entry((s) => make(s, "circle", { cx: 9, cy: 8, r: 4.5, fill: "none", stroke: "var(--plan)", "stroke-width": 1.5 }), "slower plans, to wait for stragglers with");
   for (const point of data.points) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
     entry((s) => symbol(s, shape, 9, 8, 5, colour), point.label);
@@ -189,8 +194,9 @@ function drawFrontier(host, data, state, last, moveTo) {
   const width = Math.max(320, host.clientWidth), height = Math.min(460, Math.max(320, width * 0.5));
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Energy per iteration against iteration time" });
   const [factor, unit] = energyUnit(data.baseline.energy);
+  const slower = data.slower.filter((p) => p.time <= last);
   const times = [...data.curve.map((p) => p[0]), ...data.points.map((p) => p.time), state.straggler];
-  const energies = [...data.curve.map((p) => p[1]), ...data.points.map((p) => p.energy)].map((e) => e / factor);
+  const energies = [...data.curve.map((p) => p[1]), ...[...data.points, ...slower].map((p) => p.energy)].map((e) => e / factor);
   const pad = (list, share) => {
     const low = Math.min(...list), high = Math.max(...list), room = (high - low || low * 0.1 || 1) * share;
     return [low - room, high + room];
@@ -215,6 +221,11 @@ function drawFrontier(host, data, state, last, moveTo) {
     const cx = x.at(plan.time), cy = y.at(plan.energy / factor);
     make(svg, "circle", { cx, cy, r: 4, fill: "var(--plan)", stroke: "var(--card)" });
     spots.push([cx, cy, describePlan(plan, "plan"), plan.frame]);
+  }
+  for (const plan of slower) {
+    const cx = x.at(plan.time), cy = y.at(plan.energy / factor);
+    make(svg, "circle", { cx, cy, r: 4, fill: "none", stroke: "var(--plan)", "stroke-width": 1.5, class: "slower" });
+    spots.push([cx, cy, describePlan(plan, "plan, to wait for a straggler with")]);
   }
   for (const point of data.points) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
@@ -252,7 +263,9 @@ function describePlan(plan, name) {
 function onCurve(data, time) {
   const points = data.curve;
   if (time < points[0][0]) return "faster than T_min: no plan is";
-  if (time > points[points.length - 1][0]) return "beyond T*: slower costs energy as well as time";
+  if (time > points[points.length - 1][0]) return data.slower.length
+    ? "beyond T*: slower costs energy as well as time,\nunless everyone waits for a straggler anyway"
+    : "beyond T*: slower costs energy as well as time";
   const k = Math.max(1, points.findIndex((p) => p[0] >= time));
   const [a, b] = [points[k - 1], points[k]];
   const share = b[0] > a[0] ? (time - a[0]) / (b[0] - a[0]) : 0;
