@@ -196,6 +196,40 @@ def test_bad_arguments_are_one_line_each_and_write_nothing(
     refused(arguments, capsys, *words)
 
 
+def test_a_plan_for_one_replica_is_applied_to_as_many_as_there_are(folder: Path) -> None:
+    assert app._run(["solve", "-q", "--ladder", "3"]) == 0
+    assert app._run(["apply", "-q", "-o", "one.json"]) == 0
+    ran = envplan("apply", "--dp", "3", "--json", cwd=folder)
+    assert ran.code == 0, ran.err
+    one, three = FrequencyPlan.load("one.json"), FrequencyPlan.load("run.freqplan.json")
+    assert [rank.stage for rank in three.ranks] == [0, 0, 0, 1, 1, 1]
+    assert three.stage_operations() == one.stage_operations()
+    assert three.iteration_time_s == one.iteration_time_s
+    assert three.energy_j == pytest.approx(3 * one.energy_j, rel=1e-12)
+    assert [rung.energy_j for rung in three.ladder or []] == pytest.approx(
+        [3 * rung.energy_j for rung in one.ladder or []], rel=1e-12
+    )
+    assert app._run(["apply", "-q", "--tp", "2", "--cp", "2", "--dp", "3"]) == 0
+    many = FrequencyPlan.load("run.freqplan.json")
+    assert [len(many.layout.topology().ranks_of(stage)) for stage in (0, 1)] == [12, 12]
+    assert many.energy_j == pytest.approx(12 * one.energy_j, rel=1e-12)
+    # The plan's own energy is shown for as many GPUs: nothing has changed.
+    rows = envplan("apply", "--dp", "3", cwd=folder).out.splitlines()
+    (energy,) = (row for row in rows if row.startswith("energy (J)"))
+    assert energy.split()[-1] == "0.00"
+
+
+@pytest.mark.parametrize(
+    "target", [("--energy-budget", "1e6"), ("--power-cap", "1e6"), ("--peak-power-cap", "1e6")]
+)
+def test_joules_and_watts_of_one_replica_are_not_those_of_several(
+    folder: Path, target: tuple[str, str], capsys: Capture
+) -> None:
+    assert app._run(["solve", "-q", *target]) == 0
+    for topology in (["--dp", "3"], ["--tp", "3"]):
+        refused(topology, capsys, "J or W", "3 GPUs", "--gpus-per-stage", "--replicas")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

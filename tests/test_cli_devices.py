@@ -13,7 +13,7 @@ from envplan.devices import backend
 from envplan.devices.modelled import GPUS
 from envplan.devices.nvml import _is_administrator
 from envplan.runtime import Guard
-from fake_nvml import GPU_IS_LOST, FakeNvml
+from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
 
 
 def test_devices_lists_gpus_and_touches_no_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -45,6 +45,27 @@ def test_devices_says_how_to_be_allowed(
     out = capsys.readouterr().out
     assert "GPU 0: this user may not set clocks; run as root" in out
     assert "GPU 1: MIG is on" in out
+
+
+def test_devices_lists_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.fail("handle", GPU_IS_LOST, index=1)
+    ran = envplan("devices", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("NVIDIA A40") == 3
+    assert "GPU 1: GPU is lost" in ran.out
+    found = json.loads(envplan("devices", "--json", cwd=tmp_path).out)
+    assert [entry["name"] for entry in found] == ["NVIDIA A40", None, "NVIDIA A40", "NVIDIA A40"]
+    assert found[0].keys() == found[1].keys()
+    assert found[1]["refusal"].startswith("GPU 1: GPU is lost")
+
+
+def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    fake_nvml.fail("power", NOT_SUPPORTED)
+    (first, *_) = json.loads(envplan("devices", "--json", cwd=tmp_path).out)
+    assert (first["name"], first["power_w"]) == ("NVIDIA A40", None)
+    assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
 
 def test_devices_json_has_all_clocks(

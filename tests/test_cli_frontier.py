@@ -286,3 +286,11 @@ def test_time_that_grows_with_frequency_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "profile.csv").write_text(f"{HEADER}\n{rows}\n")
     ran = envplan("frontier", "-m", "2", cwd=tmp_path)
     assert ran.code == 0, ran.err
+
+
+def test_chunks_alone_mean_interleaved_1f1b(tmp_path: Path) -> None:
+    ran = envplan(
+        "frontier", "a40-gpt3-1.3b-8stage", "--chunks", "2", "-m", "8", "--plans", "2", cwd=tmp_path
+    )
+    assert ran.code == 0, ran.err
+    assert "interleaved, 4 stages x 2 chunks, 8 microbatches" in ran.out

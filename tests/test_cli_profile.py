@@ -57,6 +57,16 @@ class Hungry(Stages):
         if stage == 1:
             hungry()
 
+class Tired(Stages):
+    left = 4
+
+    def backward(self, stage):
+        if stage == 1:
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("enough")
+        time.sleep(0.002)
+
 class Failing(Stages):
     def forward(self, stage):
         raise ValueError("wrong shape\\nof the input")
@@ -77,6 +87,19 @@ def broken():
 def nothing():
     return 3
 
+def leaving():
+    raise SystemExit(0)
+
+class Leaving(Stages):
+    def forward(self, stage):
+        raise SystemExit(0)
+
+class Uncounted(Stages):
+    num_stages = "two"
+
+class Empty(Stages):
+    num_stages = 0
+
 number = 4
 """
 QUICK = ("--entry", "stages:build", "--step", "500", "--time-limit", "0.03")
@@ -88,6 +111,11 @@ def folder(tmp_path: Path) -> Path:
     work.mkdir()
     (work / "stages.py").write_text(STAGES)
     return work
+
+
+def rows_of(folder: Path) -> int:
+    path = folder / "profile.csv"
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
 def made(folder: Path) -> set[str]:
@@ -186,6 +214,8 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
         (("--gpu", "a40"), ("--gpu", "--backend modelled")),
         (("--backend", "modelled", "--smooth"), ("--smooth", "nvml")),
         (("--backend", "modelled", "--tp", "0"), ("--tp", "at least 1")),
+        (("--backend", "modelled", "--tp", "3"), ("--tp 3", "16 heads")),
+        (("--backend", "modelled", "--workload", "t5", "--tp", "5"), ("--tp 5", "32 heads")),
         (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp out",)),
         (("--split-backward", "--recompute"), ("--split-backward and --recompute", "solve")),
         (("--smooth", "--no-lock"), ("--smooth and --no-lock", "one clock")),
@@ -250,7 +280,7 @@ def test_a_sweep_that_is_killed_gives_the_clock_back_and_continues(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 30
-    while fake_nvml.locked() != 1230:
+    while not (fake_nvml.locked() and rows_of(folder) > 2):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.002)
@@ -260,7 +290,6 @@ def test_a_sweep_that_is_killed_gives_the_clock_back_and_continues(
     assert errors == ("" if number == signal.SIGKILL else "envplan: error: interrupted\n")
     assert fake_nvml.wait_until_free(5.0) is not None
     before = (folder / "profile.csv").read_bytes()
-    assert before.count(b"\n") > 2
     assert not json.loads((folder / "profile.meta.json").read_text())["complete"]
     assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
     assert (folder / "profile.csv").read_bytes().startswith(before)
@@ -289,7 +318,9 @@ def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: 
     assert_refused(envplan("profile", *QUICK, "--device", "7", cwd=folder), 2, "GPU 7", "4")
     fake_nvml.gpu().mig = 1
     for more in ((), ("--no-lock",)):
-        assert_refused(envplan("profile", *QUICK, *more, cwd=folder), 2, "MIG")
+        ran = envplan("profile", *QUICK, *more, cwd=folder)
+        assert_refused(ran, 2, "MIG")
+        assert "--no-lock" not in ran.err  # it would be refused as well
     assert fake_nvml.clock_changes() == []
     assert made(folder) == set()
 
@@ -304,6 +335,9 @@ def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: 
         ("stages:broken", ("broken() failed", "no weights here")),
         ("stages:hungry", ("hungry()", "does not fit in memory")),
         ("stages:nothing", ("pair", "int")),
+        ("stages:leaving", ("leaving() failed", "SystemExit")),
+        ("stages:Uncounted", ("num_stages", "'two'")),
+        ("stages:Empty", ("num_stages", "not 0")),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_refused_with_clocks_untouched(
@@ -319,14 +353,30 @@ def test_an_entry_that_cannot_be_used_is_refused_with_clocks_untouched(
     [
         ("stages:Hungry", ("backward(1)", "does not fit in the GPU's memory")),
         ("stages:Failing", ("forward(0)", "ValueError: wrong shape of the input")),
+        ("stages:Leaving", ("forward(0)", "SystemExit: 0")),
     ],
 )
-def test_an_entry_that_fails_in_a_sweep_says_so_and_gives_the_clock_back(
+def test_stages_that_cannot_run_are_found_out_before_a_clock_is_touched(
     fake_nvml: FakeNvml, folder: Path, entry: str, words: tuple[str, ...]
 ) -> None:
     ran = envplan("profile", *QUICK[2:], "--entry", entry, cwd=folder)
     assert_refused(ran, 2, *words)
-    assert fake_nvml.locked() is None
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == set()
+
+
+def test_a_stage_that_fails_later_keeps_what_was_measured_and_gives_the_clock_back(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    ran = envplan("profile", *QUICK[2:], "--entry", "stages:Tired", cwd=folder)
+    assert_refused(ran, 2, "backward(1)", "RuntimeError: enough")
+    assert fake_nvml.clock_changes()[-1] == 0
+    assert len((folder / "profile.csv").read_text().splitlines()) > 3
+
+
+def test_a_module_that_ends_python_is_said_in_a_line(fake_nvml: FakeNvml, folder: Path) -> None:
+    (folder / "stages.py").write_text("raise SystemExit(0)\n")
+    assert_refused(envplan("profile", "--entry", "stages:build", cwd=folder), 2, "does not import")
 
 
 def test_out_of_memory_in_torch_is_said_in_a_line(fake_nvml: FakeNvml, folder: Path) -> None:
@@ -340,7 +390,8 @@ def test_out_of_memory_in_torch_is_said_in_a_line(fake_nvml: FakeNvml, folder: P
     )
     ran = envplan("profile", *QUICK[2:], "--entry", "real:Full", cwd=folder)
     assert_refused(ran, 2, "does not fit in the GPU's memory", "smaller microbatch")
-    assert fake_nvml.locked() is None
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == {"real.py"}
 
 
 def test_a_split_backward_is_measured_in_two_parts(fake_nvml: FakeNvml, folder: Path) -> None:

@@ -78,6 +78,16 @@ def test_without_a_counter_power_is_integrated(
     assert 0.1 * 300e3 < used <= took * 300e3 + 1
 
 
+def test_a_gpu_that_tells_neither_energy_nor_power_cannot_be_measured(
+    fake_nvml: FakeNvml,
+    devices: list[Device],
+) -> None:
+    fake_nvml.gpu(0).energy_counter = 0
+    fake_nvml.fail("power", NOT_SUPPORTED)
+    with pytest.raises(DeviceError, match="GPU 0: the driver tells nobody the power"):
+        devices[0].energy()
+
+
 def test_integrated_power_lives_through_a_reading_that_fails(
     fake_nvml: FakeNvml,
     devices: list[Device],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
 from envplan.runtime.runlog import read_run_log, steps_of_plan
 from envplan.verify import verify_plan
+from fake_nvml import FakeNvml, fake_nvml
+
+__all__ = ["fake_nvml"]
 
 PROFILE = small_profile(blocking=70.0)
 PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
@@ -173,6 +178,54 @@ def test_refine_writes_a_profile_and_a_plan_that_check(tmp_path: Path) -> None:
     assert new.iteration_time > old.iteration_time
     checked = envplan("check", "plan.refined.json", cwd=tmp_path)
     assert checked.code == 0, checked.err
+
+
+def test_refine_reads_the_log_that_the_shim_wrote(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    rows = [
+        (stage, instruction, mhz, 0.1 * work / mhz, 0.1 * work)
+        for stage in (0, 1)
+        for instruction, work in (("forward", 40), ("backward", 80))
+        for mhz in (1740, 1500, 1260, 1020)
+    ]
+    Profile.from_rows(rows, name="quick").save_csv(tmp_path / "profile.csv")
+    for command in (("solve", "-m", "4", "--slowdown", "10"), ("apply",)):
+        assert envplan(*command, cwd=tmp_path).code == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    for rank, stage in enumerate(plan.stages):
+        with Shim(tmp_path / "run.freqplan.json", rank=rank, world_size=2) as shim:
+            for _ in range(3):
+                for op in stage:
+                    shim.begin(op.instruction, op.microbatch, op.chunk)
+                    time.sleep(2 * op.time_s)
+                    shim.end(op.instruction, op.microbatch, op.chunk)
+                shim.step()
+    ran = envplan("refine", "plan.json", "run.jsonl", "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    measured = [(drift["stage"], drift["instruction"]) for drift in found["drift"]]
+    assert measured == sorted(FACTORS)
+    assert found["unmeasured_stages"] == []
+    assert all(drift["factor"] >= 2 for drift in found["drift"])
+    assert all(drift["samples"] == 8 for drift in found["drift"])
+    assert found["after"]["iteration_time_s"] >= 2 * found["before"]["iteration_time_s"]
+    for command in (("check", "plan.refined.json"), ("apply", "plan.refined.json")):
+        again = envplan(*command, cwd=tmp_path)
+        assert again.code == 0, again.err
+
+
+def test_refine_says_what_no_log_has_measured(tmp_path: Path) -> None:
+    written(tmp_path)
+    ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
+    assert "nothing measured" not in ran.out
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line).get("stage") != 1]
+    assert len(kept) < len(lines)
+    (tmp_path / "run.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    ran = envplan("refine", "plan.json", "run.jsonl", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "nothing measured of stage 1: its times stay as planned" in " ".join(ran.out.split())
+    ran = envplan("refine", "plan.json", "run.jsonl", "--json", cwd=tmp_path)
+    assert json.loads(ran.out)["unmeasured_stages"] == [1]
 
 
 def test_refine_refuses_a_log_of_another_plan_and_to_overwrite(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -260,9 +261,11 @@ def test_each_stage_has_its_turn_and_forward_goes_before_backward(
     tmp_path: Path, stages: Stages
 ) -> None:
     run(tmp_path / "profile.csv", stages, replace(FAST, step=400))
-    turns = [stage for stage, name in stages.order if name != BLOCKING]
+    tried, order = stages.order[:4], stages.order[4:]
+    assert tried == [(stage, name) for stage in (0, 1) for name in ("forward", "backward")]
+    turns = [stage for stage, name in order if name != BLOCKING]
     assert turns == sorted(turns)
-    for before, after in zip(stages.order, stages.order[1:], strict=False):
+    for before, after in pairwise(order):
         if after[1] == "backward":
             assert before == (after[0], "forward")
 
@@ -271,6 +274,28 @@ def test_the_clock_is_given_back_after_a_sweep(tmp_path: Path, stages: Stages) -
     run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
     assert stages.device.resets == 1
     assert stages.device._locked is None
+
+
+def test_what_fails_the_first_time_fails_before_a_clock_is_touched(
+    tmp_path: Path, stages: Stages
+) -> None:
+    stages.kill_at = 4  # the last stage's backward
+    with pytest.raises(Killed):
+        run(tmp_path / "profile.csv", stages)
+    assert stages.device.locks == []
+    assert stages.device.resets == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_killed_before_its_first_row_stands_in_no_way(
+    tmp_path: Path, stages: Stages
+) -> None:
+    path = tmp_path / "profile.csv"
+    run(path, stages, replace(FAST, step=700))
+    header = path.read_text().splitlines(keepends=True)[0]
+    path.write_text(header)
+    run(path, stages, replace(FAST, step=500))
+    assert json.loads(path.with_suffix(".meta.json").read_text())["sweep"]["step"] == 500
 
 
 def test_the_clock_is_given_back_when_a_workload_fails(tmp_path: Path, stages: Stages) -> None:
@@ -308,8 +333,10 @@ def test_a_killed_sweep_continues_with_the_rows_it_has(
     try:
         run(path, killed, few)
     except Killed:
-        assert not json.loads(path.with_suffix(".meta.json").read_text())["complete"]
-    before = path.read_bytes()
+        sidecar = path.with_suffix(".meta.json")
+        assert path.exists() == sidecar.exists()
+        assert not (path.exists() and json.loads(sidecar.read_text())["complete"])
+    before = path.read_bytes() if path.exists() else b""
     again = Stages(Gpu())
     profile = run(path, again, few)
     assert path.read_bytes().startswith(before)
@@ -383,7 +410,7 @@ def test_a_file_that_is_not_of_a_sweep_is_left_alone(tmp_path: Path, stages: Sta
 
 def test_two_sweeps_cannot_share_a_file(tmp_path: Path, stages: Stages) -> None:
     path = tmp_path / "profile.csv"
-    stages.kill_at = 100
+    stages.kill_at = 1000
     with pytest.raises(Killed):
         run(path, stages)
     parameters = json.loads(path.with_suffix(".meta.json").read_text())["sweep"]

@@ -33,6 +33,12 @@ def test_sizes_default_to_those_of_the_job() -> None:
     assert Topology.for_job(job(4, 3), tp=2).cp == 2
 
 
+def test_a_plan_for_one_replica_or_one_gpu_a_stage_does_for_any_number() -> None:
+    assert Topology.for_job(job(2), dp=3).world_size == 12
+    assert Topology.for_job(job(), tp=4, cp=2, dp=3).world_size == 48
+    assert Topology.for_job(job(), tp=4).cp == Topology.for_job(job(), cp=4).tp == 1
+
+
 def test_megatron_puts_the_stages_outermost() -> None:
     topology = Topology.for_job(job(2, 2))
     assert [topology.stage_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -397,6 +397,20 @@ def test_out_of_memory_is_said_in_a_line() -> None:
         made.forward(0)
 
 
+def test_work_that_fails_on_the_gpu_after_it_was_queued_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(device: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    made = TorchWorkload([lambda: linear(2)], description="", device="cpu")
+    made.forward(0)
+    monkeypatch.setattr(made, "_device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    with pytest.raises(InputError, match="queued work of stage 0 fails: RuntimeError: CUDA error"):
+        made.synchronize()
+
+
 class Bare(torch.nn.Module):  # type: ignore[misc]
     """Integers times a weight of its own, and a part that gradients never pass."""
 

@@ -243,7 +243,7 @@ def apply_plan(
     check_operations(plan, pipeline)
     _refuse_too_large(topology, pipeline)
     gpus = _by_stage(clocks, pipeline) or stage_clocks(profile, pipeline)
-    maker = _Maker(plan, pipeline, profile, gpus)
+    maker = _Maker(plan, pipeline, profile, gpus, _num_gpus(plan, topology))
     configs = [operation.config for stage in plan.stages for operation in stage]
     planned = maker.planned(_flat(plan.frequencies), configs, "")
     if not force:
@@ -258,7 +258,7 @@ def apply_plan(
         advice = "plan again, from a profile of this GPU and with solve's own --min-dwell"
         _check_deadline(priced, plan, advice)
         _check_peak(applied, priced, maker, plan.target.peak_power_w)
-    rungs = _rungs(plan, maker, min_dwell, priced.makespan_ns) if ladder else None
+    rungs = _rungs(plan, maker, min_dwell, priced) if ladder else None
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.to_json().encode()).hexdigest(),
@@ -283,6 +283,23 @@ def apply_plan(
         ranks=_ranks(topology, pipeline, applied, configs, rungs or [], devices),
         ladder=rungs,
     )
+
+
+def _num_gpus(plan: Plan, topology: Topology) -> int:
+    """GPUs of one stage in all replicas: what an operation's energy is multiplied by.
+
+    Raises:
+        InputError: the plan keeps to joules or watts of another number.
+    """
+    count, target = topology.world_size // topology.stages, plan.target
+    absolute = target.kind in ("energy-budget", "power-cap") or target.peak_power_w is not None
+    if count != plan.job.num_gpus and absolute:
+        raise InputError(
+            f"every stage has {count} GPUs, but the plan's J or W are those of "
+            f"{plan.job.num_gpus}; solve again with --gpus-per-stage {topology.tp * topology.cp} "
+            f"--replicas {topology.dp}"
+        )
+    return count
 
 
 def _by_stage(clocks: Clocks | Sequence[Clocks] | None, pipeline: Pipeline) -> list[Clocks]:
@@ -347,13 +364,13 @@ def _flat(stages: Iterable[Iterable[int]]) -> list[int]:
 
 
 def _rungs(
-    plan: Plan, maker: _Maker, min_dwell: float | None, fastest_ns: int
+    plan: Plan, maker: _Maker, min_dwell: float | None, fastest: Priced
 ) -> list[LadderRung] | None:
-    """The plan's ladder with clocks the GPU has; rungs that it brings to one time are one rung."""
+    """The plan's ladder with clocks the GPU has, without rungs that no longer save anything."""
     if plan.ladder is None:
         return None
     rungs: list[LadderRung] = []
-    last_ns = fastest_ns
+    last_ns, least_fj = fastest.makespan_ns, maker.above_waiting_fj(fastest)
     for n, rung in enumerate(plan.ladder):
         count = len(maker.pipeline.operations)
         frequencies = _flat(rung.frequencies_mhz)
@@ -365,8 +382,9 @@ def _rungs(
         if min_dwell is not None:
             choice, _ = maker.merged(choice, min_dwell)
         priced = maker.price(choice)
-        if priced.makespan_ns > last_ns:
-            last_ns = priced.makespan_ns
+        above_fj = maker.above_waiting_fj(priced)
+        if priced.makespan_ns > last_ns and above_fj < least_fj:
+            last_ns, least_fj = priced.makespan_ns, above_fj
             rungs.append(
                 LadderRung(
                     iteration_time_s=s_from_ns(last_ns),
@@ -465,7 +483,12 @@ class _Maker:
     """The choices of clocks for one plan's operations."""
 
     def __init__(
-        self, plan: Plan, pipeline: Pipeline, profile: Profile, clocks: Sequence[Clocks]
+        self,
+        plan: Plan,
+        pipeline: Pipeline,
+        profile: Profile,
+        clocks: Sequence[Clocks],
+        num_gpus: int,
     ) -> None:
         self.pipeline = pipeline
         self.stages = list(pairwise(pipeline.stage_begin.tolist()))
@@ -473,10 +496,14 @@ class _Maker:
         self._clocks = clocks
         self._tables = option_tables(pipeline, profile)
         self._powers_uw = stated_powers(plan, pipeline)
-        self._num_gpus = plan.job.num_gpus
+        self._num_gpus = num_gpus
         self._latency_ns = ns_from_s(plan.job.switch_latency_s or 0.0)
         self._rows: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._known: dict[tuple[int, int, int], int] = {}
+
+    def above_waiting_fj(self, priced: Priced) -> int:
+        """What one GPU a stage uses above waiting for as long, fJ: see Job.above_waiting_fj."""
+        return priced.energy_fj - sum(self._powers_uw) * priced.makespan_ns
 
     def joules(self, energy_fj: int) -> float:
         """Energy over all GPUs, J, from that of one GPU per stage and one replica."""

@@ -54,9 +54,10 @@ class Topology:
         """The layout of a plan's job.
 
         Args:
-            tp: default: all GPUs of a stage that cp leaves.
-            cp: default: all GPUs of a stage that tp leaves; 1 where neither is given.
-            dp: default: the job's replicas.
+            tp: default: all GPUs of a stage that cp leaves. Where the plan is for one GPU a stage,
+                any number, as all GPUs of a stage do the same.
+            cp: default: all GPUs of a stage that tp leaves; 1 where neither is given. Likewise.
+            dp: default: the job's replicas; any number where the plan is for one.
             rank_order: see the class; a dimension of size 1 may be left out.
 
         Raises:
@@ -69,19 +70,20 @@ class Topology:
         each = job.gpus_per_stage
         inner_tp = tp if tp is not None else max(1, each // (cp or 1))
         inner_cp = cp if cp is not None else max(1, each // inner_tp)
-        if inner_tp * inner_cp != each:
+        if inner_tp * inner_cp != each and each > 1:
             raise InputError(
                 f"--tp {inner_tp} and --cp {inner_cp} make {inner_tp * inner_cp} GPUs a stage, but "
                 f"the plan is for {each}; what fits it: {_factors(each)}; or solve again with "
                 f"--gpus-per-stage {inner_tp * inner_cp}"
             )
-        if dp is not None and dp != job.replicas:
+        if dp is not None and dp != job.replicas and job.replicas > 1:
             raise InputError(
                 f"--dp {dp} does not fit the plan, which is for --dp {job.replicas}; or solve "
                 f"again with --replicas {dp}"
             )
+        replicas = job.replicas if dp is None else dp
         layout = cls(
-            stages=job.stages, tp=inner_tp, cp=inner_cp, dp=job.replicas, rank_order=rank_order
+            stages=job.stages, tp=inner_tp, cp=inner_cp, dp=replicas, rank_order=rank_order
         )
         layout.check_order()
         return layout

@@ -34,12 +34,17 @@ def apply(
     tp: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Tensor-parallel size; default: the plan's GPUs per stage over --cp."
+            metavar="N",
+            help="Tensor-parallel size; default: the plan's GPUs per stage over --cp. A plan for "
+            "one GPU per stage does for any.",
         ),
     ] = None,
     dp: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Data-parallel size; default: the plan's replicas."),
+        typer.Option(
+            metavar="N",
+            help="Data-parallel size; default: the plan's replicas. A plan for one does for any.",
+        ),
     ] = None,
     cp: Annotated[
         int | None,
@@ -335,10 +340,11 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
         f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
+    planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
     rows = []
     for name, digits, old, new in (
         ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
-        ("energy (J)", 5, plan.energy, applied.energy_j),
+        ("energy (J)", 5, planned_j, applied.energy_j),
     ):
         change = signed_percent(100 * (new / old - 1)) if old else "-"
         rows.append([name, *column([old, new], digits), change])
@@ -356,7 +362,8 @@ def _print_stages(applied: FrequencyPlan, *, dry_run: bool) -> None:
     for stage, operations in enumerate(applied.stage_operations()):
         ranks = [rank.rank for rank in applied.ranks if rank.stage == stage]
         clocks = sorted({operation[3] for operation in operations} - {0})
-        span = f"{clocks[0]} to {clocks[-1]}" if clocks else "none set"
+        ends = list(dict.fromkeys(clocks[:1] + clocks[-1:]))
+        span = " to ".join(map(str, ends)) or "none set"
         rows.append([str(stage), _spans(ranks), str(len(operations)), span])
     print_table("", ("stage", "ranks", "operations", "clocks (MHz)"), rows, wrap=("ranks",))
     if dry_run:

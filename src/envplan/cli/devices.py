@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from envplan.cli.inputs import JsonOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from envplan.devices import Device
+
+T = TypeVar("T")
 
 
 class BackendName(StrEnum):
@@ -74,6 +78,23 @@ _HEADERS = (
 )
 
 
+_FIELDS = (
+    "index",
+    "name",
+    "uuid",
+    "driver",
+    "source",
+    "supported_clocks_mhz",
+    "power_limit_w",
+    "clock_mhz",
+    "power_w",
+    "throttle_reasons",
+    "energy_source",
+    "mig",
+    "refusal",
+)
+
+
 def _models(key: str | None) -> list[str]:
     from envplan.devices.modelled import GPUS
 
@@ -85,44 +106,66 @@ def _describe_all(name: str, **options: Any) -> list[dict[str, Any]]:
 
     source = backend(name, **options)
     try:
-        label = options.get("gpu")
-        return [{"gpu": label, **_describe(device)} for device in source.devices()]
+        found = [_describe_or_say(device, k) for k, device in enumerate(source.devices())]
     finally:
         source.close()
+    label = options.get("gpu")
+    return [{"gpu": label, **entry} for entry in found]
+
+
+def _describe_or_say(device: Device, index: int) -> dict[str, Any]:
+    """What is known of a GPU; of one that the driver has lost, only why it is not."""
+    from envplan.devices import DeviceError
+
+    try:
+        return _describe(device)
+    except DeviceError as error:
+        return {**dict.fromkeys(_FIELDS), "index": index, "refusal": str(error)}
 
 
 def _describe(device: Device) -> dict[str, Any]:
     info = device.info
     real = info.source == "measured"  # a modelled GPU is doing nothing now
-    return {
-        "index": info.index,
-        "name": info.name,
-        "uuid": info.uuid,
-        "driver": info.driver,
-        "source": info.source,
-        "supported_clocks_mhz": list(info.supported_clocks),
-        "power_limit_w": info.power_limit,
-        "clock_mhz": device.clock() if real else None,
-        "power_w": device.power() if real else None,
-        "throttle_reasons": list(device.throttle_reasons()) if real else [],
-        "energy_source": info.energy_source,
-        "mig": info.mig,
-        "refusal": device.can_lock(),
-    }
+    facts = (
+        info.index,
+        info.name,
+        info.uuid,
+        info.driver,
+        info.source,
+        list(info.supported_clocks),
+        info.power_limit,
+        _told(device.clock) if real else None,
+        _told(device.power) if real else None,
+        list(_told(device.throttle_reasons) or ()) if real else [],
+        info.energy_source,
+        info.mig,
+        device.can_lock(),
+    )
+    return dict(zip(_FIELDS, facts, strict=True))
+
+
+def _told(read: Callable[[], T]) -> T | None:
+    """What a GPU says of its state now; some cards do not."""
+    from envplan.devices import DeviceError
+
+    try:
+        return read()
+    except DeviceError:
+        return None
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    clocks = entry["supported_clocks_mhz"]
+    clocks = entry["supported_clocks_mhz"] or ["-"]
     limit = entry["power_limit_w"]
     clock, power, throttled = entry["clock_mhz"], entry["power_w"], entry["throttle_reasons"]
     return (
         entry["gpu"] or str(entry["index"]),
-        entry["name"],
-        entry["driver"],
+        entry["name"] or "-",
+        entry["driver"] or "-",
         f"{clocks[0]}-{clocks[-1]}" if len(clocks) > 1 else str(clocks[0]),
         f"{limit:.0f}" if limit else "-",
         str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else ""),
         "-" if power is None else f"{power:.0f}",
-        entry["energy_source"],
+        entry["energy_source"] or "-",
         "yes" if entry["refusal"] is None else "no",
     )

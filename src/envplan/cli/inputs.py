@@ -191,9 +191,11 @@ class JobOptions:
 
     def _from_schedule(self, profile: Profile) -> Pipeline:
         from envplan.pipeline import Pipeline, traits
+        from envplan.pipeline.extras import parse_extras
 
-        usual = "interleaved" if (self.chunks or 1) > 1 else "1f1b"
-        schedule = self.schedule or profile.metadata.schedule or usual
+        schedule = self.schedule or profile.metadata.schedule or "1f1b"
+        if not self.schedule and schedule == "1f1b" and (self.chunks or 1) > 1:
+            schedule = "interleaved"  # 1F1B with chunks
         chunks = self.chunks or traits(schedule).chunks
         if profile.num_stages % chunks:
             given = f"--chunks {chunks}"
@@ -249,31 +251,6 @@ def parse_slots(text: str | None) -> int | list[int] | None:
             f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | None:
-    """The operations that --extra names, and the stages for which the profile has rows.
-
-    Raises:
-        InputError: one is not known, or the profile has no rows for it.
-    """
-    if text is None:
-        return None
-    from envplan.pipeline.extras import EXTRAS
-
-    extras = {}
-    for part in text.split(","):
-        name = part.strip().replace("-", "_")
-        if name not in EXTRAS:
-            raise InputError(f"--extra must name some of {', '.join(EXTRAS)}, not {part.strip()!r}")
-        extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
-        if not extras[name]:
-            raise InputError(
-                f"--extra {name}: profile {profile.name} has no rows for {name}; add some, at 0 "
-                "MHz if it takes the same time at any clock",
-                path=profile.path,
-            )
-    return extras
 
 
 def open_profile(path_or_name: str) -> Profile:

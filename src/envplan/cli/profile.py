@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -352,7 +353,6 @@ def _measure(
         workload = _workload(job, "cuda:0")
         if lock:
             _refuse_locks(chosen)
-            stack.enter_context(Guard.start("nvml", device))
         stack.enter_context(_stoppable())
         if other is not None:
             _wait_with(workload, chosen, other, stack)
@@ -369,6 +369,7 @@ def _measure(
             ),
             metadata=_metadata(job),
             progress=_reporter(stack, quiet=quiet),
+            hold=partial(Guard.start, "nvml", device) if lock else nullcontext,
         )
 
 
@@ -446,7 +447,9 @@ def _refuse_locks(device: Device) -> None:
     from envplan.devices import DeviceError
 
     if refusal := device.can_lock(probe=True):
-        raise DeviceError(refusal + "; or measure at the current clocks only: --no-lock")
+        # With MIG there is nothing to be measured at any clock.
+        instead = "" if device.info.mig else "; or measure at the current clocks only: --no-lock"
+        raise DeviceError(refusal + instead)
 
 
 def _microbatch_size(job: _Job) -> int:

@@ -71,9 +71,9 @@ def refine(
         new = replan(old, _open(str(profile_output)), progress)
     new.save(output)
     if json:
-        print_json(_document(old, new, drifts, profile_output, output))
+        print_json(_document(old, new, drifts, profile_output, output, _unmeasured(known, drifts)))
     elif not quiet:
-        _print(old, new, drifts, profile_output, output)
+        _print(old, new, drifts, profile_output, output, _unmeasured(known, drifts))
 
 
 def _open(path: str) -> Profile:
@@ -88,8 +88,18 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _unmeasured(profile: Profile, drifts: Sequence[Drift]) -> list[int]:
+    """Stages of the profile that the run logs have nothing of."""
+    return sorted(set(range(profile.num_stages)) - {drift.stage for drift in drifts})
+
+
 def _document(
-    old: Plan, new: Plan, drifts: Sequence[Drift], profile_output: Path, output: Path
+    old: Plan,
+    new: Plan,
+    drifts: Sequence[Drift],
+    profile_output: Path,
+    output: Path,
+    unmeasured: Sequence[int],
 ) -> dict[str, object]:
     return {
         "profile": str(profile_output),
@@ -103,13 +113,19 @@ def _document(
             }
             for drift in drifts
         ],
+        "unmeasured_stages": list(unmeasured),
         "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
         "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
     }
 
 
 def _print(
-    old: Plan, new: Plan, drifts: Sequence[Drift], profile_output: Path, output: Path
+    old: Plan,
+    new: Plan,
+    drifts: Sequence[Drift],
+    profile_output: Path,
+    output: Path,
+    unmeasured: Sequence[int],
 ) -> None:
     from envplan.cli.output import exact_seconds, print_table, say, signed_percent, significant
 
@@ -121,6 +137,12 @@ def _print(
             for d in drifts
         ],
     )
+    if unmeasured:
+        stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
+        say(
+            f"nothing measured of {stages} {', '.join(map(str, unmeasured))}: {whose} times stay "
+            "as planned; give the run logs of all ranks"
+        )
     for name, plan in (("old plan", old), ("new plan", new)):
         time, energy = exact_seconds(plan.iteration_time), significant(plan.energy, 5)
         say(f"{name}: {time} s, {energy} J, as its own profile has it")

@@ -173,7 +173,16 @@ class NvmlDevice:
 
     def power(self) -> float:
         """Power drawn now, W."""
-        return float(self._ask(self._nvml.nvmlDeviceGetPowerUsage, self._handle)) / 1e3
+        nvml = self._nvml
+        try:
+            return float(nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
+        except nvml.NVMLError_NotSupported as error:
+            raise DeviceError(
+                f"{self._name()}: the driver tells nobody the power of this card, so without an "
+                "energy counter its energy cannot be measured"
+            ) from error
+        except nvml.NVMLError as error:
+            raise self._error(error) from error
 
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""

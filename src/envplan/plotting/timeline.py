@@ -47,6 +47,7 @@ _CONSTANT: Final = "0.55"
 _BAR: Final = 0.84
 #: How high an operation stands in its row, as a share of it; all but these fill it.
 _HEIGHTS: Final = {"forward": 0.62, "backward_weight": 0.8}
+_HATCHED: Final = "backward_weight"  # too busy for a number
 _WIDTH_IN: Final = 13.0
 _ROW_IN: Final = 0.42
 _LOW_ROW_IN: Final = 0.3  # where there are many
@@ -172,7 +173,7 @@ def draw_operations(
         if index in path:
             outlines.append(Rectangle((begin, bottom), width, height))
         number = str(timed.operation.microbatch)
-        if _fits(number, width, span):
+        if kind != _HATCHED and _fits(number, width, span):
             axes.text(
                 begin + width / 2,
                 bottom + height / 2,
@@ -191,7 +192,7 @@ def draw_operations(
                 facecolor=fills[kind],
                 edgecolor="white" if edged else "none",
                 linewidth=0.5 if edged else 0,
-                hatch="xxxx" if kind == "backward_weight" else None,
+                hatch="xxxx" if kind == _HATCHED else None,
                 zorder=2,
             )
         )
@@ -249,7 +250,7 @@ def _draw_legend(axes: Axes, shown: Sequence[Timeline]) -> None:
         handles.append(Line2D([], [], color="0.4", linewidth=4, label="forward (low)"))
     if kinds & {"backward", "backward_input"}:
         handles.append(Patch(color="0.4", label="backward (high)"))
-    if "backward_weight" in kinds:
+    if _HATCHED in kinds:
         handles.append(
             Patch(facecolor="0.4", edgecolor="white", hatch="xxxx", label="weight gradient")
         )

@@ -38,7 +38,7 @@ def load_entry(entry: str, device: str) -> Workload:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise InputError(
             f"--entry {entry}: {module_name} does not import: {_said(error)}"
         ) from None
@@ -49,7 +49,7 @@ def load_entry(entry: str, device: str) -> Workload:
         made = function()
     except EnvplanError:
         raise
-    except Exception as error:  # whatever the user's function raises
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
         if _out_of_memory(error):
             raise InputError(
                 f"--entry {entry}: what {name}() makes does not fit in memory; make stages smaller "
@@ -86,6 +86,12 @@ class _Guarded:
     def __init__(self, workload: Any, entry: str) -> None:
         self._workload = workload
         self.description = str(getattr(workload, "description", entry))
+        count = getattr(workload, "num_stages", None)
+        if not isinstance(count, int) or count < 1:
+            raise InputError(
+                f"--entry {entry}: num_stages of what it returns must be a whole number from 1 up, "
+                f"not {count!r}"
+            )
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._workload, name)
@@ -97,7 +103,7 @@ def _guarded(method: Callable[..., Any], *arguments: Any) -> Any:
         return method(*arguments)
     except EnvplanError:
         raise
-    except Exception as error:  # whatever the user's method raises
+    except (Exception, SystemExit) as error:  # whatever the user's method raises
         name = getattr(method, "__name__", "a method")
         where = f"{name}({', '.join(map(str, arguments))})"
         if _out_of_memory(error):
@@ -108,10 +114,10 @@ def _guarded(method: Callable[..., Any], *arguments: Any) -> Any:
         raise InputError(f"{where} of the workload fails: {_said(error)}") from error
 
 
-def _out_of_memory(error: Exception) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on the host or, as torch says it, on the GPU."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

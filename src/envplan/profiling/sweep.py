@@ -18,7 +18,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
@@ -75,8 +76,9 @@ _RESET_PAUSE: Final = 0.05
 class Workload(Protocol):
     """The stages to be measured, one microbatch at a time.
 
-    Work may be queued and go on after a call returns; `synchronize` waits for it. Calls for one
-    stage follow each other before those for the next, and `forward` comes before `backward`.
+    Work may be queued and go on after a call returns; `synchronize` waits for it. Every stage is
+    tried once, then they are measured in turn. Calls for one stage follow each other before those
+    for the next, and `forward` comes before `backward`.
 
     A workload may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of
     a split backward, each of which may be called again for the same forward; `timer`, an
@@ -364,12 +366,13 @@ def sweep(
     metadata: ProfileMetadata | None = None,
     parameters: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    hold: Callable[[], AbstractContextManager[object]] = nullcontext,
     now: Callable[[], float] = time.monotonic,
 ) -> Profile:
     """Measure a workload's stages and write the profile, or continue where a sweep was cut off.
 
-    The clock is given back before this returns or raises. Against being killed hold an
-    `envplan.runtime.guard.Guard` meanwhile.
+    Every stage that has no rows yet runs once before any clock is touched, so that one that fails
+    or does not fit says so at once. The clock is given back before this returns or raises.
 
     Args:
         workload: what to run.
@@ -379,6 +382,8 @@ def sweep(
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
         parameters: of the workload, JSON values, which a continued sweep must share.
         progress: called before each operation at a clock.
+        hold: makes what is held while clocks are set: an `envplan.runtime.guard.Guard` gives the
+            clock back if this process is killed.
         now: the host's clock, s; tests pass their own. It times the work, too, unless the
             workload has a timer.
 
@@ -424,15 +429,26 @@ def sweep(
     )
     timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
     with SweepFile(path, shared, known) as file:
-        try:
-            _Sweep(workload, device, file, settings, progress, now, timer).run()
-        finally:
-            if settings.lock:
-                _give_back(device)
+        begun = {row.stage for row in file.rows}
+        _try_out(workload, settings, (s for s in range(workload.num_stages) if s not in begun))
+        with hold():
+            try:
+                _Sweep(workload, device, file, settings, progress, now, timer).run()
+            finally:
+                if settings.lock:
+                    _give_back(device)
         waiting = getattr(workload, "waiting", None) or _SPINNING
         more = {"times": timer.name, "blocking_power": waiting}
         file.finish({**_findings(file.rows, settings, info), **more})
     return Profile.read_csv(path)
+
+
+def _try_out(workload: Workload, settings: Settings, stages: Iterable[int]) -> None:
+    """Run every operation of some stages once."""
+    for stage in stages:
+        for instruction in settings.instructions:
+            getattr(workload, instruction)(stage)
+        workload.synchronize()
 
 
 def _give_back(device: Device) -> None:

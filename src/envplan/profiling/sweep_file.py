@@ -85,8 +85,8 @@ class SweepFile:
     """A profile CSV that grows row by row, and the sidecar that says of which sweep.
 
     A row is flushed to the disk before `append` returns; half a row that a killed process left is
-    cut off. Only one process may have the file open. A file that has been smoothed becomes again
-    what was measured.
+    cut off. A sweep that fails before its first row leaves no files. Only one process may have the
+    file open. A file that has been smoothed becomes again what was measured.
     """
 
     def __init__(
@@ -143,6 +143,9 @@ class SweepFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and not self.rows:
+            for file in (self.path, self._sidecar):
+                file.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def _lock(self) -> None:
@@ -221,6 +224,8 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
         raise InputError(
             "exists and is not of a sweep; choose another file with -o, or delete it", path=path
         )
+    if path.read_bytes().count(b"\n") < 2:  # nothing but a header: there is nothing to protect
+        return
     for name in dict.fromkeys([*parameters, *there]):
         if there.get(name) != parameters.get(name):
             raise InputError(

@@ -68,14 +68,14 @@ def model_stages(model: Model, layers: Sequence[int], how: How) -> list[Stage]:
         how: how it is run.
 
     Raises:
-        InputError: heads or widths do not divide by the tensor-parallel ranks.
+        InputError: widths or words do not divide by the tensor-parallel ranks.
     """
     match model:
         case TransformerModel():
-            _check_divides(model.num_heads, 4 * model.hidden_size, model.vocabulary_size, how)
+            _check_divides(4 * model.hidden_size, model.vocabulary_size, how)
             build: Callable[..., tuple[nn.Module, tuple[Any, ...]]] = _transformer_stage
         case EncoderDecoderModel():
-            _check_divides(model.num_heads, model.feed_forward_size, model.vocabulary_size, how)
+            _check_divides(model.feed_forward_size, model.vocabulary_size, how)
             build = _t5_stage
         case ConvolutionalModel():
             build = _resnet_stage
@@ -102,9 +102,9 @@ def _made(
         return module.to(how.dtype), inputs
 
 
-def _check_divides(heads: int, inner: int, words: int, how: How) -> None:
+def _check_divides(inner: int, words: int, how: How) -> None:
     ranks = how.tensor_parallel
-    for count, what in ((heads, "heads"), (inner, "units of a feed-forward"), (words, "words")):
+    for count, what in ((inner, "units of a feed-forward"), (words, "words")):
         if count % ranks:
             raise InputError(f"--tp {ranks} does not divide the {count} {what} of the workload")
 

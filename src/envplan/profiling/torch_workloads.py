@@ -147,9 +147,14 @@ class TorchWorkload:
             time.sleep(seconds)
 
     def synchronize(self) -> None:
-        """Return once the GPU has done everything asked for."""
+        """Return once the GPU has done everything asked for.
+
+        Raises:
+            InputError: what was queued has failed on the GPU.
+        """
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            with self._explained(self._loaded or 0, "queued work"):
+                torch.cuda.synchronize(self._device)
 
     def _find_sources(self) -> None:
         """Run the forward, and note what backward_input makes gradients of."""
@@ -209,7 +214,7 @@ class TorchWorkload:
             ) from None
         except InputError:
             raise
-        except Exception as error:  # whatever the user's module raises
+        except (Exception, SystemExit) as error:  # whatever the user's module raises
             raise InputError(
                 f"the {what} of stage {stage} fails: {type(error).__name__}: {error}"
             ) from error

@@ -356,8 +356,14 @@ def _attention(
     tensor_parallel: int,
     fused: bool,
 ) -> _Part:
-    """Projections, scores and their product with the values; tokens of queries and of keys."""
+    """Projections, scores and their product with the values; tokens of queries and of keys.
+
+    Raises:
+        InputError: the heads cannot be shared out evenly.
+    """
     h, a, t = inner_size, num_heads, tensor_parallel
+    if a % t:
+        raise InputError(f"--tp {t} does not divide the {a} heads of the workload")
     scores = 0.0 if fused else 5 * a * queries * key_length
     return _Part(
         flops=(4 * hidden_size * h * (queries + keys) + 4 * queries * key_length * h) / t,

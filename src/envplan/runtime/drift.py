@@ -129,10 +129,7 @@ def replan(
     if plan.planner != "frontier":
         raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
     target = plan.target
-    waits = target.kind == "sync-time"
-    frontier = trace_job(plan.job, profile, progress, full=waits)
-    if waits:
-        return frontier.plan_for_sync(target.time_s or 0.0)
+    frontier = trace_job(plan.job, profile, progress)
     if target.peak_power_w is not None:
         return frontier.plan_for_peak_power_cap(
             target.peak_power_w,
@@ -156,6 +153,8 @@ def replan(
             fresh = frontier.plan_for_energy_budget(target.energy_j or 0.0)
         case "power-cap":
             fresh = frontier.plan_for_power_cap(target.power_w or 0.0)
+        case "sync-time":
+            fresh = frontier.plan_for_sync(target.time_s or 0.0)
         case "slowdown":
             fresh = frontier.plan(slowdown=target.slowdown, switch_latency=latency, min_dwell=dwell)
         case "time":
@@ -165,7 +164,7 @@ def replan(
         case _:
             fresh = frontier.plan(switch_latency=latency, min_dwell=dwell)
     if target.straggler_time_s is not None:
-        fresh = fresh.with_straggler(target.straggler_time_s)
+        fresh = frontier.with_straggler(fresh, target.straggler_time_s)
     return fresh if plan.ladder is None else fresh.with_ladder(frontier.ladder())
 
 

@@ -272,9 +272,10 @@ class Shim:
             self._hear()
         if self.clock_errors:
             _logger.warning(
-                "rank %d: %d clock errors in %d steps, the first: %s",
+                "rank %d: %d clock error%s in %d steps, the first: %s",
                 self.rank,
                 self.clock_errors,
+                "s" if self.clock_errors > 1 else "",
                 self.steps,
                 self._first_error,
             )
