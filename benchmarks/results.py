@@ -25,6 +25,8 @@ Every figure here is **modelled**: built-in profiles ([how they are made](profil
 replayed by envplan, against maximum frequency everywhere. `make results` writes this page anew.
 Published figures were measured by their authors on real GPUs, with their own profiles; nothing here
 was tuned to them, and where the two differ, that is how far the models are from their clusters.
+
+What inference fleets save over a week is on [a page of its own](results-serving.md).
 """
 
 INTRINSIC = """## No straggler: intrinsic bloat

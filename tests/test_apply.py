@@ -310,6 +310,19 @@ def test_ladder_has_the_plans_rungs_with_clocks_checked() -> None:
     assert applied(plan, profile, ladder=False).ladder is None
 
 
+@pytest.mark.parametrize("clocks", ["900-2000:100", "900-2000:300"])
+def test_rungs_that_save_nothing_any_more_are_left_out(clocks: str) -> None:
+    profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
+    frontier = trace_frontier(pipeline, profile)
+    plan = frontier.plan().with_ladder(frontier.ladder(24))
+    freqplan = applied(plan, profile, clocks=given_clocks(clocks), min_dwell=0.3)
+    assert freqplan.ladder
+    rungs = [(freqplan.iteration_time_s, freqplan.energy_j)]
+    rungs += [(rung.iteration_time_s, rung.energy_j) for rung in freqplan.ladder]
+    above = [plan.job.above_waiting_fj(*rung) for rung in rungs]
+    assert above == sorted(set(above), reverse=True)
+
+
 def test_devices_go_round_the_node() -> None:
     profile, pipeline = small_profile(), Pipeline("1f1b", 2, 4)
     plan = trace_frontier(pipeline, profile, gpus_per_stage=2, replicas=3).plan()

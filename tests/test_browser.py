@@ -98,6 +98,34 @@ def test_the_straggler_slider_moves_the_line_and_the_plan(
     assert float(moved) > float(followed)
 
 
+def test_a_straggler_beyond_t_star_is_waited_for_with_a_slower_plan(
+    browser: webdriver.Chrome, pages: Path
+) -> None:
+    visit(browser, pages / "frontier.html")
+    data = browser.execute_script("return DATA.frontier")
+    slower = [plan["time"] for plan in data["slower"]]
+    assert data["t_star"] < min(slower)
+    assert max(slower) <= data["t_max"]
+    # The chart ends soon after the frontier, until a straggler needs more room.
+    assert len(browser.find_elements(By.CSS_SELECTOR, "circle.slower")) < len(slower)
+    browser.execute_script(
+        "const s = document.querySelector('input[type=range]'); s.value = s.max;"
+        "s.dispatchEvent(new Event('input'))"
+    )
+    assert len(browser.find_elements(By.CSS_SELECTOR, "circle.slower")) == len(slower)
+    found, energy = browser.execute_script(
+        "const d = DATA.frontier, found = lookUp(d, d.t_max);return [found.plan.time, found.energy]"
+    )
+    assert found == max(slower)
+    at_star = data["plans"][-1]
+    assert energy < at_star["energy"] + data["waiting_w"] * (data["t_max"] - at_star["time"])
+    assert (
+        f"follow the plan of {found:.5g}"[:-1]
+        in browser.find_element(By.CSS_SELECTOR, ".answer").text
+    )
+    assert browser.get_log("browser") == []
+
+
 def test_pointing_at_a_plan_tells_its_figures(browser: webdriver.Chrome, pages: Path) -> None:
     visit(browser, pages / "frontier.html")
     point = browser.find_elements(By.CSS_SELECTOR, "circle[r='4']")[3]

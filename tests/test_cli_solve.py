@@ -99,17 +99,33 @@ def test_budget_that_nothing_meets_has_no_answer(
     assert not (folder / "plan.json").exists()
 
 
-def test_straggler_leaves_time_up_to_t_star(folder: Path) -> None:
+def test_straggler_leaves_time_beyond_t_star(folder: Path) -> None:
     t_min, t_star = t_min_and_t_star(folder)
     middle = (t_min + t_star) / 2
     for straggler, deadline in (
         (t_min / 2, t_min),
         (middle, middle),
-        (2 * t_star, t_star),
+        (2 * t_star, 2 * t_star),
     ):
         plan = solved(folder, "--straggler-time", repr(straggler))
         assert plan.target.deadline_s == pytest.approx(deadline, abs=1e-9)
         assert plan.target.straggler_time_s == straggler
+    assert plan.target.kind == "sync-time"
+    assert plan.iteration_time > t_star
+    until = plan.predicted.until_straggler
+    assert until is not None
+    assert until.energy_lower_bound_j <= until.energy_j < until.baseline_energy_j
+    at_star = solved(folder, "--min-energy")
+    assert until.energy_j < at_star.energy + at_star.waiting_energy(2 * t_star)
+    assert envplan("check", "plan.json", cwd=folder).code == 0
+
+
+def test_target_time_beyond_t_star_is_no_straggler(folder: Path) -> None:
+    _, t_star = t_min_and_t_star(folder)
+    plan = solved(folder, "--target-time", repr(2 * t_star))
+    assert plan.target.deadline_s == pytest.approx(t_star, abs=1e-9)
+    assert plan.iteration_time <= t_star
+    assert plan.predicted.until_straggler is None
 
 
 def test_straggler_slower_than_the_target_wins_and_a_faster_one_does_not(folder: Path) -> None:
@@ -131,6 +147,8 @@ def test_waiting_for_the_straggler_is_accounted_for(
     out = capsys.readouterr().out
     assert "energy with waiting (J)" in out
     assert "waiting for the straggler until 20 s takes another" in out
+    assert "certified gap with waiting (%)" in out
+    assert "without the straggler, T_star's plan" in out
 
 
 def test_json_has_what_the_table_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,11 +87,15 @@ def test_savings_are_intrinsic_plus_extrinsic(
     assert [iteration.stragglers for iteration in report.iterations] == [1, 0, 1]
 
 
-def test_straggler_beyond_t_star_keeps_the_t_star_plan(
+def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:
     report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 50.0}])
-    assert report.iterations[0].followed_time_ns <= frontier.min_energy_time_ns
+    (iteration,) = report.iterations
+    assert frontier.min_energy_time_ns < iteration.followed_time_ns <= frontier.slowest_time_ns
+    sync_time = iteration.sync_time_ns / 1e9
+    at_star = until(frontier.min_energy_plan(), sync_time)
+    assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
 
 def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile) -> None:

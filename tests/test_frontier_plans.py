@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Frontier, trace_frontier
+from envplan.frontier.average_power import least_average_uw
 from envplan.pipeline import Pipeline
+from envplan.plan import option_tables
 from envplan.profile import Profile, builtin_profiles
-from envplan.units import ns_from_s, ns_from_s_floor
+from envplan.units import ns_from_s, ns_from_s_floor, w_from_uw
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, noisy, pipelines, profiles
 
@@ -98,8 +101,77 @@ def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) 
 def test_power_cap_holds_on_the_average(frontier: Frontier) -> None:
     middle = (frontier.plan().average_power + frontier.min_energy_plan().average_power) / 2
     assert frontier.plan_for_power_cap(middle).average_power <= middle
-    with pytest.raises(NoAnswerError, match="the least is"):
+    with pytest.raises(NoAnswerError, match="the least found is"):
         frontier.plan_for_power_cap(10.0)
+
+
+@given(
+    profile=st.one_of(profiles(2), falling_profiles(2)),
+    microbatches=st.integers(1, 4),
+    share=st.floats(0.0, 1.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_plans_under_an_average_cap_hold_in_every_respect(
+    profile: Profile, microbatches: int, share: float
+) -> None:
+    pipeline = Pipeline("1f1b", 2, microbatches)
+    frontier = trace_frontier(pipeline, profile, gpus_per_stage=2, replicas=3)
+    proven = w_from_uw(least_average_uw(frontier) * 6)
+    cap = proven + share * (frontier.plan().average_power - proven)
+    try:
+        plan = frontier.plan_for_power_cap(cap)
+    except NoAnswerError:
+        assert cap < frontier.min_energy_plan().average_power
+        return
+    assert proven <= plan.average_power * (1 + 1e-9)
+    assert plan.average_power <= cap
+    assert plan.energy_lower_bound <= plan.energy
+    assert verify_plan(plan, profile)
+
+
+@given(profiles(1, max_options=3), st.integers(1, 2), st.floats(0.0, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_a_cap_on_one_stage_is_refused_only_where_no_choice_of_all_keeps_it(
+    profile: Profile, microbatches: int, share: float
+) -> None:
+    pipeline = Pipeline("1f1b", 1, microbatches)
+    frontier = trace_frontier(pipeline, profile)
+    tables = option_tables(pipeline, profile)
+    choices = product(*(range(len(table.config)) for table in tables))
+    powers = [
+        frontier.priced_plan(
+            np.array(choice, np.int32), {"kind": "power-cap", "power_w": 1e9}, 10**18
+        ).average_power
+        for choice in choices
+    ]
+    assert w_from_uw(least_average_uw(frontier)) <= min(powers) * (1 + 1e-9)
+    cap = min(powers) + share * (max(powers) - min(powers))
+    try:
+        assert frontier.plan_for_power_cap(cap).average_power <= cap
+    except NoAnswerError:
+        assert min(powers) >= cap * (1 - 1e-9)
+
+
+def test_a_cap_below_what_t_star_draws_is_kept_by_going_slower(frontier: Frontier) -> None:
+    cap = 0.85 * frontier.min_energy_plan().average_power
+    plan = frontier.plan_for_power_cap(cap)
+    assert plan.average_power <= cap
+    assert plan.iteration_time > frontier.min_energy_time
+    faster = trace_frontier(frontier.pipeline, frontier.profile, full=True).plan_for_sync(
+        plan.iteration_time * 0.99
+    )
+    assert faster.average_power > cap
+    assert verify_plan(plan, frontier.profile)
+
+
+def test_a_cap_that_needs_rows_dearer_than_waiting_is_kept_with_as_few_as_possible() -> None:
+    profile = Profile.builtin("h100-gpt3-175b-8stage")
+    frontier = trace_frontier(Pipeline("1f1b", 8, 8), profile)
+    slow, slower = (frontier.plan_for_power_cap(watts) for watts in (1550.0, 1450.0))
+    assert slow.average_power <= 1550
+    assert slower.average_power <= 1450
+    assert frontier.min_energy_time < slow.iteration_time < slower.iteration_time
+    assert verify_plan(slower, profile)
 
 
 def test_plan_for_a_budget_is_the_one_that_is_polished(

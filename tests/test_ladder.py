@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.frontier import Frontier, trace, trace_frontier
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan
+from envplan.plan import Plan, option_tables, price
 from envplan.profile import Profile
+from envplan.units import ns_from_s_floor, s_from_ns
 from envplan.verify import verify_plan
+from strategies import falling_profiles, pipelines, profiles
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +28,15 @@ def test_ladder_climbs_in_time_and_saves_on_every_rung(frontier: Frontier) -> No
     ladder = frontier.ladder(16)
     times = [plan.iteration_time for plan in ladder]
     assert times == sorted(set(times))
-    late = 2 * frontier.min_energy_time
-    until = [plan.energy + plan.waiting_energy(late) for plan in ladder]
-    assert until == sorted(set(until), reverse=True)
+    late = 2 * frontier.slowest_time
+    energies = [until(plan, late) for plan in ladder]
+    assert energies == sorted(set(energies), reverse=True)
 
 
 def test_looked_up_plan_is_in_time_and_the_next_is_not(frontier: Frontier) -> None:
     ladder = frontier.ladder()
     for part in (0.1, 0.33, 0.9):
-        span = frontier.min_energy_time - frontier.min_time
+        span = frontier.slowest_time - frontier.min_time
         straggler = frontier.min_time + part * span
         plan = frontier.plan_for_straggler(straggler)
         assert plan.iteration_time <= straggler
@@ -37,10 +44,139 @@ def test_looked_up_plan_is_in_time_and_the_next_is_not(frontier: Frontier) -> No
         assert later.iteration_time > straggler
 
 
-def test_straggler_beyond_t_star_keeps_the_t_star_plan(frontier: Frontier) -> None:
-    plan = frontier.plan_for_straggler(100 * frontier.min_energy_time)
+def test_straggler_beyond_t_max_keeps_the_t_max_plan(frontier: Frontier) -> None:
+    plan = frontier.plan_for_straggler(100 * frontier.slowest_time)
     assert plan is frontier.ladder()[-1]
-    assert plan.iteration_time <= frontier.min_energy_time
+    assert frontier.min_energy_time < plan.iteration_time <= frontier.slowest_time
+    # Every operation is at its least effective cost: nothing is left to save.
+    assert until(plan, 10.0) == pytest.approx(bound_until(frontier, 10.0), rel=1e-9)
+
+
+def test_half_as_much_again_is_worth_more_than_waiting_after_t_star(frontier: Frontier) -> None:
+    straggler = 1.5 * frontier.min_time
+    saved = 1 - until(frontier.plan_for_straggler(straggler), straggler) / until(
+        frontier.min_energy_plan(), straggler
+    )
+    assert saved > 0.02
+
+
+def test_rungs_save_alike_and_t_star_is_one(frontier: Frontier) -> None:
+    ladder = frontier.ladder(16)
+    late = 2 * frontier.slowest_time
+    steps = [a - b for a, b in pairwise(until(plan, late) for plan in ladder)]
+    even = sum(steps) / len(steps)
+    assert all(0.4 * even < step < 1.8 * even for step in steps)
+    assert frontier.min_energy_plan().frequencies in [plan.frequencies for plan in ladder]
+
+
+def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
+    slower = frontier.slower_plans(5)
+    times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]
+    assert len(slower) == 5
+    assert times == sorted(times)
+
+
+def test_ladder_of_one_is_the_t_min_plan(frontier: Frontier) -> None:
+    (only,) = frontier.ladder(1)
+    assert only.iteration_time <= frontier.min_time
+
+
+def until(plan: Plan, sync_time: float) -> float:
+    """J until everyone has waited for a straggler."""
+    return plan.energy + plan.waiting_energy(sync_time)
+
+
+def bound_until(frontier: Frontier, sync_time: float) -> float:
+    """J that no plan in time for a straggler uses less than until then."""
+    gpus = frontier.gpus_per_stage * frontier.replicas
+    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) * gpus / 1e15
+
+
+@st.composite
+def small_frontiers(draw: st.DrawFn) -> Frontier:
+    pipeline = draw(pipelines(max_stages=3, max_microbatches=4))
+    stages = pipeline.num_profile_stages
+    profile = draw(st.one_of(falling_profiles(stages), profiles(stages)))
+    power = draw(st.sampled_from([0.0, 20.0, 200.0]))
+    return trace_frontier(pipeline, profile, blocking_power=power)
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_frontiers(), st.floats(0.0, 1.3))
+def test_waiting_for_a_late_straggler_never_costs_more_than_at_t_star(
+    frontier: Frontier, part: float
+) -> None:
+    star, slowest = frontier.min_energy_time, frontier.slowest_time
+    straggler = star + part * max(slowest - star, 0.1 * star)
+    at_star = until(frontier.min_energy_plan(), straggler)
+    least = bound_until(frontier, straggler)
+    for plan in (frontier.plan_for_straggler(straggler), frontier.plan_for_sync(straggler)):
+        assert plan.iteration_time <= straggler
+        assert least * (1 - 1e-9) - 1e-9 <= until(plan, straggler) <= at_star * (1 + 1e-12)
+        noted = frontier.with_straggler(plan, straggler)
+        stated = noted.predicted.until_straggler
+        if straggler > plan.iteration_time:
+            assert stated is not None
+            assert stated.energy_j == until(plan, straggler)
+            assert stated.energy_j <= (1 + stated.gap) * stated.energy_lower_bound_j + 1e-9
+            verify_plan(noted, frontier.profile)
+        else:
+            assert stated is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_frontiers(), st.floats(0.8, 2.5), st.floats(0.8, 2.5))
+def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
+    frontier: Frontier, one: float, other: float
+) -> None:
+    early, late = (frontier.plan_for_straggler(x * frontier.min_time) for x in sorted((one, other)))
+    assert early.iteration_time <= late.iteration_time
+    late_enough = 3 * frontier.slowest_time
+    assert until(late, late_enough) <= until(early, late_enough)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_no_choice_at_all_uses_less_than_the_bound(data: st.DataObject) -> None:
+    profile = data.draw(st.one_of(falling_profiles(2, max_options=4), profiles(2, max_options=4)))
+    pipeline = Pipeline("1f1b", 2, 1)
+    power = data.draw(st.sampled_from([0.0, 20.0, 200.0]))
+    frontier = trace_frontier(pipeline, profile, blocking_power=power)
+    straggler = data.draw(st.floats(1.0, 1.2)) * data.draw(
+        st.sampled_from([frontier.min_time, frontier.min_energy_time, frontier.slowest_time])
+    )
+    sync_ns = ns_from_s_floor(straggler)
+    best = min(
+        priced.energy_fj + sum(frontier.blocking_power_uw) * (sync_ns - priced.makespan_ns)
+        for rows in product(*(range(len(t)) for t in option_tables(pipeline, profile)))
+        for priced in [
+            price(pipeline, profile, np.array(rows, np.int32), frontier.blocking_power_uw)
+        ]
+        if priced.makespan_ns <= sync_ns
+    )
+    assert frontier.waiting_bound_fj(sync_ns) <= best
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_frontiers(), st.floats(0.0, 1.1))
+def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
+    frontier: Frontier, part: float
+) -> None:
+    star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
+    time_ns = star + round(part * (slowest - star))
+    exact = frontier.waiting_bound_fj(time_ns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_WALK_FROM_T_MAX", 0)
+        large = trace_frontier(
+            frontier.pipeline, frontier.profile, blocking_power=frontier.blocking_power_w[0]
+        )
+        assert large.waiting_bound_fj(time_ns) <= exact
+        if time_ns <= large._beyond.max_time_ns or time_ns >= slowest:
+            assert large.waiting_bound_fj(time_ns) == exact
+        straggler = s_from_ns(time_ns)
+        plan = large.plan_for_sync(straggler)
+    assert plan.iteration_time <= straggler
+    assert until(plan, straggler) <= until(frontier.min_energy_plan(), straggler) * (1 + 1e-12)
 
 
 def test_straggler_faster_than_t_min_is_none(frontier: Frontier) -> None:
@@ -69,3 +205,97 @@ def test_plan_with_a_ladder_is_proved_rung_by_rung(frontier: Frontier) -> None:
         broken = plan.model_copy(update={"ladder": [rung.model_copy(update=change)]})
         with pytest.raises(InputError, match=message):
             verify_plan(broken, frontier.profile)
+
+
+def test_ladder_that_ends_at_t_star_is_still_proved(frontier: Frontier) -> None:
+    plan = frontier.plan()
+    slower = [p for p in frontier.sample_plans(6) if p.iteration_time > plan.iteration_time]
+    old = [p.as_rung() for p in slower if p.energy < plan.energy]
+    assert len(old) > 3
+    verify_plan(plan.model_copy(update={"ladder": old}), frontier.profile)
+
+
+def test_just_beyond_t_star_its_plan_may_still_be_the_best() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a100-gpt3-1.3b-4stage"))
+    star = frontier.min_energy_plan()
+    straggler = frontier.min_energy_time + 1e-9
+    plan = frontier.plan_for_sync(straggler)
+    assert until(plan, straggler) <= until(star, straggler)
+    assert plan.frequencies == star.frequencies
+
+
+def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, profile = Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage")
+    exact = trace_frontier(pipeline, profile)
+    monkeypatch.setattr(trace, "_WALK_FROM_T_MAX", 0)
+    large = trace_frontier(pipeline, profile)
+    traced, slowest = large._beyond.max_time_ns, large.slowest_time_ns
+    assert large.min_energy_time_ns < traced < slowest
+    for part in (0.1, 0.5, 0.9):
+        time_ns = traced + round(part * (slowest - traced))
+        straggler = s_from_ns(time_ns)
+        assert large.waiting_bound_fj(time_ns) <= exact.waiting_bound_fj(time_ns)
+        plan = large.plan_for_sync(straggler)
+        assert traced < plan.iteration_time * 1e9 <= time_ns
+        assert until(plan, straggler) <= 1.004 * bound_until(large, straggler)
+    assert large.waiting_bound_fj(2 * slowest) == exact.waiting_bound_fj(2 * slowest)
+
+
+def test_ladder_keeps_only_what_saves_where_there_is_time(frontier: Frontier) -> None:
+    ladder = frontier.ladder(6)
+    plan = frontier.min_energy_plan().with_ladder(ladder)
+    star = frontier.min_energy_time
+    assert plan.ladder
+    # They use more by their own end, and less by that of a straggler.
+    assert all(rung.energy_j > plan.energy for rung in plan.ladder)
+    assert all(rung.iteration_time_s > star for rung in plan.ladder)
+    assert any("saves on those before it" in line for line in verify_plan(plan, frontier.profile))
+    assert frontier.plan().with_ladder([ladder[3], ladder[2], ladder[4]]).ladder == [
+        ladder[3].as_rung(),
+        ladder[4].as_rung(),
+    ]
+
+
+def test_rung_that_saves_nothing_is_refused(frontier: Frontier) -> None:
+    wasteful = frontier.priced_plan(
+        np.array(
+            [
+                table.time_ns.argmax()
+                for table in option_tables(frontier.pipeline, frontier.profile)
+            ],
+            np.int32,
+        ),
+        {"kind": "max-frequency"},
+        10**12,
+    )
+    slowest = frontier.ladder()[-1]
+    plan = frontier.plan().model_copy(update={"ladder": [slowest.as_rung(), wasteful.as_rung()]})
+    with pytest.raises(InputError, match="ladder\\[1\\] uses more than the plan before it"):
+        verify_plan(plan, frontier.profile)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"energy_j": 1.0}, "until_straggler.energy_j is 1.0; recomputed it is"),
+        ({"gap": 0.5}, "until_straggler.gap is 0.5; recomputed"),
+        ({"baseline_energy_j": 1.0}, "until_straggler.baseline_energy_j is 1.0"),
+        ({"energy_lower_bound_j": 1e9}, "energy_lower_bound_j is .* only .* can be proved"),
+    ],
+)
+def test_what_a_plan_states_about_its_straggler_is_proved(
+    frontier: Frontier, change: dict[str, float], message: str
+) -> None:
+    straggler = 1.5 * frontier.min_time
+    plan = frontier.with_straggler(frontier.plan_for_sync(straggler), straggler)
+    assert any("until the straggler" in line for line in verify_plan(plan, frontier.profile))
+    stated = plan.predicted.until_straggler
+    assert stated is not None
+    predicted = plan.predicted.model_copy(
+        update={"until_straggler": stated.model_copy(update=change)}
+    )
+    with pytest.raises(InputError, match=message):
+        verify_plan(plan.model_copy(update={"predicted": predicted}), frontier.profile)
+    alone = plan.target.model_copy(update={"straggler_time_s": None})
+    with pytest.raises(InputError, match=r"goes with a target\.straggler_time_s"):
+        verify_plan(plan.model_copy(update={"target": alone}), frontier.profile)

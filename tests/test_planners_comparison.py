@@ -13,7 +13,9 @@ from envplan.errors import InputError
 from envplan.frontier import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import PLANNERS, Comparison, Entry, compare
+from envplan.planners.ours import plan_to_wait_in_view_of
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
+from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, pipelines, profiles
 
@@ -128,6 +130,7 @@ def test_without_straggler_bloat_is_intrinsic_alone() -> None:
         assert e.extrinsic_j == 0
         assert e.straggler_energy is None
         assert e.straggler_savings_percent is None
+        assert e.straggler_gap is None
 
 
 def test_straggler_adds_waiting_and_extrinsic_bloat() -> None:
@@ -149,13 +152,34 @@ def test_straggler_adds_waiting_and_extrinsic_bloat() -> None:
         assert e.straggler_savings_percent == pytest.approx(100 * (1 - until / without))
 
 
-def test_straggler_beyond_t_star_leaves_the_t_star_plan() -> None:
+def test_straggler_beyond_t_star_is_better_waited_for_slowly() -> None:
     frontier = traced()
     comparison = compare(frontier, straggler_time=10 * frontier.min_energy_time)
-    points = [e.point for e in comparison.entries]
-    assert "straggler" not in points
-    assert entry(comparison, "frontier", "T_star").extrinsic_j == 0
-    assert entry(comparison, "frontier", "T_min").extrinsic_j > 0
+    ours = entry(comparison, "frontier", "straggler")
+    assert frontier.min_energy_time < ours.plan.iteration_time <= frontier.slowest_time
+    assert ours.extrinsic_j == 0
+    at_star = entry(comparison, "frontier", "T_star")
+    assert 0 < at_star.extrinsic_j < entry(comparison, "frontier", "T_min").extrinsic_j
+    assert ours.straggler_energy == pytest.approx(at_star.straggler_energy - at_star.extrinsic_j)
+    assert ours.straggler_gap == pytest.approx(0.0, abs=1e-4)
+    assert at_star.straggler_gap == pytest.approx(
+        at_star.extrinsic_j / ours.straggler_energy, abs=1e-3
+    )
+    assert max(e.straggler_savings_percent for e in comparison.entries) == pytest.approx(
+        ours.straggler_savings_percent
+    )
+
+
+def test_plan_to_wait_with_is_never_worse_than_one_it_is_shown() -> None:
+    frontier = traced()
+    late = 2 * frontier.slowest_time_ns
+    rivals = [frontier.plan(), frontier.max_frequency_plan(), *frontier.slower_plans(3)]
+    for rival in rivals:
+        shown = plan_to_wait_in_view_of(frontier, ns_from_s(rival.iteration_time), [rival])
+        assert shown.iteration_time <= rival.iteration_time
+        assert not rival.beats_where_there_is_time(shown)
+    best = plan_to_wait_in_view_of(frontier, late, rivals)
+    assert not any(rival.beats_where_there_is_time(best) for rival in rivals)
 
 
 def test_straggler_faster_than_everyone_costs_nothing() -> None:

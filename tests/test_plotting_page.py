@@ -119,7 +119,12 @@ def test_a_very_long_curve_is_thinned_and_keeps_its_ends() -> None:
 
 
 def test_frontier_and_timeline_have_pages_of_their_own(report: Report) -> None:
-    assert set(data_of(frontier_page(report.frontier, report.along))) == {"frontier"}
+    data = data_of(frontier_page(report.frontier, report.along))
+    assert set(data) == {"frontier"}
+    slower = [plan["time"] for plan in data["frontier"]["slower"]]
+    assert slower == sorted(slower)
+    assert data["frontier"]["t_star"] < slower[0]
+    assert slower[-1] <= data["frontier"]["t_max"]
     timelines = timeline_page([report.before, report.after], ["before", "after"])
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
 
@@ -194,6 +199,17 @@ def test_a_report_in_numbers_agrees_with_the_plan(plan_folder: Path) -> None:
     document = json.loads(ran.out)
     assert document["energy_j"] == plan["predicted"]["energy_j"]
     assert document["source"] == "modelled"
+
+
+def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path) -> None:
+    solve = ("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--straggler-time", "9")
+    assert envplan(*solve, cwd=plan_folder).code == 0
+    assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
+    until = json.loads((plan_folder / "plan.json").read_text())["predicted"]["until_straggler"]
+    saved = 100 * (1 - until["energy_j"] / until["baseline_energy_j"])
+    text = (plan_folder / "report.html").read_text()
+    assert f"<b>{saved:.1f}%</b><span>energy saved until the straggler has finished" in text
+    assert f"<b>{100 * until['gap']:.3f}%</b><span>certified gap, waiting included" in text
 
 
 def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:

@@ -28,6 +28,7 @@ from envplan.pipeline.formats import shown
 from envplan.profile import OptionTable, Profile, builtin_paths
 from envplan.units import (
     UW_PER_W,
+    fj_from_j,
     j_from_fj,
     ns_from_s,
     s_from_ns,
@@ -50,6 +51,7 @@ __all__ = [
     "Robustness",
     "Rung",
     "Target",
+    "UntilStraggler",
     "build_plan",
     "first_problem",
     "gap_over",
@@ -62,6 +64,7 @@ __all__ = [
     "read_json",
     "readable_json",
     "rows_by_knobs",
+    "until_straggler",
 ]
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
@@ -126,6 +129,14 @@ class Job(_Model):
     def num_gpus(self) -> int:
         """GPUs that each operation of a plan stands for."""
         return self.gpus_per_stage * self.replicas
+
+    def above_waiting_fj(self, time_s: float, energy_j: float) -> int:
+        """What an iteration uses above what waiting for as long would, all GPUs, fJ.
+
+        Of two iterations in time for a straggler, the one with less uses less until it is finished.
+        """
+        power_uw = sum(uw_from_w(power) for power in self.blocking_power_w)
+        return fj_from_j(energy_j) - power_uw * ns_from_s(time_s) * self.num_gpus
 
     def pipeline(self) -> Pipeline:
         """The pipeline described.
@@ -204,6 +215,15 @@ class Robustness(_Model):
     )
 
 
+class UntilStraggler(_Model):
+    """What is used until a straggler has finished, all other GPUs' waiting for it included."""
+
+    energy_j: Joules
+    energy_lower_bound_j: Joules = Field(description="no plan in time for the straggler uses less")
+    gap: float = Field(description="energy_j / energy_lower_bound_j - 1")
+    baseline_energy_j: Joules = Field(description="likewise, at maximum frequency")
+
+
 class Predicted(_Model):
     """What one iteration will take, over all GPUs."""
 
@@ -217,6 +237,9 @@ class Predicted(_Model):
     savings_percent: float = Field(description="energy saved, of the baseline's")
     slowdown_percent: float = Field(description="time lost, of the baseline's")
     robustness: Robustness | None = Field(None, description="absent where times are exact")
+    until_straggler: UntilStraggler | None = Field(
+        None, description="absent where there is none to wait for"
+    )
 
 
 class PlannedOperation(_Model):
@@ -255,7 +278,8 @@ class Plan(_Model):
 
     Attributes:
         stages: for each stage its operations in execution order.
-        ladder: slower plans by ascending iteration time, for stragglers; absent if not asked for.
+        ladder: slower plans by ascending iteration time, for stragglers, each of less energy than
+            those before it where there is time; absent if not asked for.
         costs: money and carbon of an iteration and of a run; absent if not asked for.
     """
 
@@ -311,18 +335,37 @@ class Plan(_Model):
         powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
         return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
 
-    def with_straggler(self, time: float) -> Self:
-        """This plan, with a note that it was made to wait for a straggler of `time` s."""
+    def with_straggler(self, time: float, lower_bound: float | None = None) -> Self:
+        """This plan, with a note that it was made to wait for a straggler of `time` s.
+
+        Args:
+            lower_bound: J that no plan in time for it uses less than until then, where known.
+        """
         target = self.target.model_copy(update={"straggler_time_s": time})
-        return self.model_copy(update={"target": target})
+        until = None if lower_bound is None else until_straggler(self, time, lower_bound)
+        predicted = self.predicted.model_copy(update={"until_straggler": until})
+        return self.model_copy(update={"target": target, "predicted": predicted})
+
+    def beats_where_there_is_time(self, other: Plan) -> bool:
+        """Whether this uses less than another plan of the same job until any time after both."""
+        mine, others = (
+            self.job.above_waiting_fj(plan.iteration_time, plan.energy) for plan in (self, other)
+        )
+        return mine < others
 
     def with_ladder(self, plans: Sequence[Plan]) -> Self:
-        """This plan, carrying those of `plans` that are slower and use less energy than it."""
-        rungs = [
-            plan.as_rung()
-            for plan in plans
-            if plan.iteration_time > self.iteration_time and plan.energy < self.energy
-        ]
+        """This plan, carrying those of `plans`, by ascending time, that are worth following.
+
+        Each is slower than the one before, the first than this plan, and uses less until any time
+        after both.
+        """
+        best: Plan = self
+        rungs = []
+        for plan in plans:
+            slower = plan.iteration_time > best.iteration_time
+            if slower and plan.beats_where_there_is_time(best):
+                rungs.append(plan.as_rung())
+                best = plan
         return self.model_copy(update={"ladder": rungs})
 
     def as_rung(self) -> Rung:
@@ -662,6 +705,20 @@ def predict(
                 s_from_ns(time_ns) - baseline.iteration_time_s, baseline.iteration_time_s
             ),
         }
+    )
+
+
+def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggler:
+    """What a plan and its waiting for a straggler of `time` s cost, against a lower bound in J."""
+    baseline = plan.predicted.baseline
+    waiting = plan.waiting_energy(time, since=baseline.iteration_time_s)
+    energy = plan.energy + plan.waiting_energy(time)
+    return UntilStraggler(
+        energy_j=energy,
+        # Both are rounded to floats.
+        energy_lower_bound_j=min(lower_bound, energy),
+        gap=gap_over(energy, lower_bound),
+        baseline_energy_j=baseline.energy_j + waiting,
     )
 
 

@@ -22,17 +22,20 @@ from envplan.plan import (
     Priced,
     ProfileReference,
     Rung,
+    UntilStraggler,
     gap_over,
     max_frequency_baseline,
     option_tables,
     predict,
     price,
     rows_by_knobs,
+    until_straggler,
 )
 from envplan.power import peak_uw
 from envplan.profile import Profile, builtin_paths
 from envplan.units import (
     MAX_INTEGER,
+    fj_from_j,
     j_from_fj,
     ns_from_s,
     ns_from_s_ceil,
@@ -152,7 +155,8 @@ def verify_plan(
         from envplan.frontier.robust import check_robustness
 
         proved += check_robustness(plan, pipeline, profile, options)
-    return [*proved, _check_bound(plan, trace_job(plan.job, profile, progress))]
+    frontier = trace_job(plan.job, profile, progress)
+    return [*proved, _check_bound(plan, frontier), *_check_until_straggler(plan, frontier)]
 
 
 def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
@@ -304,6 +308,7 @@ def _check_ladder(
     if plan.ladder is None:
         return []
     last = ns_from_s(plan.iteration_time)
+    least = plan.job.above_waiting_fj(plan.iteration_time, plan.energy)
     for n, rung in enumerate(plan.ladder):
         options = _rung_options(f"ladder[{n}]", rung, pipeline, profile)
         priced = price(pipeline, profile, options, powers)
@@ -317,8 +322,16 @@ def _check_ladder(
                 raise InputError(f"ladder[{n}].{field} is {stated!r}; recomputed it is {true!r}")
         if priced.makespan_ns <= last:
             raise InputError(f"ladder[{n}] is not slower than the plan before it")
-        last = priced.makespan_ns
-    return [f"the ladder's {len(plan.ladder)} slower plans take and use what they state"]
+        above = plan.job.above_waiting_fj(time, energy)
+        if above > least + _DERIVED_TOLERANCE * fj_from_j(energy):
+            raise InputError(
+                f"ladder[{n}] uses more than the plan before it even where there is time for both"
+            )
+        last, least = priced.makespan_ns, above
+    return [
+        f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
+        "saves on those before it where there is time"
+    ]
 
 
 def _rung_options(name: str, rung: Rung, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
@@ -483,6 +496,35 @@ def _check_bound(plan: Plan, frontier: Frontier) -> str:
             f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
         )
     return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
+
+
+def _check_until_straggler(plan: Plan, frontier: Frontier) -> list[str]:
+    """What is used until a straggler has finished, and the lower bound on it."""
+    stated, time = plan.predicted.until_straggler, plan.target.straggler_time_s
+    if stated is None:
+        return []
+    if time is None or not plan.iteration_time < time <= MAX_INTEGER:
+        raise InputError(
+            "predicted.until_straggler goes with a target.straggler_time_s to wait for"
+        )
+    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(time))) * plan.job.num_gpus
+    least, bound = j_from_fj(bound_fj), stated.energy_lower_bound_j
+    if bound > least * (1 + _BOUND_TOLERANCE):
+        raise InputError(
+            f"predicted.until_straggler.energy_lower_bound_j is {bound!r}; only {least!r} can be "
+            "proved"
+        )
+    true = until_straggler(plan, time, bound)
+    for field in UntilStraggler.model_fields:
+        found, right = getattr(stated, field), getattr(true, field)
+        if not math.isclose(found, right, rel_tol=_DERIVED_TOLERANCE, abs_tol=_DERIVED_TOLERANCE):
+            raise InputError(
+                f"predicted.until_straggler.{field} is {found!r}; recomputed it is {right!r}"
+            )
+    return [
+        f"until the straggler has finished at {time!r} s, {stated.energy_j!r} J are used; no plan "
+        f"in time for it uses less than {least!r} J"
+    ]
 
 
 def _check_kind(plan: Plan, frontier: Frontier) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -240,10 +241,24 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
         "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
         "energy (J)": column([entry.plan.energy for entry in entries], 5),
         "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
-        "gap (%)": [f"{100 * entry.plan.gap:.3f}" for entry in entries],
+        # A plan that is good only while everyone waits has its gap in the other table.
+        "gap (%)": [
+            "-" if entry.point == "straggler" else f"{100 * entry.plan.gap:.3f}"
+            for entry in entries
+        ],
         "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
         "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
+        **_configs(entries),
     }
+
+
+def _configs(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """How often each plan chose which config, where operations have some."""
+    from envplan.cli.output import config_counts
+
+    counts = [config_counts(entry.plan) for entry in entries]
+    names = sorted({name for one in counts for name in one})
+    return {f"config {name}": [str(one[name]) for one in counts] for name in names}
 
 
 def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -258,6 +273,7 @@ def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
         "time (s)": column(finished, 6),
         "energy (J)": column(energies, 5),
         "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
+        "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
         "intrinsic (%)": [
             _share(entry.intrinsic_j, joules)
             for entry, joules in zip(entries, energies, strict=True)
@@ -368,6 +384,11 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
         "extrinsic_bloat_j": None if entry.straggler_energy is None else entry.extrinsic_j,
         "straggler_energy_j": entry.straggler_energy,
         "straggler_savings_percent": entry.straggler_savings_percent,
+        "straggler_gap": entry.straggler_gap,
         "planning_time_s": entry.planning_time,
     }
+    from envplan.cli.output import config_counts
+
+    if configs := config_counts(plan):
+        document["configs"] = dict(sorted(configs.items()))
     return document

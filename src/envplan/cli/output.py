@@ -124,16 +124,21 @@ def _unused_rows(frontier: Frontier) -> str:
     unused = [name for name in EXTRAS if name in frontier.profile.instructions and name not in used]
     if not unused:
         return ""
-    return f"\nthe profile's rows for {', '.join(unused)} are not used; --extra adds them"
+    adds = "the DAG file has none" if frontier.pipeline.schedule == "dag" else "--extra adds them"
+    return f"\nthe profile's rows for {', '.join(unused)} are not used; {adds}"
+
+
+def config_counts(plan: Plan) -> Counter[str]:
+    """How often a plan chose which config; empty where operations have no configs."""
+    counts = Counter(op.config or "none" for stage in plan.stages for op in stage)
+    return Counter() if counts.keys() <= {"none"} else counts
 
 
 def describe_configs(plan: Plan) -> list[str]:
     """A line about how often a plan chose which config; none where operations have no configs."""
-    counts = Counter(op.config for stage in plan.stages for op in stage)
-    if not any(counts):
-        return []
-    named = ", ".join(f"{config or 'none'} {count}" for config, count in sorted(counts.items()))
-    return [f"operations by config: {named}"]
+    counts = config_counts(plan)
+    named = ", ".join(f"{config} {count}" for config, count in sorted(counts.items()))
+    return [f"operations by config: {named}"] if counts else []
 
 
 def describe_profile(profile: Profile) -> str:

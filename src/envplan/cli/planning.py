@@ -63,7 +63,7 @@ def plan_of(
 
     if isinstance(planner, EnvPipe):
         run = planner.run(frontier)
-        return _noted(run.plan(frontier), straggler_time), run
+        return _noted(run.plan(frontier), frontier, straggler_time), run
     target: int | None = None
     if option == "--target-time":
         target = ns_from_s_floor(value)
@@ -74,11 +74,11 @@ def plan_of(
         latest = ns_from_s_floor(straggler_time)
         if latest > ns_from_s_floor(plan.target.deadline_s):
             plan = planner.plan(frontier, latest)
-    return _noted(plan, straggler_time), None
+    return _noted(plan, frontier, straggler_time), None
 
 
-def _noted(plan: Plan, straggler_time: float | None) -> Plan:
-    return plan if straggler_time is None else plan.with_straggler(straggler_time)
+def _noted(plan: Plan, frontier: Frontier, straggler_time: float | None) -> Plan:
+    return plan if straggler_time is None else frontier.with_straggler(plan, straggler_time)
 
 
 def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:

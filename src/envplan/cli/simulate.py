@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from envplan.cli.costs import (
+    CarbonOption,
+    CostOptions,
+    CurrencyOption,
+    IterationsOption,
+    PriceOption,
+    RepeatRatesOption,
+    StartOption,
+    replay_cost_notes,
+    replay_costs,
+)
 from envplan.cli.frontier import check_type, name_bare_plot
 from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
 from envplan.cli.replicas import (
@@ -22,6 +33,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
+    from envplan.costs import Spent
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
@@ -96,6 +108,12 @@ def simulate(
             help="The same global batch on so many replicas, with fewer microbatches each.",
         ),
     ] = None,
+    price: PriceOption = None,
+    carbon: CarbonOption = None,
+    currency: CurrencyOption = None,
+    iterations: IterationsOption = None,
+    start: StartOption = None,
+    repeat_rates: RepeatRatesOption = False,
     profile: Annotated[
         str | None,
         typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
@@ -130,6 +148,7 @@ def simulate(
       envplan simulate plan.json --trace trace.json --plot
       envplan simulate plan.json --noise 2 --runs 200 --switch-latency 10
       envplan simulate plan.json --replicas 128 --straggler 1.2
+      envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
     from envplan.plan import Plan
     from envplan.profile import Profile
@@ -139,6 +158,12 @@ def simulate(
     check_type(trace, "--trace", (".json",), "a plan goes before --trace")
     check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
     cluster = _Cluster(replicas, gpus_per_stage, straggler, straggler_trace, strong_scaling)
+    costs = CostOptions(price, carbon, currency, iterations, start=start, repeat_rates=repeat_rates)
+    if costs.given:
+        for option, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
+            if told:
+                raise InputError(f"{option} does not go with --price, --carbon or --iterations")
+        cluster.refuse_with("--price, --carbon or --iterations", "those are of one plan alone")
     disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
     for option, value in disturbed.items():
         if value is not None:
@@ -182,9 +207,14 @@ def simulate(
     planned_s = loaded.job.switch_latency_s or 0.0
     other_clocks = switch_latency is not None and switch_latency / 1000 != planned_s
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
+    spent = None
+    if costs.given:
+        run = costs.run(None)
+        spent = replay_costs(run, timeline, sync_time)
+        notes += replay_cost_notes(run, spent)
     written = [str(output) for output in (trace, plot) if output is not None]
     if json:
-        _print_json(timeline, reports, together, notes, written)
+        _print_json(timeline, reports, together, spent, notes, written)
     elif not quiet:
         _print(timeline, source, reports, notes, written)
         if together is not None:
@@ -239,12 +269,10 @@ class _Cluster:
         self._stragglers = _parse_stragglers(stragglers or ())
         self._scaling = _parse_counts(scaling)
 
-    def refuse_with(self, option: str) -> None:
+    def refuse_with(self, option: str, why: str = "clusters are reckoned exactly") -> None:
         """Raises: InputError: this is about a cluster, which an option does not go with."""
         if self.given:
-            raise InputError(
-                f"{option} and {self.given[0]} exclude each other: clusters are reckoned exactly"
-            )
+            raise InputError(f"{option} and {self.given[0]} exclude each other: {why}")
 
     def reports(
         self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
@@ -252,7 +280,7 @@ class _Cluster:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if not self.given:
             return []
-        from envplan.cli.output import progress_bar
+        from envplan.cli.output import progress_bar, spinner
         from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
         from envplan.verify import trace_job
 
@@ -265,8 +293,8 @@ class _Cluster:
         )
         with progress_bar("Tracing the frontier", quiet=quiet) as progress:
             frontier = trace_job(plan.job, profile, progress) if looks_up else None
-        reports = [
-            simulate_cluster(
+        with spinner("Planning for stragglers", quiet=quiet or not looks_up):
+            first = simulate_cluster(
                 plan,
                 profile,
                 frontier,
@@ -275,7 +303,7 @@ class _Cluster:
                 gpus_per_stage=self._gpus,
                 force=force,
             )
-        ]
+        reports = [first]
         if self._scaling:
             reports += strong_scaling(
                 plan,
@@ -498,6 +526,7 @@ def _print_json(
     timeline: Timeline,
     reports: Sequence[ClusterReport],
     together: ReplicaPlans | None,
+    spent: tuple[Spent, Spent | None] | None,
     notes: Sequence[str],
     written: Sequence[str],
 ) -> None:
@@ -514,6 +543,12 @@ def _print_json(
         }
     if together is not None:
         document["replicas"] = together.to_dict()
+    if spent is not None:
+        document["costs"] = {
+            name: one.model_dump(exclude_none=True)
+            for name, one in zip(("iteration", "run"), spent, strict=True)
+            if one is not None
+        }
     if reports:
         document["cluster"] = [report.to_dict() for report in reports]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]

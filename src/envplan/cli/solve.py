@@ -86,15 +86,17 @@ def solve(
     ] = None,
     power_cap: Annotated[
         float | None,
-        typer.Option(metavar="W", help="Shortest iteration of at most W watts over all GPUs."),
+        typer.Option(
+            metavar="W", help="Shortest iteration of at most W watts over all GPUs, on average."
+        ),
     ] = None,
     peak_power_cap: Annotated[
         float | None,
         typer.Option(
             _PEAK,
             metavar="W",
-            help="Never more than W watts over all GPUs: shortest such iteration, or least energy "
-            "by another target.",
+            help="Shortest iteration of never more than W watts over all GPUs; with --target-time, "
+            "--slowdown or --min-energy: least energy.",
         ),
     ] = None,
     straggler_time: Annotated[
@@ -102,7 +104,7 @@ def solve(
         typer.Option(
             _STRAGGLER,
             metavar="S",
-            help="Some replica takes S seconds anyway: use what time that leaves, up to T_star.",
+            help="Some replica takes S seconds anyway: use what time that leaves, up to T_max.",
         ),
     ] = None,
     deadline: DeadlineOption = None,
@@ -127,8 +129,8 @@ def solve(
         int,
         typer.Option(
             metavar="N",
-            help="Put up to N slower plans, evenly spread up to T_star, into the file for when a "
-            "straggler appears.",
+            help="Put up to N slower plans, up to T_max, into the file for when a straggler "
+            "appears.",
         ),
     ] = 0,
     planner: Annotated[
@@ -224,6 +226,7 @@ def solve(
             "--polish": polish > 0,
             "--ladder": ladder > 0,
             **{name: value is not None for name, value in targets.items() if name in _BUDGETS},
+            "--deadline": deadline is not None and robust is not None,
             "--min-energy": min_energy and robust is not None,
             _PEAK: peak_power_cap is not None,
         },
@@ -239,7 +242,7 @@ def solve(
                 "--switch-latency": switch_latency is not None,
                 "--min-dwell": min_dwell is not None,
                 "--robust": robust is not None,
-                "--price and what goes with it": costs.given,
+                "--price, --carbon, --iterations or --tokens": costs.given,
             }
         )
         solve_replicas(job, replica_profile, option, value, output, json=json, quiet=quiet)
@@ -258,15 +261,17 @@ def solve(
     frontier = job.trace(quiet=quiet)
     refuse_overwriting(frontier.profile, output)
     reckoned = costs.run(frontier) if costs.given else None
-    with spinner(f"polishing for {polish:g} s", quiet=quiet or polish == 0):
+    takes_long = polish > 0 or straggler_time is not None
+    doing = f"polishing for {polish:g} s" if polish > 0 else "planning for the straggler"
+    with spinner(doing, quiet=quiet or not takes_long):
         if reckoned is not None and costs.deadline is not None:
-            plan = reckoned.cheapest_plan(frontier, polish=polish)
+            plan = conditions.cheapest_plan(frontier, reckoned, polish)
         elif conditions.given is not None:
             plan = conditions.plan(frontier, option, value, quiet=quiet)
         elif peak_power_cap is not None:
             plan = _solve_under_peak(frontier, peak_power_cap, option, value, quiet=quiet)
         elif planner == "frontier":
-            plan = _solve(frontier, option, value, straggler_time, polish)
+            plan = _solve(frontier, option, value, straggler_time, polish, quiet=quiet)
         else:
             plan, run = plan_of(chosen, frontier, option, value, straggler_time)
     if ladder > 0:
@@ -311,25 +316,32 @@ def _solve(
     value: float,
     straggler_time: float | None,
     polish: float,
+    *,
+    quiet: bool,
 ) -> Plan:
+    from envplan.cli.output import spinner
+
     match option:
         case "--min-energy":
             return frontier.min_energy_plan(polish=polish)
         case "--energy-budget":
             return frontier.plan_for_energy_budget(value, polish=polish)
         case "--power-cap":
-            return frontier.plan_for_power_cap(value, polish=polish)
+            with spinner("looking for the fastest plan under the cap", quiet=quiet or polish > 0):
+                return frontier.plan_for_power_cap(value, polish=polish)
     asked = {"--target-time": value, "--slowdown": frontier.min_time * (1 + value / 100)}
     deadline = asked.get(option or "", frontier.min_time)
     if straggler_time is not None and straggler_time > deadline >= frontier.min_time:
-        plan = frontier.plan(target_time=straggler_time, polish=polish)
+        beyond = straggler_time > frontier.min_energy_time
+        make = frontier.plan_for_sync if beyond else frontier.plan
+        plan = make(straggler_time, polish=polish)
     elif option == "--target-time":
         plan = frontier.plan(target_time=value, polish=polish)
     elif option == "--slowdown":
         plan = frontier.plan(slowdown=value / 100, polish=polish)
     else:
         plan = frontier.plan(polish=polish)
-    return plan if straggler_time is None else plan.with_straggler(straggler_time)
+    return plan if straggler_time is None else frontier.with_straggler(plan, straggler_time)
 
 
 def _refuse_with_replicas(others: dict[str, bool]) -> None:
@@ -352,7 +364,12 @@ def _refuse_with_peak(
     }
     for option, given in others.items():
         if given:
-            raise InputError(f"{_PEAK} and {option} exclude each other")
+            instead = (
+                ": give --target-time S instead, the deadline over the iterations"
+                if option == "--deadline"
+                else ""
+            )
+            raise InputError(f"{_PEAK} and {option} exclude each other{instead}")
 
 
 def _solve_under_peak(
@@ -382,6 +399,11 @@ def _notes(frontier: Frontier, plan: Plan) -> list[str]:
             f"{exact_seconds(asked)} s is beyond T_star, {exact_seconds(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
         )
+    if target.kind == "power-cap" and target.deadline_s > star:
+        notes.append(
+            f"this is slower than T_star, {exact_seconds(star)} s, where energy is least: faster "
+            "plans found draw more than the cap"
+        )
     if target.peak_power_w is not None:
         from envplan.simulation import simulate
 
@@ -398,6 +420,11 @@ def _notes(frontier: Frontier, plan: Plan) -> list[str]:
             f"waiting for the straggler until {exact_seconds(straggler)} s takes another "
             f"{significant(plan.waiting_energy(straggler), 5)} J"
         )
+        if plan.iteration_time > star:
+            notes.append(
+                f"without the straggler, T_star's plan of {exact_seconds(star)} s would use less; "
+                "while everyone waits anyway, slower clocks do"
+            )
     return [*notes, *condition_notes(frontier, plan), *cost_notes(plan)]
 
 
@@ -437,18 +464,18 @@ def _rows(plan: Plan) -> list[list[str]]:
     ):
         change = signed_percent(100 * (new / old - 1)) if old > 0 else "-"
         rows.append([name, *column([old, new], digits), change])
+    until = after.until_straggler
+    if until is not None:
+        return [*rows, ["certified gap with waiting (%)", "", f"{100 * until.gap:.3f}", ""]]
     return [*rows, ["certified gap (%)", "", f"{100 * after.gap:.3f}", ""]]
 
 
 def _straggler_row(plan: Plan) -> list[tuple[str, int, float, float]]:
     """Energy until the straggler ends, before and after, where there is one to wait for."""
-    straggler = plan.target.straggler_time_s
-    if straggler is None or straggler <= plan.iteration_time:
+    until = plan.predicted.until_straggler
+    if until is None:
         return []
-    before = plan.predicted.baseline
-    waiting = plan.waiting_energy(straggler)
-    old = before.energy_j + plan.waiting_energy(straggler, since=before.iteration_time_s)
-    return [("energy with waiting (J)", 5, old, plan.energy + waiting)]
+    return [("energy with waiting (J)", 5, until.baseline_energy_j, until.energy_j)]
 
 
 def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None) -> None:

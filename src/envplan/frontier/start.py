@@ -49,8 +49,16 @@ def start_at_t_star(
     profile: Profile,
     blocking_power_uw: Sequence[int],
     network: Network,
-) -> None:
-    """Move a trace that stands at T_max to T_star, unless walking there is better."""
+    part: int = 1,
+) -> bool:
+    """Move a trace that stands at T_max to T_star, unless walking there is better.
+
+    Args:
+        part: stop earlier, where going slower saves this part of the power of all waiting GPUs.
+
+    Returns:
+        Whether it was moved.
+    """
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
     operations = len(pipeline.operations)
     few = operations <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
@@ -58,10 +66,13 @@ def start_at_t_star(
     repeats = pipeline.schedule in _REPEATING and microbatches >= short + 2 * stages
     if repeats and not few:
         guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
-        trace.start(guess, sum(blocking_power_uw), rough=False)
+        trace.start(guess // part, sum(blocking_power_uw) // part, rough=False)
     elif operations <= _MANY_OPERATIONS:
         guess = _chain_flow(pipeline, blocking_power_uw, network)
-        trace.start(guess, sum(blocking_power_uw), rough=True)
+        trace.start(guess // part, sum(blocking_power_uw) // part, rough=True)
+    else:
+        return False
+    return True
 
 
 def _chain_flow(

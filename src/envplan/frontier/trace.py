@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -38,6 +37,11 @@ DEFAULT_BLOCKING_POWER_W = 70.0
 
 # Annealing of plans that are one of many: enough to come close.
 _SAMPLE_HEATS = (0.5,)
+
+# The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
+# than this it starts where going slower saves an eighth of what it saves at T_star.
+_WALK_FROM_T_MAX = 2048
+_PART = 8
 
 Progress = Callable[[int, int], None]
 
@@ -105,6 +109,8 @@ class Frontier:
         blocking_power_w: W of a waiting GPU on each stage, (num_stages,).
         blocking_power_source: "argument", "profile" or "default".
         min_time_ns, min_energy_time_ns: T_min and T_star in whole ns.
+        slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
+            slower than that leaves no more time worth using. Whole ns.
         times_ns: breakpoints, whole ns, ascending, int64 (n,).
         slopes_uw: -dC/dT of the relaxed effective cost on the interval below each breakpoint, uW,
             (n,): what the cheapest ns costs that is saved next. Meaningless for the first.
@@ -141,6 +147,7 @@ class Frontier:
             for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
         ]
         self._ladders: dict[int, list[Plan]] = {}
+        self.slowest_time_ns: int = trace.max_time
         self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
 
     @property
@@ -169,6 +176,11 @@ class Frontier:
     def min_energy_time(self) -> float:
         """T_star, s: where the relaxed energy is least; slower costs time and energy."""
         return s_from_ns(self.min_energy_time_ns)
+
+    @property
+    def slowest_time(self) -> float:
+        """T_max, s: beyond it, a straggler leaves no more time that would be worth using."""
+        return s_from_ns(self.slowest_time_ns)
 
     @cached_property
     def times(self) -> NDArray[np.float64]:
@@ -207,6 +219,66 @@ class Frontier:
         behind = int(self.times_ns[k]) - time_ns
         energy: int = self._energies_fj[k]
         return energy + (self.slopes_uw[k] - self._power_uw) * behind
+
+    def waiting_bound_fj(self, time_ns: int) -> int:
+        """Least relaxed energy if everybody waits until time_ns, one GPU a stage, in fJ.
+
+        Args:
+            time_ns: not below T_min; beyond T_star, the first call takes a further trace.
+        """
+        slow = self if time_ns <= self.max_time_ns else self._beyond
+        last = min(time_ns, slow.max_time_ns)
+        # Effective costs are convex in time and least at T_max.
+        effective = slow.lower_bound_fj(last) - self._power_uw * last
+        effective -= self._power_uw // _PART * (time_ns - last)
+        return max(self._network.base_cost_fj, effective) + self._power_uw * time_ns
+
+    @cached_property
+    def _beyond(self) -> Frontier:
+        """The same frontier beyond T_star: up to T_max, or in large pipelines a part of the way."""
+        if self.max_time_ns == self.slowest_time_ns:
+            return self
+        trace, flow = self._network.trace(), -1
+        if len(self.pipeline.operations) > _WALK_FROM_T_MAX and start_at_t_star(
+            trace, self.pipeline, self.profile, self.blocking_power_uw, self._network, _PART
+        ):
+            flow = self._power_uw // _PART
+        trace.run(flow)
+        return Frontier(
+            self.pipeline,
+            self.profile,
+            self.blocking_power_uw,
+            self.blocking_power_source,
+            self.gpus_per_stage,
+            self.replicas,
+            self._network,
+            trace,
+        )
+
+    def _state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Event times, ns, and flows, uW, of the relaxed optimum between T_min and T_max."""
+        slow = self if time_ns <= self.max_time_ns else self._beyond
+        last, slowest = slow.max_time_ns, self.slowest_time_ns
+        events, flows = slow._trace.state_at(min(time_ns, last))
+        if time_ns > last:
+            # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
+            # Rounded down, precedences of whole ns still hold.
+            near, far = events.astype(object), self._slowest_events.astype(object)
+            mean = (near * (slowest - time_ns) + far * (time_ns - last)) // (slowest - last)
+            events = mean.astype(np.int64)
+        return events, flows
+
+    @property
+    def _slowest_events(self) -> NDArray[np.int64]:
+        """Event times at T_max, ns, each as early as can be."""
+        count = len(self.pipeline.operations)
+        curves = [self._network.cost_curves[c] for c in self._network.curve[:count].tolist()]
+        time_ns = np.array([curve.hull_time_ns[0] for curve in curves], np.int64)
+        starts, makespan = self.pipeline.earliest_starts(time_ns)
+        events = np.empty(2 * count + 2, np.int64)
+        events[0:-2:2], events[1:-2:2] = starts, starts + time_ns
+        events[-2:] = 0, makespan
+        return events
 
     def plan(
         self,
@@ -282,7 +354,8 @@ class Frontier:
 
         Args:
             probability: above 0 and up to 0.999; proved with 99% confidence.
-            target_time, slowdown: as for plan.
+            target_time: as for plan.
+            slowdown: as for plan.
             noise: standard deviation of times, as a fraction of them, up to 1; default: by the
                 profile's column time_std.
             seed: of the draws, not negative.
@@ -301,8 +374,8 @@ class Frontier:
         )
 
     def rounding_at(self, time_ns: int) -> Rounding:
-        """The rounding problem of a deadline between T_min and T_star, ns, solved."""
-        event_times, _ = self._trace.state_at(time_ns)
+        """The rounding problem of a deadline between T_min and T_max, ns, solved."""
+        event_times, _ = self._state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
         rounding.anneal()
         return rounding
@@ -347,35 +420,83 @@ class Frontier:
     def ladder(self, count: int = 32, *, progress: Progress | None = None) -> list[Plan]:
         """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
 
-        Sampled at `count` times once, then kept.
+        They lie between T_min and T_max, T_star's among them, and each saves about as much on the
+        one before as all others do. Made once, then kept.
 
         Args:
-            progress: as in sample_plans.
+            count: at most so many, from 1 up.
+            progress: called with (plans to go, 0), the former falling to the latter.
         """
         if count not in self._ladders:
-            waiting_w = sum(self.blocking_power_w) * self.gpus_per_stage * self.replicas
-            rungs: list[Plan] = []
-            least = math.inf
-            for plan in self.sample_plans(count, progress=progress):
-                # What the plan uses until any later time, but for a constant.
-                energy = plan.energy - waiting_w * plan.iteration_time
-                if energy < least:
-                    rungs.append(plan)
-                    least = energy
-            self._ladders[count] = rungs
+            first, *later = self._spread(self.min_time_ns, count)
+            star = self.min_energy_time_ns
+            if later:  # T_star's plan stands in for the one next to it
+                later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
+            times = sorted({first, *later})
+            self._ladders[count] = self._rungs(times, progress)
         return self._ladders[count]
+
+    def slower_plans(self, count: int) -> list[Plan]:
+        """At most `count` plans between T_star and T_max, ascending in time, as in a ladder.
+
+        Worth following only while a straggler makes everyone wait.
+        """
+        return self._rungs(self._spread(self.min_energy_time_ns, count + 1), None)[1:]
+
+    def _rungs(self, times: Sequence[int], progress: Progress | None) -> list[Plan]:
+        """Plans for times in ns, ascending, without those that save nothing on one before."""
+        rungs: list[Plan] = []
+        for made, time_ns in enumerate(times):
+            if progress is not None:
+                progress(len(times) - made, 0)
+            plan = self._rung(time_ns)
+            if not rungs or plan.beats_where_there_is_time(rungs[-1]):
+                rungs.append(plan)
+        return rungs
+
+    def _spread(self, first_ns: int, count: int) -> list[int]:
+        """Times from one to T_max between which the effective cost falls alike, ns, ascending."""
+        times = [t for t in self._beyond.times_ns.tolist() if t >= first_ns]
+        times.append(self.slowest_time_ns)
+        costs = [self.waiting_bound_fj(t) - self._power_uw * t for t in times]
+        saved = [float(costs[0] - cost) for cost in costs]
+        wanted = np.linspace(0.0, saved[-1], max(1, count))
+        return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
+
+    def _rung(self, time_ns: int) -> Plan:
+        target: dict[str, float | str] = {"kind": "time", "time_s": s_from_ns(time_ns)}
+        if time_ns < self.min_energy_time_ns:
+            return self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS)
+        if time_ns == self.min_energy_time_ns:
+            return self._plan_at(time_ns, target, 0.0)
+        return self._plan_at(time_ns, {**target, "kind": "sync-time"}, 0.0, heats=_SAMPLE_HEATS)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
 
         The slowest worthwhile plan that is still in time: looked up in the ladder, not solved for,
-        as Perseus (SOSP 2024) does. A straggler faster than T_min is none: the T_min plan. One
-        slower than T_star leaves the T_star plan and waits out the rest.
+        as Perseus (SOSP 2024) does. A straggler faster than T_min is none: the T_min plan. Beyond
+        T_star a slower plan uses more energy than T_star's by its own end, but less by the
+        straggler's; beyond T_max the rest is waited out.
         """
         ladder = self.ladder()
         _finite(time, "straggler time")
         rung = bisect_right(ladder, time, key=lambda plan: plan.iteration_time)
         return ladder[max(0, rung - 1)]
+
+    def with_straggler(self, plan: Plan, time: float) -> Plan:
+        """A plan of this pipeline, noting a straggler that it waits for, and what both cost.
+
+        The lower bound on the energy until then is that of all plans that are in time for it.
+
+        Args:
+            time: when the straggler has finished, s.
+        """
+        asked = ns_from_s_floor(_finite(time, "straggler time"))
+        if time <= plan.iteration_time or asked < self.min_time_ns:
+            return plan.with_straggler(time)
+        bound = max(0, self.waiting_bound_fj(asked)) * self.gpus_per_stage * self.replicas
+        return plan.with_straggler(time, j_from_fj(bound))
 
     def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
         """The fastest plan found that uses at most `joules` per iteration over all GPUs.
@@ -397,36 +518,52 @@ class Frontier:
     def plan_for_power_cap(self, watts: float, *, polish: float = 0.0) -> Plan:
         """The fastest plan found whose average power over all GPUs is at most `watts`.
 
-        Raises:
-            NoAnswerError: no plan up to T_star does; says the least average power of any.
-        """
-        _finite(watts, "power cap")
-        return self._fastest(
-            lambda plan: plan.average_power <= watts,
-            {"kind": "power-cap", "power_w": watts},
-            polish,
-            lambda plan: (
-                f"no plan draws {watts:.10g} W or less on average; the least is "
-                f"{plan.average_power:.10g} W at {plan.iteration_time:.9f} s"
-            ),
-        )
+        It may be slower than T_star: energy rises from there on, but power goes on falling. Such
+        plans are not polished.
 
-    def plan_for_sync(self, time: float) -> Plan:
+        Args:
+            polish: as for plan().
+
+        Raises:
+            NoAnswerError: no plan is known that does; says the least average power found.
+        """
+        if _finite(watts, "power cap") < 0:
+            raise InputError(f"power cap must not be negative, not {watts}")
+        target: dict[str, float | str] = {"kind": "power-cap", "power_w": watts}
+        try:
+            return self._fastest(
+                lambda plan: plan.average_power <= watts,
+                target,
+                polish,
+                lambda plan: f"{plan.average_power:.10g} W at T_star is above {watts:.10g} W",
+            )
+        except NoAnswerError:
+            from envplan.frontier.average_power import slow_plan_under_cap
+
+            return slow_plan_under_cap(self, watts, target)
+
+    def plan_for_sync(self, time: float, *, polish: float = 0.0) -> Plan:
         """The plan of least energy if everybody waits until `time` s whoever is ready earlier.
 
-        Unlike plan(), it goes beyond T_star if the frontier was traced in full: what is saved by
-        finishing early is spent on waiting.
+        Unlike plan(), it goes beyond T_star, up to T_max: what is saved by finishing early is spent
+        on waiting.
+
+        Args:
+            polish: seconds to spend on improving the plan with CP-SAT.
 
         Raises:
             NoAnswerError: time is below T_min.
         """
-        asked = ns_from_s_floor(_finite(time, "time"))
+        asked, star = ns_from_s_floor(_finite(time, "time")), self.min_energy_time_ns
         self._within(asked)
-        time_ns = min(asked, self.max_time_ns)
-        event_times, _ = self._trace.state_at(time_ns)
-        rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
-        rounding.anneal()
-        return self.priced_plan(rounding.options, {"kind": "sync-time", "time_s": time}, asked)
+        target: dict[str, float | str] = {"kind": "sync-time", "time_s": time}
+        time_ns = min(asked, self.slowest_time_ns)
+        plan = self._plan_at(time_ns, target, polish, deadline_ns=asked)
+        if time_ns > star:
+            early = self._plan_at(star, target, 0.0, deadline_ns=asked)
+            if early.beats_where_there_is_time(plan):
+                return early
+        return plan
 
     def plan_for_peak_power_cap(
         self,
@@ -443,7 +580,8 @@ class Frontier:
         energy is that of the frontier without the cap; see envplan.frontier.peak_power.
 
         Args:
-            target_time, slowdown: as for plan().
+            target_time: as for plan().
+            slowdown: as for plan().
             min_energy: any time will do.
             progress: called with (rounds to go, 0), the former falling.
 
@@ -506,22 +644,35 @@ class Frontier:
         polish: float,
         heats: Sequence[float] = HEATS,
         switching: Switching | None = None,
+        deadline_ns: int | None = None,
     ) -> Plan:
-        event_times, flows = self._trace.state_at(time_ns)
+        """The plan for a time between T_min and T_max, as if everybody waited until then.
+
+        Args:
+            deadline_ns: what the plan states; default: that time.
+        """
+        event_times, flows = self._state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
         rounding.anneal(heats)
         if switching:
             if polish > 0:
                 raise InputError("polish goes with clocks that change at once and at any time")
             return plan_with_switching(self, rounding, switching, time_ns, target)
-        bound_fj, bound = self.lower_bound_fj(time_ns), "relaxation"
+        # Beyond T_star only what is used until the deadline counts, however early the last one is.
+        waits = time_ns > self.min_energy_time_ns
+        power, least_fj = self._power_uw, self.waiting_bound_fj(time_ns)
+        if waits:
+            power, least_fj = 0, least_fj - self._power_uw * time_ns
+        bound_fj, bound = None if waits else least_fj, "relaxation"
         if polish > 0:
             from envplan.frontier.polish import polish_plan
 
-            proved = polish_plan(rounding, self._network, flows, self._power_uw, bound_fj, polish)
-            if proved > bound_fj:
+            proved = polish_plan(rounding, self._network, flows, power, least_fj, polish)
+            if proved > least_fj and not waits:
                 bound_fj, bound = proved, "cp-sat"
-        return self.priced_plan(rounding.options, target, time_ns, bound_fj=bound_fj, bound=bound)
+        return self.priced_plan(
+            rounding.options, target, deadline_ns or time_ns, bound_fj=bound_fj, bound=bound
+        )
 
     def priced_plan(
         self,

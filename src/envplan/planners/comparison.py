@@ -19,7 +19,7 @@ from envplan.planners.baselines import (
     cheapest_in_time,
 )
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import FrontierPlanner, plan_in_view_of
+from envplan.planners.ours import FrontierPlanner, plan_in_view_of, plan_to_wait_in_view_of
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Entry:
             know for the straggler (extrinsic bloat); 0 without one.
         straggler_energy: J until the straggler is finished; None without one.
         straggler_savings_percent: likewise, against the baseline waiting for the same straggler.
+        straggler_gap: straggler_energy over the least that any plan in time for it uses, less 1.
     """
 
     planner: str
@@ -78,6 +79,7 @@ class Entry:
     extrinsic_j: float
     straggler_energy: float | None
     straggler_savings_percent: float | None
+    straggler_gap: float | None
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def compare(
     EnvPipe reschedules a 1F1B pipeline first; any other one it takes as it is.
 
     Args:
-        reconfigure, activation_slots: EnvPipe's, see EnvPipe and forwards_ahead.
+        reconfigure: EnvPipe's, see EnvPipe.
+        activation_slots: EnvPipe's, see forwards_ahead.
         straggler_time: s, when everyone is finished because some replica is that slow.
         straggler_slowdown: instead, as a fraction above the baseline's iteration time.
         trace_time: s that tracing the frontier took, which our planner needs.
@@ -152,7 +155,7 @@ def compare(
     run = envpipe.run(rescheduled)
     seconds = time.perf_counter() - begin
     others.append(_Made(EnvPipe.name, None, run.plan(rescheduled), seconds, rescheduled))
-    sight = _Sight(others, sync)
+    sight = _Sight(others)
     own = _our_plans(frontier, sight, sync, trace_time)
     if rescheduled is not frontier:
         least = rescheduled.min_time_ns
@@ -243,26 +246,27 @@ def until(plan: Plan, sync_time: float | None) -> float:
 class _Sight:
     """Our plans for any time, each made once and in view of all other planners' plans."""
 
-    def __init__(self, others: Sequence[_Made], sync_time: float | None) -> None:
+    def __init__(self, others: Sequence[_Made]) -> None:
         self._others = others
-        self._sync_time = sync_time
-        self._known: dict[tuple[int, int], Plan] = {}
+        self._known: dict[tuple[int, int, bool], Plan] = {}
 
-    def plan(self, frontier: Frontier, time_ns: int) -> Plan:
-        key = (id(frontier), time_ns)
+    def plan(self, frontier: Frontier, time_ns: int, *, waits: bool = False) -> Plan:
+        """Our plan that ends by a time; one that `waits` saves most until that time."""
+        key = (id(frontier), time_ns, waits)
         if key not in self._known:
             rivals = [made.plan for made in self._others if made.frontier is frontier]
-            self._known[key] = plan_in_view_of(frontier, time_ns, rivals)
+            make = plan_to_wait_in_view_of if waits else plan_in_view_of
+            self._known[key] = make(frontier, time_ns, rivals)
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
         """J until then of the best plan that we know to be in time."""
-        latest = min(ns_from_s_floor(sync_time), frontier.min_energy_time_ns)
+        latest = ns_from_s_floor(sync_time)
         if latest >= frontier.min_time_ns:
-            self.plan(frontier, latest)
+            self.plan(frontier, latest, waits=True)
         return min(
             until(plan, sync_time)
-            for (owner, _), plan in self._known.items()
+            for (owner, *_), plan in self._known.items()
             if owner == id(frontier) and plan.iteration_time <= sync_time
         )
 
@@ -270,20 +274,21 @@ class _Sight:
 def _our_plans(
     frontier: Frontier, sight: _Sight, sync_time: float | None, trace_time: float
 ) -> list[_Made]:
-    """Our plans at T_min, for a straggler that leaves more time, and at T_star."""
+    """Our plans at T_min, at T_star, and for a straggler that leaves more time than T_min."""
     least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-    points: dict[int, Point] = {least: "T_min"}
-    if sync_time is not None and least < ns_from_s_floor(sync_time) < star:
-        points[ns_from_s_floor(sync_time)] = "straggler"
-    points.setdefault(star, "T_star")
-    return [_our_plan(frontier, sight, at, point, trace_time) for at, point in points.items()]
+    points: list[tuple[int, Point]] = [(least, "T_min")]
+    points += [(star, "T_star")] if star > least else []
+    if sync_time is not None and ns_from_s_floor(sync_time) > least:
+        points.append((ns_from_s_floor(sync_time), "straggler"))
+    points.sort(key=lambda entry: entry[0])
+    return [_our_plan(frontier, sight, at, point, trace_time) for at, point in points]
 
 
 def _our_plan(
     frontier: Frontier, sight: _Sight, time_ns: int, point: Point, trace_time: float
 ) -> _Made:
     begin = time.perf_counter()
-    plan = sight.plan(frontier, time_ns)
+    plan = sight.plan(frontier, time_ns, waits=point == "straggler")
     seconds = time.perf_counter() - begin + trace_time
     return _Made(FrontierPlanner.name, point, plan, seconds, frontier)
 
@@ -310,7 +315,15 @@ def _entry(made: _Made, sight: _Sight, baseline: Plan, straggler: float | None) 
         extrinsic_j=extrinsic,
         straggler_energy=None if sync is None else spent,
         straggler_savings_percent=None if sync is None else _percent(without - spent, without),
+        straggler_gap=None if sync is None else _gap_until(frontier, sync, spent),
     )
+
+
+def _gap_until(frontier: Frontier, sync_time: float, spent: float) -> float:
+    from envplan.plan import gap_over
+
+    least_fj = max(0, frontier.waiting_bound_fj(ns_from_s(sync_time)))
+    return gap_over(spent, j_from_fj(least_fj * frontier.gpus_per_stage * frontier.replicas))
 
 
 def _percent(part: float, whole: float) -> float:

@@ -56,6 +56,19 @@ def plan_in_view_of(frontier: Frontier, time_ns: int, others: Iterable[Plan]) ->
     return best
 
 
+def plan_to_wait_in_view_of(frontier: Frontier, time_ns: int, others: Iterable[Plan]) -> Plan:
+    """Likewise, where everybody waits until time_ns however early they are: beyond T_star, too."""
+    target: dict[str, float | str] = {"kind": "sync-time", "time_s": s_from_ns(time_ns)}
+    best = frontier.plan_for_sync(s_from_ns(time_ns))
+    for other in others:
+        if ns_from_s(other.iteration_time) <= time_ns and other.beats_where_there_is_time(best):
+            latest_ns = min(time_ns, frontier.slowest_time_ns)
+            deadline_ns = max(latest_ns, ns_from_s(other.iteration_time))
+            found = search_from(frontier, options_of(frontier, other), deadline_ns)
+            best = frontier.priced_plan(found, target, time_ns)
+    return best
+
+
 def search_from(
     frontier: Frontier, options: NDArray[np.int32], deadline_ns: int
 ) -> NDArray[np.int32]:

@@ -90,7 +90,7 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot([], [], mark, color="0.3", markersize=6, label=planner)
 
 
-_Job = tuple[str, str, int, int, int, int, bool]
+_Job = tuple[str, str, int, int, int, int, bool, str]
 
 
 def _job(row: Row) -> _Job:
@@ -102,6 +102,7 @@ def _job(row: Row) -> _Job:
         row.gpus_per_stage,
         row.replicas,
         row.recompute,
+        ", ".join(row.conditions),
     )
 
 
@@ -127,5 +128,6 @@ def _names(jobs: Sequence[_Job]) -> dict[_Job, str]:
             for word, value, told in zip(words, job, differs, strict=False)
             if told
         ]
-        names[job] = ", ".join([*parts, *(["recomputation"] if job[6] else [])])
+        recomputed = ["recomputation"] if job[6] else []
+        names[job] = ", ".join([*parts, *recomputed, *filter(None, job[7:])])
     return names

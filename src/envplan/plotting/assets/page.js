@@ -140,9 +140,9 @@ function frontierChart(host, data) {
   });
   const draw = () => {
     // As far as T_max only for a straggler that is there: the frontier itself ends at T*.
-    const shown = state.straggler > near ? last : near;
-    drawFrontier(canvas, data, state, shown, (time) => {
-      state.straggler = Math.min(shown, Math.max(first, time));
+    const end = state.straggler > near ? last : near;
+    drawFrontier(canvas, data, state, end, (time) => {
+      state.straggler = Math.min(end, Math.max(first, time));
       slider.value = Math.round(((state.straggler - first) / (last - first)) * 1000);
       draw();
     });
