@@ -212,6 +212,18 @@ def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path
     assert f"<b>{100 * until['gap']:.3f}%</b><span>certified gap, waiting included" in text
 
 
+def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
+    job = ("solve", "a40-gpt3-1.3b-4stage", "-m", "4", "--slowdown", "3")
+    for options, words in (
+        ((), "Clocks change at once"),
+        (("--switch-latency", "10"), "Every clock comes 10 ms after it is asked for"),
+        (("--robust", "90", "--noise", "1"), "of 10000 noisy replays did"),
+    ):
+        assert envplan(*job, *options, cwd=plan_folder).code == 0
+        assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
+        assert words in (plan_folder / "report.html").read_text()
+
+
 def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     priced = ("--price", "0.25", "--currency", "EUR", "--carbon", "380", "--iterations", "1000000")
     ran = envplan("report", "--no-compare", *priced, cwd=plan_folder)

@@ -279,10 +279,28 @@ def _assumptions(report: Report) -> str:
         "neighbouring clocks: no plan lies below it. The certified gap is this plan's distance "
         f"from {'it' if plan.predicted.bound == 'relaxation' else 'a bound that CP-SAT proved'} "
         "at its own deadline.",
-        "Times repeat exactly from one iteration to the next, and clocks change at once. "
-        "`envplan simulate --noise --switch-latency` replays the plan in a less perfect world.",
+        *_conditions(plan),
     ]
     return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _conditions(plan: Plan) -> list[str]:
+    """What a plan takes for granted of times and clocks."""
+    latency, robust = plan.job.switch_latency_s, plan.predicted.robustness
+    clocks = (
+        f"Every clock comes {1000 * latency:g} ms after it is asked for; time and energy are those "
+        "of the replay with that."
+        if latency
+        else "Clocks change at once; `envplan solve --switch-latency` plans for slow ones."
+    )
+    times = "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
+    if robust is not None:
+        times = (
+            f"The iteration ends in time with a probability of at least "
+            f"{100 * robust.share_at_least:.2f}%: {robust.held_runs} of {robust.runs} noisy replays "
+            "did."
+        )
+    return [clocks, times]
 
 
 def _rate_notes(plan: Plan) -> list[str]:

@@ -67,7 +67,7 @@ def save_comparison_page(
         shown.append((f"{saved:.1f}%", what, "good" if saved > 0 else ""))
     body = "\n".join(
         [
-            page.heading(title, "Energy of all GPUs in use, against max_frequency", source),
+            page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
             page.cards(shown),
             page.section("Over time", page.picture(over_time_figure(simulations, title), title)),
             page.section(
