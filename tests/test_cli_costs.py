@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,8 +154,8 @@ def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> No
         ),
         (("--price", "1", "--straggler-time", "9"), ("--straggler-time", "--price")),
         (
-            ("--iterations", "5", "--deadline", "1d", "--switch-latency", "5"),
-            ("--switch-latency", "--deadline"),
+            ("--iterations", "5", "--deadline", "1d", "--robust", "90", "--noise", "2"),
+            ("--robust", "--deadline"),
         ),
         (
             ("--iterations", "5", "--deadline", "1d", "--peak-power-cap", "500"),
@@ -167,6 +168,62 @@ def test_options_that_do_not_go_together_are_refused(
 ) -> None:
     assert_refused(ran(*arguments), 2, *words)
     assert not (folder / "plan.json").exists()
+
+
+def test_a_deadline_is_met_with_clocks_that_follow_late(folder: Path) -> None:
+    usual = solved("--iterations", "1000", "--deadline", "1500s")
+    late = solved("--iterations", "1000", "--deadline", "1500s", "--switch-latency", "20")
+    assert late.job.switch_latency_s == 0.02
+    assert late.iteration_time * 1000 <= 1500
+    assert late.energy >= usual.energy_lower_bound
+    assert envplan("check", "plan.json", cwd=folder).code == 0
+
+
+def test_replays_are_priced_on_average_and_waiting_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = solved("--price", "0.25", "--carbon", "400", "--iterations", "1000")
+    prices = ["--price", "0.25", "--carbon", "400", "--iterations", "1000"]
+
+    def replayed(*arguments: str) -> dict[str, Any]:
+        assert app._run(["simulate", "--json", *prices, *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert plan.costs is not None
+    assert plan.costs.run is not None
+    exact = replayed()["costs"]
+    assert exact["run"] == pytest.approx(plan.costs.run.plan.model_dump())
+    assert exact["iteration"] == pytest.approx(plan.costs.iteration.plan.model_dump())
+    waited = replayed("--sync-time", "3")
+    assert waited["costs"]["iteration"]["time_s"] == 3
+    assert waited["costs"]["run"]["money"] == pytest.approx(waited["energy_j"] / 3.6e6 * 250)
+    noisy = replayed("--noise", "5", "--runs", "7")
+    assert noisy["costs"]["iteration"]["energy_kwh"] != noisy["energy_j"] / 3.6e6
+    assert app._run(["simulate", *prices, "--currency", "EUR"]) == 0
+    out = capsys.readouterr().out
+    assert "1000 iterations cost " in out
+    assert " EUR" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--price", "0.2", "--straggler", "1.2"), ("--straggler", "exclude each other")),
+        (("--price", "0.2", "--replica", "plan.json"), ("--replica does not go with --price",)),
+        (("--price", "day.csv"), ("give --iterations",)),
+        (("--currency", "EUR"), ("--currency goes with --price",)),
+    ],
+)
+def test_replays_that_cannot_be_priced_are_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    solved()
+    code = app._run(["simulate", *arguments])
+    said = capsys.readouterr()
+    assert_refused(Ran(code, said.out, said.err), 2, *words)
 
 
 def test_planners_are_compared_by_what_their_runs_cost(

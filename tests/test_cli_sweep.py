@@ -214,6 +214,20 @@ def test_a_figure_joins_the_points_of_a_job_and_planner_by_slowdown() -> None:
     assert [1.0] in drawn
 
 
+def test_plans_for_slow_clocks_are_a_line_and_a_row_of_their_own(
+    folder: Path, sweep: Callable[..., Ran]
+) -> None:
+    point = "[[points]]\nprofile = 'profile.csv'\nmicrobatches = 4\nslowdown = 5\n"
+    (folder / "slow.toml").write_text(f"{point}{point}switch_latency = 3\nmin_dwell = 20\n")
+    ran = sweep("slow.toml", "-o", "slow.csv")
+    assert "+5%, clocks 3 ms late, clocks for 20 ms" in ran.out
+    slow = {"switch_latency_ms": 3.0, "min_dwell_ms": 20.0}
+    usual = planned("a", "frontier", 1.0, 2.0)
+    legend = sweep_figure([usual, usual.model_copy(update=slow)]).legends[0]
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["a", "a, clocks 3 ms late, clocks for 20 ms", "frontier"]
+
+
 def test_a_legend_names_a_dozen_jobs_at_most() -> None:
     rows = [planned(f"job{k:02d}", "frontier", 0.0, k) for k in range(20)]
     (legend,) = sweep_figure(rows).legends

@@ -126,7 +126,11 @@ def test_the_whole_way_on_the_command_line_names_both_knobs(tmp_path: Path) -> N
     assert all(rung.configs for rung in plan.ladder)
     assert envplan("check", "plan.json", cwd=tmp_path).code == 0
     assert "operations by config: narrow" in envplan("simulate", "plan.json", cwd=tmp_path).out
-    assert envplan("compare", "-m", "4", cwd=tmp_path).code == 0
+    compared = json.loads(envplan("compare", "-m", "4", "--json", cwd=tmp_path).out)["planners"]
+    assert all(sum(entry["configs"].values()) == 16 for entry in compared)
+    assert "narrow" not in next(e for e in compared if e["planner"] == "max_frequency")["configs"]
+    assert all("narrow" in e["configs"] for e in compared if e["planner"] == "frontier")
+    assert "config narrow" in envplan("compare", "-m", "4", cwd=tmp_path).out
 
     applied = envplan("apply", "plan.json", cwd=tmp_path)
     assert "config is in the frequency plan" in applied.out

@@ -161,6 +161,10 @@ def test_solve_adds_what_it_is_asked_to_and_says_what_it_left_out(tmp_path: Path
         assert ran.code == 0, ran.err
     compared = envplan("compare", "-m", "4", "--extra", "load,optimizer", cwd=tmp_path)
     assert compared.code == 0, compared.err
+    shape = ("schedule", "export", "1f1b", "--stages", 2, "-m", 4, "--format", "dag")
+    assert envplan(*shape, "-o", "own.dag.json", cwd=tmp_path).code == 0
+    own = envplan("solve", "--dag", "own.dag.json", cwd=tmp_path)
+    assert "rows for load, all_reduce, optimizer are not used; the DAG file has none" in own.out
 
 
 def test_check_of_a_profile_tells_clocks_from_constant_times(tmp_path: Path) -> None:

@@ -106,6 +106,63 @@ def test_order_of_appearance_numbers_the_microbatches(tmp_path: Path) -> None:
     assert trace.num_microbatches == 5
 
 
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    ranks=st.integers(1, 4),
+    microbatches=st.integers(1, 8),
+    chunks=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_order_on_a_rank_tells_the_chunks_of_a_microbatch_apart(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    try:
+        pipeline = Pipeline(name, ranks, microbatches, num_chunks=chunks)
+    except InputError:
+        return
+    events = traced(pipeline)
+    for event in events:
+        event["name"] = re.sub(r"[0-9]+([FBIW])", r"\1", event["name"])
+    mapping = TraceMapping(
+        {name: rf"^PP:{letter}(?P<microbatch>\d+)$" for name, letter in LETTERS.items()},
+        chunk="order",
+        placement="v" if name in ("zb-v", "dualpipe-v") else "interleaved",
+    )
+    imported = read(tmp_path_factory.mktemp("trace"), events, mapping)
+    assert imported.pipeline().operations == pipeline.operations
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["fwd 0", "fwd 0", "bwd 0"], "misses an operation: backward of microbatch 0"),
+        (["fwd 0", "bwd 0", "bwd 0"], "more backwards of microbatch 0 than its rank has chunks"),
+        (["fwd 0", "wgt 0", "inp 0"], "no backward_input of microbatch 0 comes before it"),
+        (["fwd", "fwd", "bwd", "bwd"], "chunks go by the order of a microbatch's operations"),
+    ],
+)
+def test_an_order_that_does_not_tell_the_chunks_is_refused(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    kinds = {
+        "forward": "fwd",
+        "backward": "bwd",
+        "backward_input": "inp",
+        "backward_weight": "wgt",
+    }
+    mapping = TraceMapping(
+        {kind: rf"^{word}( (?P<microbatch>\d+))?$" for kind, word in kinds.items()}, chunk="order"
+    )
+    events = [simple(name, 10 * k, 5) for k, name in enumerate(names)]
+    with pytest.raises(InputError, match=words) as error:
+        read(tmp_path, events, mapping).pipeline()
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(("name", "placement"), [("interleaved", "interleaved"), ("zb-v", "v")])
 def test_arguments_tell_rank_chunk_and_microbatch(
     name: str, placement: str, tmp_path: Path
@@ -279,7 +336,8 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
         (TraceMapping({"forward": "wd", "backward": "^bwd"}), "matches the expressions of forward"),
         (TraceMapping({"forward": "wd"}), "no event is a backward"),
         (TraceMapping(BY_NAME, rank="args.gpu"), "has no args.gpu for the rank"),
-        (TraceMapping(BY_NAME, rank="gpu"), 'cannot be taken from "gpu"; give args.NAME'),
+        (TraceMapping(BY_NAME, rank="gpu"), 'from "gpu"; give file, pid, tid or args.NAME'),
+        (TraceMapping(BY_NAME, chunk="gpu"), 'from "gpu"; give args.NAME or order'),
         (TraceMapping(BY_NAME, rank="args.list"), "must be a number or a name, not a list"),
         (TraceMapping(BY_NAME, microbatch="args.word"), "microbatch must be a whole number"),
         (TraceMapping(BY_NAME, microbatch="args.none"), "has no args.none for the microbatch"),

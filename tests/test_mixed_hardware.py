@@ -21,7 +21,7 @@ from envplan.runtime.drift import replan
 from envplan.topology import Topology
 from envplan.units import fj_from_j, ns_from_s
 from envplan.verify import verify_plan
-from strategies import falling_profiles
+from strategies import falling_profiles, schedules
 
 A40, A100 = "NVIDIA A40", "NVIDIA A100-SXM4-80GB"
 A40_CLOCKS, A100_CLOCKS = (1740, 1500, 1260, 1020, 780), (1410, 1200, 990, 780)
@@ -78,6 +78,48 @@ def test_every_stage_is_planned_with_its_own_clocks_and_blocking_power() -> None
     assert {op.frequency_mhz for op in plan.stages[1]} <= set(A100_CLOCKS)
     highest = frontier.max_frequency_plan().frequencies
     assert [set(stage) for stage in highest] == [{1740}, {1410}]
+    verify_plan(plan, profile)
+
+
+@st.composite
+def unlike_stages(draw: st.DrawFn, count: int) -> Profile:
+    """Any costs at all; every stage has its own clocks and blocking power."""
+    rows: list[tuple[object, ...]] = []
+    for stage in range(count):
+        clocks = draw(st.sets(st.integers(200, 2000), min_size=1, max_size=4))
+        for instruction in ("forward", "backward", "backward_input", "backward_weight"):
+            rows += [
+                (
+                    stage,
+                    instruction,
+                    mhz,
+                    draw(st.integers(1, 40)) * 0.01,
+                    float(draw(st.integers(1, 60))),
+                )
+                for mhz in clocks
+            ]
+        rows.append((stage, "blocking", max(clocks), 2.0, float(draw(st.integers(0, 300)))))
+    return Profile.from_rows(rows)
+
+
+@given(st.data(), schedules(max_stages=3, max_microbatches=4), st.floats(0.0, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_plans_for_unlike_stages_hold_in_every_respect(
+    data: st.DataObject, pipeline: Pipeline, slowdown: float
+) -> None:
+    profile = data.draw(unlike_stages(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile, gpus_per_stage=2)
+    plan = frontier.plan(slowdown=slowdown)
+    timeline = simulate(plan, profile)
+    powers = [(profile.blocking_power_w or ())[rank] for rank in range(pipeline.num_stages)]
+    waited = sum(
+        power * (plan.iteration_time - use.busy_ns / 1e9)
+        for power, use in zip(powers, timeline.stages, strict=True)
+    )
+    ran = sum(op.energy_j for stage in plan.stages for op in stage)
+    assert plan.energy == pytest.approx(2 * (ran + waited), rel=1e-9)
+    assert timeline.iteration_time_ns <= frontier.min_time_ns * (1 + slowdown)
+    assert plan.energy_lower_bound <= plan.energy
     verify_plan(plan, profile)
 
 

@@ -255,7 +255,10 @@ def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
 def test_solve_says_the_least_where_no_plan_stays_under_the_cap(tmp_path: Path) -> None:
     small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
     refused = envplan("solve", "--peak-power-cap", "120", cwd=tmp_path)
-    assert_refused(refused, 1, "no plan stays under 120", "the least peak found is")
+    assert_refused(refused, 1, "no plan stays under 120 W", "the least peak found is")
+    shared = ("--replicas", 3, "--peak-power-cap", 200)
+    refused = envplan("solve", *shared, cwd=tmp_path)
+    assert_refused(refused, 1, "no plan stays under 200 W")
     assert not (tmp_path / "plan.json").exists()
 
 

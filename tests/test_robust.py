@@ -184,6 +184,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_derived_rows_have_no_spread_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        (0, name, mhz, time, 9.0, 0.01)
+        for name in ("forward", "backward")
+        for mhz, time in ((1500, 0.1), (1000, 0.2))
+    ]
+    columns = ("stage", "instruction", "frequency", "time", "energy", "time_std")
+    text = "\n".join(",".join(map(str, row)) for row in (columns, *rows))
+    (tmp_path / "profile.csv").write_text(text + "\n")
+    noisy = ("solve", "-m", 2, "--slowdown", 20, "--robust", 90)
+    assert envplan(*noisy, cwd=tmp_path).code == 0
+    refused = envplan(*noisy, "--recompute", cwd=tmp_path)
+    assert_refused(refused, 2, "derived rows", "--noise")
+    assert envplan(*noisy, "--recompute", "--noise", 2, cwd=tmp_path).code == 0
+
+
 def test_solve_says_what_it_proved_and_check_proves_it_again(folder: Path) -> None:
     ran = envplan("solve", "--slowdown", 6, "--robust", 90, "--noise", 3, cwd=folder)
     assert ran.code == 0, ran.err

@@ -52,6 +52,36 @@ def test_all_kinds_of_targets_follow_each_other(tmp_path: Path) -> None:
     assert [p.target for p in made] == [("slowdown", 1), ("time", 9.5), ("min-energy", None)]
 
 
+def test_caps_and_budgets_are_targets_too(tmp_path: Path) -> None:
+    made = points(
+        tmp_path,
+        '[grid]\nprofiles = ["a"]\nenergy_budgets = [9]\npower_caps = [8, 7.5]\n'
+        "peak_power_caps = [6]\n",
+    )
+    assert [p.target for p in made] == [
+        ("energy-budget", 9),
+        ("power-cap", 8),
+        ("power-cap", 7.5),
+        ("peak-power-cap", 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('planners = ["frontier", "zeus_global"]\nswitch_latency = 5', "zeus_global"),
+        ('planners = ["zeus_global"]\npower_caps = [5]', "power_cap, which goes with planner"),
+        ("switch_latency = 5\nrobust = 95", "both switch_latency and robust"),
+        ("min_dwell = 5\npower_caps = [9]", "both min_dwell and power_cap"),
+        ("robust = 95\nmin_energy = true", "both robust and min_energy"),
+        ("robust = 100", "grid.robust"),
+        ('extra = "coffee"', "load, all_reduce, optimizer"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    refused(tmp_path, f'[grid]\nprofiles = ["a"]\n{text}\n', words)
+
+
 def test_without_a_target_ours_is_t_min_and_others_choose(tmp_path: Path) -> None:
     made = points(tmp_path, '[grid]\nprofiles = ["a"]\nplanners = ["frontier", "zeus_global"]\n')
     assert [p.target for p in made] == [("slowdown", 0.0), ("own", None)]

@@ -19,6 +19,7 @@ import pytest
 from cli_helpers import COMMAND, small_profile
 from envplan import Pipeline, Profile, trace_frontier
 from envplan.errors import InputError
+from envplan.pipeline import SCHEDULES
 from envplan.planners import PLANNERS
 from envplan.simulation import simulate
 from envplan.sweep import Row, read_config, run_sweep, work
@@ -83,6 +84,67 @@ def test_a_row_says_what_the_frontier_says(tmp_path: Path) -> None:
         assert row.slowdown_percent == plan.predicted.slowdown_percent
         assert (row.stages, row.microbatches, row.schedule) == (2, 6, "1f1b")
         assert row.source == "modelled"
+
+
+def test_every_schedule_gets_the_chunks_it_needs(tmp_path: Path) -> None:
+    names = [name for name in SCHEDULES if name != "dualpipe-v"]
+    result = swept(tmp_path, grid(profiles=["profile.csv"], microbatches=[4], schedules=names))
+    assert [(row.schedule, row.error) for row in result.rows] == [(name, None) for name in names]
+    shapes = {row.schedule: (row.stages, row.chunks) for row in result.rows}
+    assert shapes["zb-v"] == (1, 2)
+    assert {shape for name, shape in shapes.items() if name != "zb-v"} == {(2, 1)}
+
+
+def test_slow_clocks_noise_and_caps_reach_the_plan(tmp_path: Path) -> None:
+    shared = "profile = 'profile.csv'\nmicrobatches = 6\n"
+    text = "".join(
+        f"[[points]]\n{shared}{line}\n"
+        for line in (
+            "slowdown = 5\nswitch_latency = 4\nmin_dwell = 20",
+            "switch_latency = 4",
+            "slowdown = 5\nrobust = 90\nnoise = 1",
+            "power_cap = 460",
+            "peak_power_cap = 560",
+            "energy_budget = 790",
+        )
+    )
+    result = swept(tmp_path, text)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
+    plans = [
+        frontier.plan(slowdown=0.05, switch_latency=0.004, min_dwell=0.02),
+        frontier.plan(switch_latency=0.004),
+        frontier.robust_plan(0.9, slowdown=0.05, noise=0.01),
+        frontier.plan_for_power_cap(460),
+        frontier.plan_for_peak_power_cap(560),
+        frontier.plan_for_energy_budget(790),
+    ]
+    for row, plan in zip(result.rows, plans, strict=True):
+        assert row.error is None
+        assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
+    first = result.rows[0]
+    assert (first.switch_latency_ms, first.min_dwell_ms, first.robust_percent) == (4, 20, None)
+    assert [row.target for row in result.rows[3:]] == [
+        "power-cap",
+        "peak-power-cap",
+        "energy-budget",
+    ]
+
+
+def test_extra_operations_reach_the_pipeline(tmp_path: Path) -> None:
+    small = small_profile()
+    small.save_csv(tmp_path / "timed.csv")
+    with (tmp_path / "timed.csv").open("a") as file:
+        header = (tmp_path / "timed.csv").read_text().splitlines()[0].split(",")
+        row = {"stage": "0", "instruction": "load", "frequency": "0", "time": "5", "energy": "9"}
+        file.write(",".join(row.get(name, "") for name in header) + "\n")
+    points = "".join(
+        f"[[points]]\nprofile = '{name}.csv'\nmicrobatches = 3\nextra = 'load'\n"
+        for name in ("timed", "profile")
+    )
+    result = swept(tmp_path, points)
+    assert (result.rows[0].t_min_s or 0) > 15
+    assert result.rows[0].extra == "load"
+    assert "no rows for load" in (result.rows[1].error or "")
 
 
 def test_every_planner_has_its_plans(tmp_path: Path) -> None:
@@ -217,7 +279,9 @@ def test_errors_that_may_pass_are_tried_again_and_others_are_not(
 
     config = read_config(sweep_file(tmp_path, grid(profiles=["profile.csv"], slowdowns=[0, 1])))
     small_profile().save_csv(tmp_path / "profile.csv")
-    point = config.all_points()[0].model_copy(update={"microbatches": 2, "schedule": "1f1b"})
+    point = config.all_points()[0].model_copy(
+        update={"microbatches": 2, "schedule": "1f1b", "chunks": 1}
+    )
     group = work.Group(small_profile(), (work.Task(0, "a", point), work.Task(1, "b", point)))
     monkeypatch.setattr(work, "trace_frontier", exhausted)
     outcomes = list(work.compute(group))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
@@ -158,7 +159,14 @@ class Run:
         )
         return plan.model_copy(update={"costs": costs})
 
-    def cheapest_plan(self, frontier: Frontier, *, polish: float = 0.0) -> Plan:
+    def cheapest_plan(
+        self,
+        frontier: Frontier,
+        *,
+        polish: float = 0.0,
+        switch_latency: float = 0.0,
+        min_dwell: float = 0.0,
+    ) -> Plan:
         """The plan whose run costs least of those that meet the deadline.
 
         The relaxed cost is exact: between breakpoints of the frontier and changes of the rate it is
@@ -168,13 +176,18 @@ class Run:
 
         Args:
             polish: seconds to spend on improving the plan with CP-SAT.
+            switch_latency, min_dwell: as for Frontier.plan; not with polish.
 
         Raises:
-            NoAnswerError: even at T_min the run takes longer; says how long.
+            NoAnswerError: even at T_min the run takes longer; says how long. Or no plan was found
+                that is in time with such clocks; says what was.
             InputError: a rate ends before the longest run that was looked at, or the run lacks
                 iterations or a deadline.
         """
-        return _cheapest_plan(self, frontier, polish)
+        if polish > 0 and (switch_latency > 0 or min_dwell > 0):
+            raise InputError("polish goes with clocks that change at once and at any time")
+        make = partial(frontier.plan, switch_latency=switch_latency, min_dwell=min_dwell)
+        return _cheapest_plan(self, frontier, make, polish)
 
 
 def _pairs(
@@ -243,7 +256,9 @@ class _Candidate(NamedTuple):
     cost: float
 
 
-def _cheapest_plan(run: Run, frontier: Frontier, polish: float) -> Plan:
+def _cheapest_plan(
+    run: Run, frontier: Frontier, make: Callable[[float], Plan], polish: float
+) -> Plan:
     if run.iterations is None or run.deadline_s is None:
         raise InputError("a deadline needs to know the work: give --iterations or --tokens")
     least_ns = frontier.min_time_ns * run.iterations
@@ -259,15 +274,21 @@ def _cheapest_plan(run: Run, frontier: Frontier, polish: float) -> Plan:
         if rate is not None:
             _check_span(rate, s_from_ns(latest_ns * run.iterations))
     best: Plan | None = None
+    refusal: NoAnswerError | None = None
     least = math.inf
     for candidate in _local_minima(frontier, run.minimized_rate, run.iterations, latest_ns):
         if candidate.cost >= least:
             break
-        plan = frontier.plan(s_from_ns(candidate.time_ns))
+        try:
+            plan = make(s_from_ns(candidate.time_ns))
+        except NoAnswerError as error:
+            refusal = error
+            continue
         cost = _cost(plan, run)
         if cost < least:
             best, least = plan, cost
-    assert best is not None
+    if best is None:
+        raise refusal or NoAnswerError("no plan is in time")
     if polish > 0:
         polished = frontier.plan(best.target.time_s, polish=polish)
         best = polished if _cost(polished, run) <= least else best

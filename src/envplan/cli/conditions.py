@@ -12,6 +12,7 @@ from envplan.cli.inputs import finite
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
+    from envplan.costs import Run
     from envplan.frontier import Frontier
     from envplan.plan import Plan
 
@@ -124,6 +125,20 @@ class ConditionOptions:
             return frontier.plan(
                 target_time, slowdown=slowdown, switch_latency=latency, min_dwell=dwell
             )
+
+    def cheapest_plan(self, frontier: Frontier, run: Run, polish: float) -> Plan:
+        """The cheapest plan by a run's deadline, with clocks as slow as they are.
+
+        Raises:
+            NoAnswerError: there is none.
+            InputError: a number is out of range, or a rate ends before the run.
+        """
+        return run.cheapest_plan(
+            frontier,
+            polish=polish,
+            switch_latency=(self.switch_latency or 0.0) / 1000,
+            min_dwell=(self.min_dwell or 0.0) / 1000,
+        )
 
 
 def condition_notes(frontier: Frontier, plan: Plan) -> list[str]:

@@ -12,10 +12,11 @@ import typer
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.costs import Costs, Pair, Run
+    from envplan.costs import Costs, Pair, Run, Spent
     from envplan.frontier import Frontier
     from envplan.plan import Plan
     from envplan.rates import Kind, Rate
+    from envplan.simulation import Timeline
 
 PriceOption = Annotated[
     str | None,
@@ -138,8 +139,11 @@ class CostOptions:
 
         return None if self.deadline is None else parse_duration(self.deadline, "--deadline")
 
-    def run(self, frontier: Frontier) -> Run:
+    def run(self, frontier: Frontier | None) -> Run:
         """The run to be reckoned.
+
+        Args:
+            frontier: what says how many tokens an iteration has; not needed without tokens.
 
         Raises:
             InputError: a rate cannot be read, or the sidecar does not say how many tokens an
@@ -164,8 +168,8 @@ class CostOptions:
             return None
         return read_rate(given, kind, start=self.start, repeats=self.repeat_rates)
 
-    def _iterations(self, frontier: Frontier) -> int | None:
-        if self.tokens is None:
+    def _iterations(self, frontier: Frontier | None) -> int | None:
+        if self.tokens is None or frontier is None:
             return self.iterations
         from envplan.costs import tokens_per_iteration
 
@@ -235,6 +239,51 @@ def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
         ]
         for name, old, new in rows
     ]
+
+
+def replay_costs(
+    run: Run, timeline: Timeline, sync_time: float | None
+) -> tuple[Spent, Spent | None]:
+    """What an iteration costs, on average of all replays of it, and what the whole run does.
+
+    Args:
+        sync_time: s; an iteration is over only then.
+
+    Raises:
+        InputError: a rate ends before the run does.
+    """
+    from envplan.units import j_from_fj, ns_from_s, s_from_ns
+
+    runs, least_ns = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0)
+    time_ns = sum(max(time, least_ns) for time in timeline.run_times_ns)
+    predicted = timeline.plan.predicted.model_copy(
+        update={
+            "iteration_time_s": s_from_ns(time_ns) / runs,
+            "energy_j": j_from_fj(sum(timeline.run_energies_fj)) / runs,
+        }
+    )
+    costs = run.reckon(timeline.plan.model_copy(update={"predicted": predicted})).costs
+    assert costs is not None
+    return costs.iteration.plan, None if costs.run is None else costs.run.plan
+
+
+def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[str]:
+    """The same in sentences."""
+    from envplan.cli.output import significant
+
+    currency = run.currency or "currency units"
+    notes = []
+    words = ("an iteration costs", f"{run.iterations} iterations cost")
+    for what, spent in zip(words, spent_on, strict=True):
+        if spent is None:
+            continue
+        parts = [f"{significant(spent.energy_kwh, 6)} kWh"]
+        if spent.money is not None:
+            parts.append(f"{significant(spent.money, 6)} {currency}")
+        if spent.carbon_g is not None:
+            parts.append(f"{significant(spent.carbon_g / 1000, 6)} kg CO2")
+        notes.append(f"{what} {', '.join(parts)} over all GPUs")
+    return notes
 
 
 def comparison_columns(plans: Sequence[Plan]) -> tuple[str, dict[str, list[str]]]:

@@ -359,8 +359,9 @@ def import_schedule(
     chunk: Annotated[
         str | None,
         typer.Option(
-            metavar="args.NAME",
-            help="chrome-trace: where the model chunk stands; default: there is one.",
+            metavar="args.NAME|order",
+            help="chrome-trace: where the model chunk stands, or order where nothing says it; "
+            "default: there is one.",
         ),
     ] = None,
     placement: Annotated[

@@ -115,7 +115,7 @@ def sweep(
 
 
 class _Progress:
-    """How far a sweep is; a bar with the time left, on a terminal, once a second has passed."""
+    """How far a sweep is: on a terminal, a bar with the time left."""
 
     def __init__(self, *, visible: bool) -> None:
         self._visible = visible
@@ -210,9 +210,12 @@ def _target(row: Row) -> str:
         "time": f"{row.target_value:g} s" if row.target_value is not None else "",
         "slowdown": f"+{row.target_value or 0.0:g}%",
         "min-energy": "T_star",
+        "energy-budget": f"{row.target_value or 0.0:g} J",
+        "power-cap": f"{row.target_value or 0.0:g} W",
+        "peak-power-cap": f"{row.target_value or 0.0:g} W at the peak",
         "own": "its own",
     }
-    return words[row.target] + seed
+    return ", ".join([words[row.target], *row.conditions]) + seed
 
 
 def _name(row: Row) -> str:

@@ -78,10 +78,13 @@ def least_average_uw(frontier: Frontier) -> int:
 
     pipeline, powers = frontier.pipeline, frontier.blocking_power_uw
     tables = option_tables(pipeline, frontier.profile)
-    cost_fj: int = sum(
-        min((table.energy_fj - powers[op.stage] * table.time_ns).tolist())
-        for op, table in zip(pipeline.operations, tables, strict=True)
-    )
+    least: dict[tuple[int, int], int] = {}
+    cost_fj = 0
+    for op, table in zip(pipeline.operations, tables, strict=True):
+        key = (id(table), powers[op.stage])
+        if key not in least:
+            least[key] = int((table.energy_fj - powers[op.stage] * table.time_ns).min())
+        cost_fj += least[key]
     longest = np.array([int(table.time_ns.max()) for table in tables], np.int64)
     slowest_ns = pipeline.earliest_starts(longest)[1]
     spread = cost_fj // (slowest_ns if cost_fj > 0 else frontier.min_time_ns)
@@ -121,10 +124,13 @@ def _least_ratio(tables: Sequence[OptionTable]) -> list[int]:
     Dinkelbach ("On Nonlinear Fractional Programming", Management Science 13, 1967): take the rows
     that are cheapest at the power so far, and their power next, until it falls no more.
     """
-    rows = [int(option_powers_uw(table).argmin()) for table in tables]
+    distinct = {id(table): table for table in tables}
+    first = {key: int(option_powers_uw(table).argmin()) for key, table in distinct.items()}
+    rows = [first[id(table)] for table in tables]
     while True:
         energy, time = _sums(tables, rows)
-        better = [_cheapest(table, energy, time) for table in tables]
+        cheapest = {key: _cheapest(table, energy, time) for key, table in distinct.items()}
+        better = [cheapest[id(table)] for table in tables]
         least, longer = _sums(tables, better)
         if least * time >= energy * longer:
             return rows

@@ -85,7 +85,7 @@ def plan_under_peak(
     search = _Search(frontier, cap_uw, deadline_ns)
     if cap_uw < search.least_peak_uw:
         raise NoAnswerError(
-            f"no plan stays under {search.watts(cap_uw)} W: every plan draws "
+            f"no plan stays under {search.cap_in_words} W: every plan draws "
             f"{search.watts(search.least_peak_uw)} W or more at its peak; the least peak found is "
             f"{search.watts(search.thriftiest().peak_uw)} W"
         )
@@ -95,7 +95,7 @@ def plan_under_peak(
     fastest = search.fastest(progress)
     if fastest is None:
         raise NoAnswerError(
-            f"no plan was found that stays under {search.watts(cap_uw)} W; the least peak found "
+            f"no plan was found that stays under {search.cap_in_words} W; the least peak found "
             f"is {search.watts(search.thriftiest().peak_uw)} W, and none can be below "
             f"{search.watts(search.least_peak_uw)} W"
         )
@@ -105,7 +105,7 @@ def plan_under_peak(
     candidates = [c for c in (found, fastest) if c is not None and c.makespan_ns <= deadline_ns]
     if not candidates:
         raise NoAnswerError(
-            f"no plan was found that stays under {search.watts(cap_uw)} W and ends by "
+            f"no plan was found that stays under {search.cap_in_words} W and ends by "
             f"{s_from_ns(deadline_ns):.9f} s; the fastest found under that cap takes "
             f"{s_from_ns(search.improved(fastest).makespan_ns):.9f} s, and none takes less than "
             f"{s_from_ns(search.least_time_ns):.9f} s"
@@ -151,10 +151,15 @@ class _Search:
         self._most = self._bound_of(np.max)
         self.least_peak_uw = least_peak_uw(self._pipeline, self._tables, self._powers)
 
+    @property
+    def cap_in_words(self) -> str:
+        """The cap over all GPUs in W, as it was given before it was shared out."""
+        return f"{float(self.watts(self.cap_uw)):.6g}"
+
     def watts(self, uw: int) -> str:
         """Power of all GPUs in W, for messages."""
         frontier = self._frontier
-        return f"{w_from_uw(uw * frontier.gpus_per_stage * frontier.replicas):.6f}"
+        return f"{w_from_uw(uw * frontier.gpus_per_stage * frontier.replicas):.10g}"
 
     def rank(self, found: Capped) -> tuple[int, int]:
         """What is to be as small as possible."""

@@ -90,10 +90,16 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
     table = profile.table(stage, instruction)
     mhz, config = int(table.frequency_mhz[row]), table.config[row]
     spread = profile.time_spread(stage, instruction, mhz, config)
+    if spread is None and profile.adjustments:
+        raise InputError(
+            f"how much times vary is not known of a profile with derived rows "
+            f"({'; '.join(profile.adjustments.in_words())}): its column time_std is about the "
+            "measured ones; give the noise in percent (--noise)"
+        )
     if spread is None:
         raise InputError(
             f"profile {profile.name} does not say how much the time of {instruction} on stage "
-            f"{stage} at {mhz} MHz varies (column time_std); give the noise in percent"
+            f"{stage} at {mhz} MHz varies (column time_std); give the noise in percent (--noise)"
         )
     return spread
 

@@ -7,13 +7,16 @@ any clock; a profile says so with one row at 0 MHz.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError
 from envplan.pipeline.formats import shown, whole_number
 from envplan.pipeline.schedules import Operation
 
-__all__ = ["EXTRAS", "checked_extras", "with_extras"]
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+
+__all__ = ["EXTRAS", "checked_extras", "parse_extras", "with_extras"]
 
 LOAD: Final = "load"
 #: Once per model stage after its last backward, in this order.
@@ -49,6 +52,29 @@ def checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[i
                     f"extras: {name} names stage {stage}; there are {num_profile_stages}"
                 )
     return {name: tuple(sorted(set(extras[name]))) for name in EXTRAS if name in extras}
+
+
+def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | None:
+    """The operations that `--extra` names, and the stages for which the profile has rows.
+
+    Raises:
+        InputError: one is not known, or the profile has no rows for it.
+    """
+    if text is None:
+        return None
+    extras = {}
+    for part in text.split(","):
+        name = part.strip().replace("-", "_")
+        if name not in EXTRAS:
+            raise InputError(f"--extra must name some of {', '.join(EXTRAS)}, not {part.strip()!r}")
+        extras[name] = [s for s in range(profile.num_stages) if profile.has(s, name)]
+        if not extras[name]:
+            raise InputError(
+                f"--extra {name}: profile {profile.name} has no rows for {name}; add some, at 0 "
+                "MHz if it takes the same time at any clock",
+                path=profile.path,
+            )
+    return extras
 
 
 def with_extras(orders: Sequence[Sequence[Operation]], extras: Extras) -> list[list[Operation]]:

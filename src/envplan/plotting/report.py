@@ -296,9 +296,9 @@ def _conditions(plan: Plan) -> list[str]:
     times = "Times repeat exactly; `envplan simulate --noise` replays the plan where they vary."
     if robust is not None:
         times = (
-            f"The iteration ends in time with a probability of at least "
-            f"{100 * robust.share_at_least:.2f}%: {robust.held_runs} of {robust.runs} noisy replays "
-            "did."
+            "The iteration ends in time with a probability of at least "
+            f"{100 * robust.share_at_least:.2f}%: {robust.held_runs} of {robust.runs} noisy "
+            "replays did."
         )
     return [clocks, times]
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
+from envplan.pipeline.extras import EXTRAS
 from envplan.plan import first_problem
 from envplan.planners import PLANNERS
 
@@ -34,7 +35,13 @@ MAX_POINTS: Final = 1_000_000
 #: Where a name of a profile has the number of stages.
 _STAGES: Final = "{stages}"
 
-TargetKind = Literal["time", "slowdown", "min-energy", "own"]
+TargetKind = Literal[
+    "time", "slowdown", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
+]
+#: Targets of a time, which other planners and slow clocks can be given, and all kinds.
+_TIMELY: Final = ("slowdown", "target_time", "min_energy")
+_TARGETS: Final = (*_TIMELY, "energy_budget", "power_cap", "peak_power_cap")
+_CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
 
 
 def _known_schedule(name: str) -> str:
@@ -43,6 +50,12 @@ def _known_schedule(name: str) -> str:
 
 def _known_planner(name: str) -> str:
     return _one_of(name, PLANNERS)
+
+
+def _known_extras(names: str) -> str:
+    for name in names.split(","):
+        _one_of(name.strip().replace("-", "_"), EXTRAS)
+    return names
 
 
 def _one_of(name: str, known: Iterable[str]) -> str:
@@ -63,6 +76,11 @@ Seconds = Annotated[float, Field(ge=0)]
 Watts = Annotated[float, Field(ge=0, le=1e5)]
 Percent = Annotated[float, Field(ge=0)]
 NoisePercent = Annotated[float, Field(ge=0, le=100)]
+SurePercent = Annotated[float, Field(gt=0, le=99.9)]
+Milliseconds = Annotated[float, Field(ge=0, le=3.6e6)]
+Joules = Annotated[float, Field(ge=0)]
+AllWatts = Annotated[float, Field(ge=0, le=1e12)]
+ExtraNames = Annotated[str, Field(min_length=1), AfterValidator(_known_extras)]
 
 
 class _Model(BaseModel):
@@ -77,7 +95,42 @@ class _Job(_Model):
     gpus_per_stage: GpuCount = 1
     replicas: GpuCount = 1
     recompute: bool = False
+    extra: ExtraNames | None = None
+    switch_latency: Milliseconds | None = None
+    min_dwell: Milliseconds | None = None
+    robust: SurePercent | None = None
     noise: NoisePercent | None = None
+
+    @property
+    def condition(self) -> str | None:
+        """The first given of what clocks and times are planned for; None without any."""
+        return next((name for name in _CONDITIONS if getattr(self, name) is not None), None)
+
+    def refuse_together(self, planners: Iterable[str], targets: Iterable[str]) -> None:
+        """Raises: PydanticCustomError: a planner or a target does not go with the rest."""
+        planners, targets = list(planners), list(targets)
+        ours = self.condition or next((name for name in targets if name not in _TIMELY), None)
+        other = next((name for name in planners if name != "frontier"), None)
+        if ours is not None and other is not None:
+            raise PydanticCustomError(
+                "planner",
+                "has {one}, which goes with planner frontier, not {other}",
+                _pair([ours, other]),
+            )
+        if self.robust is not None and self.condition != "robust":
+            raise PydanticCustomError(
+                "conditions",
+                "has both {one} and {other}: they do not go together",
+                _pair([str(self.condition), "robust"]),
+            )
+        allowed = _TIMELY[:2] if self.robust is not None else _TIMELY
+        unfit = next((name for name in targets if name not in allowed), None)
+        if self.condition is not None and unfit is not None:
+            raise PydanticCustomError(
+                "conditions",
+                "has both {one} and {other}: they do not go together",
+                _pair([self.condition, unfit]),
+            )
 
 
 class Point(_Job):
@@ -87,15 +140,21 @@ class Point(_Job):
         profile: path, or the name of a built-in profile.
         microbatches: None: what the profile's sidecar says.
         schedule: None: what the sidecar says, else interleaved with chunks and 1f1b without.
-        chunks: model chunks per stage.
+        chunks: model chunks per stage; None: the fewest the schedule has.
         planner: its name.
         slowdown: target, percent above T_min.
         target_time: target, s.
         min_energy: target: T_star. Without any target: T_min.
+        energy_budget: target, J per iteration over all GPUs.
+        power_cap, peak_power_cap: target, W over all GPUs, on average or at every moment.
         p2p_latency: s.
         blocking_power: W; None: what the profile says, else 70.
         gpus_per_stage, replicas: multiply energies.
         recompute: activations are recomputed.
+        extra: operations beside forwards and backwards, as for `envplan solve --extra`.
+        switch_latency, min_dwell: ms; the plan keeps its target with such clocks.
+        robust: percent; the plan keeps its target with this probability, given the noise or the
+            profile's own.
         noise: percent by which times vary when the plan is replayed; None: no such replay.
         seed: of that noise.
     """
@@ -103,24 +162,19 @@ class Point(_Job):
     profile: Name
     microbatches: Count | None = None
     schedule: ScheduleName | None = None
-    chunks: Count = 1
+    chunks: Count | None = None
     planner: PlannerName = "frontier"
     slowdown: Percent | None = None
     target_time: Seconds | None = None
     min_energy: bool = False
+    energy_budget: Joules | None = None
+    power_cap: AllWatts | None = None
+    peak_power_cap: AllWatts | None = None
     seed: Seed = 0
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
-        given = [
-            name
-            for name, value in (
-                ("slowdown", self.slowdown is not None),
-                ("target_time", self.target_time is not None),
-                ("min_energy", self.min_energy),
-            )
-            if value
-        ]
+        given = [name for name in _TARGETS if getattr(self, name) not in (None, False)]
         if len(given) > 1:
             raise PydanticCustomError(
                 "targets", "has both {one} and {other}: a point has one target", _pair(given)
@@ -131,18 +185,28 @@ class Point(_Job):
                 "has {one}, but planner {other} takes no target",
                 _pair([given[0], self.planner]),
             )
+        self.refuse_together([self.planner], given)
         if self.seed and self.noise is None:
             raise PydanticCustomError("seed", "has a seed, but no noise for it")
         return self
 
     @property
     def target(self) -> tuple[TargetKind, float | None]:
-        """Kind and number: s or percent. Without a target ours is T_min, and "own" what another
-        planner does by itself."""
+        """Kind and number: s, percent, J or W.
+
+        Without a target ours is T_min, and "own" what another planner does by itself.
+        """
         if self.target_time is not None:
             return "time", self.target_time
         if self.min_energy:
             return "min-energy", None
+        for kind, value in (
+            ("energy-budget", self.energy_budget),
+            ("power-cap", self.power_cap),
+            ("peak-power-cap", self.peak_power_cap),
+        ):
+            if value is not None:
+                return cast(TargetKind, kind), value
         if self.slowdown is None and self.planner != "frontier":
             return "own", None
         return "slowdown", self.slowdown or 0.0
@@ -159,11 +223,14 @@ class Grid(_Job):
     stages: list[Count] | None = Field(None, min_length=1)
     microbatches: list[Count] | None = Field(None, min_length=1)
     schedules: list[ScheduleName] | None = Field(None, min_length=1)
-    chunks: list[Count] = Field([1], min_length=1)
+    chunks: list[Count] | None = Field(None, min_length=1)
     planners: list[PlannerName] = Field(["frontier"], min_length=1)
     slowdowns: list[Percent] = []
     target_times: list[Seconds] = []
     min_energy: bool = False
+    energy_budgets: list[Joules] = []
+    power_caps: list[AllWatts] = []
+    peak_power_caps: list[AllWatts] = []
     seeds: list[Seed] = Field([0], min_length=1)
 
     @model_validator(mode="after")
@@ -178,6 +245,7 @@ class Grid(_Job):
             )
         if self.noise is None and len(self.seeds) > 1:
             raise PydanticCustomError("seeds", "has several seeds, but no noise for them")
+        self.refuse_together(self.planners, [name for one in self._targets() for name in one])
         return self
 
     def size(self) -> int:
@@ -199,8 +267,9 @@ class Grid(_Job):
         shared = {name: getattr(self, name) for name in _Job.model_fields}
         microbatch_counts: Sequence[int | None] = self.microbatches or [None]
         schedules: Sequence[str | None] = self.schedules or [None]
+        chunk_counts: Sequence[int | None] = self.chunks or [None]
         for profile, microbatches, schedule, chunks, planner in product(
-            self._profiles(), microbatch_counts, schedules, self.chunks, self.planners
+            self._profiles(), microbatch_counts, schedules, chunk_counts, self.planners
         ):
             takes_target = PLANNERS[planner].takes_target
             for target, seed in product((takes_target and self._targets()) or [{}], self.seeds):
@@ -229,6 +298,9 @@ class Grid(_Job):
         targets += ({"slowdown": percent} for percent in self.slowdowns)
         targets += ({"target_time": seconds} for seconds in self.target_times)
         targets += [{"min_energy": True}] if self.min_energy else []
+        targets += ({"energy_budget": joules} for joules in self.energy_budgets)
+        targets += ({"power_cap": watts} for watts in self.power_caps)
+        targets += ({"peak_power_cap": watts} for watts in self.peak_power_caps)
         return targets
 
 

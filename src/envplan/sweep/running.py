@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envplan.errors import EnvplanError, InputError
+from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.sweep.journal import Journal
 from envplan.sweep.processes import run_on_processes
@@ -162,14 +163,16 @@ def _filled(point: Point, profile: Profile) -> Point:
         raise InputError(
             f"how many microbatches has an iteration? Profile {profile.name} does not say"
         )
-    if profile.num_stages % point.chunks:
+    usual = "interleaved" if (point.chunks or 1) > 1 else profile.metadata.schedule or "1f1b"
+    schedule = point.schedule or usual
+    chunks = point.chunks or traits(schedule).chunks
+    if profile.num_stages % chunks:
         raise InputError(
-            f"{point.chunks} chunks do not divide the {profile.num_stages} stages of profile "
+            f"{chunks} chunks do not divide the {profile.num_stages} stages of profile "
             f"{profile.name}"
         )
-    usual = "interleaved" if point.chunks > 1 else profile.metadata.schedule or "1f1b"
     return point.model_copy(
-        update={"microbatches": microbatches, "schedule": point.schedule or usual}
+        update={"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
     )
 
 

@@ -27,8 +27,9 @@ class Row(BaseModel):
     """One point and what came of it; energies are joules per iteration over all GPUs.
 
     Attributes:
-        target: what target_value counts: s ("time"), percent above T_min ("slowdown"); "min-energy"
-            is T_star, "own" a planner's own choice.
+        target: what target_value counts: s ("time"), percent above T_min ("slowdown"), J
+            ("energy-budget"), W ("power-cap", "peak-power-cap"); "min-energy" is T_star, "own" a
+            planner's own choice.
         assumed: what was derived from the profile rather than measured.
         replayed_time_s, replayed_energy_j: of one replay with noise.
         trace_s: seconds it took to trace the frontier, which points of one pipeline share.
@@ -45,13 +46,19 @@ class Row(BaseModel):
     schedule: str | None = None
     chunks: int
     planner: str
-    target: Literal["time", "slowdown", "min-energy", "own"]
+    target: Literal[
+        "time", "slowdown", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
+    ]
     target_value: float | None = None
     p2p_latency_s: float
     blocking_power_w: float | None = None
     gpus_per_stage: int
     replicas: int
     recompute: bool
+    extra: str | None = None
+    switch_latency_ms: float | None = None
+    min_dwell_ms: float | None = None
+    robust_percent: float | None = None
     noise_percent: float | None = None
     seed: int
     assumed: str | None = None
@@ -69,6 +76,20 @@ class Row(BaseModel):
     trace_s: float | None = None
     wall_s: float | None = None
     error: str | None = None
+
+    @property
+    def conditions(self) -> list[str]:
+        """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
+        return [
+            words.format(value)
+            for words, value in (
+                ("with {}", self.extra),
+                ("clocks {:g} ms late", self.switch_latency_ms),
+                ("clocks for {:g} ms", self.min_dwell_ms),
+                ("{:g}% sure", self.robust_percent),
+            )
+            if value is not None
+        ]
 
 
 COLUMNS: Final = tuple(Row.model_fields)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envplan.errors import EnvplanError
 from envplan.frontier import trace_frontier
-from envplan.pipeline import Pipeline
+from envplan.pipeline import Pipeline, traits
+from envplan.pipeline.extras import parse_extras
 from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import Profile
 from envplan.sweep.config import Point
@@ -69,6 +70,7 @@ def group_key(point: Point) -> tuple[object, ...]:
         point.gpus_per_stage,
         point.replicas,
         point.recompute,
+        point.extra,
     )
 
 
@@ -96,24 +98,34 @@ def compute(group: Group) -> Iterator[Done]:
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
     kind, value = point.target
+    chunks = point.chunks or traits(point.schedule or "").chunks
     return {
         "profile": point.profile,
         "source": None if profile is None else profile.metadata.source,
-        "stages": None if profile is None else profile.num_stages // point.chunks or None,
+        "stages": None if profile is None else profile.num_stages // chunks or None,
         "microbatches": point.microbatches,
         "schedule": point.schedule,
-        "chunks": point.chunks,
+        "chunks": chunks,
         "planner": point.planner,
         "target": kind,
-        "target_value": None if value is None else float(value),
+        "target_value": _float(value),
         "p2p_latency_s": float(point.p2p_latency),
-        "blocking_power_w": None if point.blocking_power is None else float(point.blocking_power),
+        "blocking_power_w": _float(point.blocking_power),
         "gpus_per_stage": point.gpus_per_stage,
         "replicas": point.replicas,
         "recompute": point.recompute,
-        "noise_percent": None if point.noise is None else float(point.noise),
+        "extra": point.extra,
+        "switch_latency_ms": _float(point.switch_latency),
+        "min_dwell_ms": _float(point.min_dwell),
+        "robust_percent": _float(point.robust),
+        "noise_percent": _float(point.noise),
         "seed": point.seed,
     }
+
+
+def _float(value: float | None) -> float | None:
+    """As JSON and TOML may give a whole number."""
+    return None if value is None else float(value)
 
 
 class _Shared:
@@ -167,7 +179,7 @@ class _Shared:
     def planned(self, point: Point) -> dict[str, Any]:
         """What came of a point."""
         assert self._frontier is not None
-        asked = (point.planner, point.target)
+        asked = point.model_copy(update={"seed": 0})
         if self._last is None or self._last[0] != asked:
             self._last = asked, _plan(self._frontier, point)
         plan = self._last[1]
@@ -187,6 +199,7 @@ class _Shared:
 def _pipeline(point: Point, profile: Profile) -> Pipeline:
     assert point.schedule is not None
     assert point.microbatches is not None
+    assert point.chunks is not None
     ahead = None
     if point.schedule == "envpipe" and point.chunks == 1:
         timed = profile.fitted(("backward",), recompute=point.recompute)
@@ -198,6 +211,7 @@ def _pipeline(point: Point, profile: Profile) -> Pipeline:
         num_chunks=point.chunks,
         p2p_latency=point.p2p_latency,
         forwards_ahead=ahead,
+        extras=parse_extras(point.extra, profile),
     )
 
 
@@ -206,19 +220,39 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
     planner = PLANNERS[point.planner]
     number = value or 0.0
     ours = point.planner == "frontier"
+    if point.robust is not None:
+        return frontier.robust_plan(
+            point.robust / 100,
+            value if kind == "time" else None,
+            slowdown=None if point.slowdown is None else number / 100,
+            noise=None if point.noise is None else point.noise / 100,
+        )
+    clocks = {
+        "switch_latency": (point.switch_latency or 0.0) / 1000,
+        "min_dwell": (point.min_dwell or 0.0) / 1000,
+    }
     match kind:
         case "own":
             return planner.plan(frontier)
         case "time":
             target_ns = ns_from_s_floor(number)
-            return frontier.plan(number) if ours else planner.plan(frontier, target_ns)
+            return frontier.plan(number, **clocks) if ours else planner.plan(frontier, target_ns)
         case "slowdown":
             target_ns = frontier.min_time_ns + int(frontier.min_time_ns * number / 100)
-            slowdown = number / 100
-            return frontier.plan(slowdown=slowdown) if ours else planner.plan(frontier, target_ns)
+            if not ours:
+                return planner.plan(frontier, target_ns)
+            # The least time that slow clocks allow is asked for by no target at all.
+            slowdown = None if point.slowdown is None else number / 100
+            return frontier.plan(slowdown=slowdown, **clocks)
         case "min-energy":
             star_ns = frontier.min_energy_time_ns
-            return frontier.min_energy_plan() if ours else planner.plan(frontier, star_ns)
+            return frontier.min_energy_plan(**clocks) if ours else planner.plan(frontier, star_ns)
+        case "energy-budget":
+            return frontier.plan_for_energy_budget(number)
+        case "power-cap":
+            return frontier.plan_for_power_cap(number)
+        case "peak-power-cap":
+            return frontier.plan_for_peak_power_cap(number)
 
 
 def _replayed(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:

@@ -40,6 +40,7 @@ __all__ = ["ImportedTrace", "TimeCheck", "TraceMapping", "read_chrome_traces"]
 MAX_TRACE_BYTES: Final = 256 * 2**20
 
 _CHUNK: Final = "chunk"
+_ORDER: Final = "order"
 _GROUPS: Final = frozenset({"microbatch", _CHUNK, "stage", "rank"})
 _NS_PER_US: Final = 1000
 _NS_PER_S: Final = 10**9
@@ -63,8 +64,9 @@ class TraceMapping:
             have several, else `tid`. Ranks are numbered by the order of what stands there.
         microbatch: `args.NAME`; None: the group, else by order of appearance, for each rank, chunk
             and instruction.
-        chunk: `args.NAME`; None: the group, 0 in a name without it; where no name has it, every
-            rank has one model stage.
+        chunk: `args.NAME`; `order`: a microbatch goes through a rank's chunks one after the other
+            and comes back the other way, weights in the order of inputs; None: the group, 0 in a
+            name without it; where no name has it, every rank has one model stage.
         placement: which model stage a chunk is where no group `stage` says so: `interleaved`
             (chunk c of rank r is stage c * ranks + r) or `v` (chunk 1 comes back, so that it is
             stage 2 * ranks - 1 - r).
@@ -408,7 +410,8 @@ def _refuse_repeated(steps: Iterable[Step]) -> None:
         if other is not step:
             raise step.error(
                 f"is the same operation as {other.label}: is this a trace of several iterations? "
-                "Then name an event around one of them (--within)"
+                "Then name an event around one of them (--within); or of several model chunks on "
+                "a rank (--chunk)?"
             )
 
 
@@ -435,7 +438,10 @@ def _group(operation: _Found, group: str) -> int:
 
 def _argument(span: _Span, source: str, what: str) -> Any:
     if not source.startswith(_ARGS):
-        raise InputError(f"{what} cannot be taken from {shown(source)}; give args.NAME")
+        known = {"the rank": "file, pid, tid or args.NAME", "the chunk": "args.NAME or order"}
+        raise InputError(
+            f"{what} cannot be taken from {shown(source)}; give {known.get(what, 'args.NAME')}"
+        )
     name = source.removeprefix(_ARGS)
     if name not in span.args:
         raise InputError(f"{span} has no {source} for {what}")
@@ -492,12 +498,32 @@ class _Numbering:
         """The model stage of each event."""
         stages: dict[_Found, int] = {}
         named = self._told(None, "stage")
-        chunks = {} if named else _renumbered(self._told(self._mapping.chunk, _CHUNK))
+        chunks = {} if named else self._chunks()
         for rank, operations in enumerate(self._by_rank):
             first = min((named[o] for o in operations if o in named), default=rank)
             for o in operations:
                 stages[o] = named.get(o, first) if named else self._placed(rank, chunks.get(o, 0))
         return stages
+
+    def _chunks(self) -> dict[_Found, int]:
+        """The chunk of each event of which that is known."""
+        if self._mapping.chunk != _ORDER:
+            return _renumbered(self._told(self._mapping.chunk, _CHUNK))
+        microbatches = self._told(self._mapping.microbatch, "microbatch")
+        if not microbatches:
+            raise InputError(
+                "chunks go by the order of a microbatch's operations, so say where the microbatch "
+                "stands: in a group microbatch, or in args.NAME"
+            )
+        told = [[(o, microbatches[o]) for o in ops if o in microbatches] for ops in self._by_rank]
+        passes = Counter(
+            (rank, microbatch)
+            for rank, operations in enumerate(told)
+            for o, microbatch in operations
+            if o.instruction == "forward"
+        )
+        count = max(passes.values(), default=1)
+        return {o: chunk for ops in told for o, chunk in _in_order(ops, count).items()}
 
     def _placed(self, rank: int, chunk: int) -> int:
         ranks = len(self._by_rank)
@@ -525,6 +551,38 @@ class _Numbering:
             for o in self._everything
             if _must_tell(o, name in o.span.args)
         }
+
+
+def _in_order(operations: Iterable[tuple[_Found, int]], count: int) -> dict[_Found, int]:
+    """The chunk of each operation of a rank, given with its microbatch, in the order they run.
+
+    Data go through the chunks forwards and gradients backwards, so the n-th of `count` is certain.
+    Weights are nobody's data: they are taken to come in the order of their inputs' gradients.
+    """
+    chunks: dict[_Found, int] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    split: dict[int, list[int]] = defaultdict(list)
+    for o, microbatch in operations:
+        kind = "backward" if o.instruction == "backward_input" else o.instruction
+        n = seen[kind, microbatch]
+        seen[kind, microbatch] += 1
+        if kind == "backward":
+            n = count - 1 - n
+        elif kind == "backward_weight":
+            if n >= len(split[microbatch]):
+                raise InputError(
+                    f"{o.span}: no backward_input of microbatch {microbatch} comes before it"
+                )
+            n = split[microbatch][n]
+        if n < 0:
+            raise InputError(
+                f"{o.span}: there are more backwards of microbatch {microbatch} than its rank has "
+                f"chunks, {count}; is this a trace of several iterations?"
+            )
+        if o.instruction == "backward_input":
+            split[microbatch].append(n)
+        chunks[o] = n
+    return chunks
 
 
 def _must_tell(operation: _Found, tells: bool) -> bool:
