@@ -52,9 +52,10 @@ short.
 `hierarchical` ends below `exact` because an epoch's exact plan is the best one for the expected
 peak and 15% more, where more GPUs at lower clocks pay. At the load that then comes, the fewer GPUs
 that the pool manager sizes at maximum frequency draw less, the more so as their clocks follow the
-load. Besides, `exact` plans each class alone here, for speed, while `hierarchical` merges pools;
-with merging `exact` took 2% less energy. Between epochs the instance manager only gave instances back here: re-sharding would pay for
-pools of a single instance, but then nothing could carry on meanwhile.
+load. Besides, `exact` plans each class alone here, for speed, while `hierarchical` merges pools
+([what that costs](serving.md#over-time)). Between epochs the instance manager only gave instances
+back here: re-sharding would pay for pools of a single instance, but then nothing could carry on
+meanwhile.
 
 DynamoLLM itself reports 53% less energy than its baseline, measured on real GPUs with real traces,
 which are not ours.

@@ -92,6 +92,22 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     assert held.out.endswith("clocks given back\n")
 
 
+def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(inside: Inside) -> None:
+    assert inside("solve", "--load", "SS=4520,MM=3140", "--no-merge", "-q").code == 0
+    lines = inside("apply").out.splitlines()
+    assert "2000 MHz becomes 1980 MHz, which NVIDIA H100 80GB HBM3 has" in lines
+    (warning,) = [line for line in lines if line.startswith("warning:")]
+    assert "at 1980 MHz, slower than planned" in warning
+    instances = json.loads(inside("apply", "--json").out)["instances"]
+    unproven = [i["instance"] for i in instances if not i["slo_proven"]]
+    assert unproven == [i["instance"] for i in instances if i["planned_mhz"] == 2000]
+    assert f"SLO of instances {', '.join(map(str, unproven))} (" in warning
+    assert f"({len(unproven)} of {len(instances)})" in warning
+    # ML at 2000 tokens/s keeps its SLO at 1600 MHz, too.
+    inside("solve", "--load", "ML=2000", "-q")
+    assert "warning" not in inside("apply").out
+
+
 def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
     envplan("serving", "solve", "--load", "SS=1000", "-q", cwd=tmp_path)
     envplan("serving", "apply", "-q", cwd=tmp_path)
@@ -161,6 +177,22 @@ def test_compare_puts_all_policies_side_by_side(inside: Inside, tmp_path: Path) 
     saved = {entry["policy"]: entry["savings_percent"] for entry in document["policies"]}
     assert saved["max_frequency"] == 0
     assert saved["static"] > 0
+
+
+def test_a_policy_that_cannot_run_may_be_left_out(inside: Inside, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{300 * s},SS,{400 + s}" for s in range(8)]
+    trace.write_text("\n".join(["timestamp,class,requests", *rows]) + "\n")
+    strict = ("compare", "--trace", "trace.csv", "--gpus", "4")
+    assert_refused(inside(*strict), 1, "max_frequency needs 8 GPUs, 4 more", "--policies")
+    ran = inside(*strict, "--policies", "static,exact", "--json", "--plot", "page.html")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)["policies"]
+    assert [entry["policy"] for entry in found] == ["static", "exact"]
+    assert found[0]["savings_percent"] == 0
+    assert "against static" in (tmp_path / "page.html").read_text()
+    assert_refused(inside(*strict, "--policies", "best"), 2, "no policy 'best'", "frequency_only")
+    assert_refused(inside(*strict, "--policies", "exact,exact"), 2, "twice")
 
 
 @pytest.mark.parametrize(

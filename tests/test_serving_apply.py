@@ -23,7 +23,7 @@ from envplan.serving.plan import SCHEMA_FILE as PLAN_SCHEMA_FILE
 from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from fake_nvml import FakeNvml
-from serving_helpers import small_serving_profile
+from serving_helpers import queueing_profile, small_serving_profile
 from test_guard import wait_for
 
 CURVES = {
@@ -68,6 +68,28 @@ def test_the_built_in_profile_is_applied_to_clocks_an_h100_has() -> None:
     applied = apply_serving_plan(plan, profile)
     assert applied.gpu == "NVIDIA H100 80GB HBM3"
     assert {i.clock_mhz for i in applied.instances} == {1605}
+
+
+def test_a_clock_below_the_plans_is_held_against_the_slo_again() -> None:
+    # At 2000 MHz up to 100 tokens/s are within the SLO of 1 s, at 1500 MHz up to 50.
+    profile = queueing_profile(
+        {("LS", 2, 1500): [(0, 60), (10, 110)], ("LS", 2, 2000): [(0, 10), (10, 20)]},
+        {("LS", 2, 1500): 0.4, ("LS", 2, 2000): 0.2},
+    )
+    clocks = given_clocks("1500,1980,2100")
+    for load, proven in ((50.0, True), (51.0, False)):
+        plan = exact_plan(profile, {"LS": load}, 2)
+        assert plan.pools[0].groups[0].frequency_mhz == 2000
+        (raised,) = apply_serving_plan(plan, profile, clocks=clocks).instances
+        assert (raised.clock_mhz, raised.slo_proven) == (2100, True)
+        (lowered,) = apply_serving_plan(plan, profile, clocks=given_clocks("1500,1980")).instances
+        assert (lowered.clock_mhz, lowered.slo_proven) == (1980, proven)
+
+
+def test_without_a_measured_clock_below_nothing_is_proven() -> None:
+    plan, profile = small_plan(SM=10.0)
+    (instance,) = apply_serving_plan(plan, profile, clocks=given_clocks("890")).instances
+    assert (instance.planned_mhz, instance.clock_mhz, instance.slo_proven) == (900, 890, False)
 
 
 def test_a_file_comes_back_as_it_was_saved(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import random
 from itertools import product
 
 import numpy as np
@@ -17,6 +18,7 @@ from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.profile import ServingProfile, with_slos
 from serving_helpers import (
+    EQUAL,
     UNIT,
     Curves,
     Slopes,
@@ -80,6 +82,57 @@ def test_with_one_clock_per_pool_it_is_as_good_as_brute_force(
     )
     found = power_or_nothing(curves, demand, gpus, one_frequency=True)
     assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets(), st.sampled_from([2, 3]))
+def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
+    case: tuple[Curves, dict[str, int], int], longer: int
+) -> None:
+    # A request of SM has `longer` times the tokens of one of SS, whose unit is as much shorter: a
+    # unit of SS that is merged is one of SM again.
+    curves, demand, gpus = case
+    units = {"SS": UNIT / longer, "SM": float(UNIT)}
+    rows = [
+        row(*key, load * units[key[0]], power_w=power)
+        for key, points in curves.items()
+        for load, power in points
+    ]
+    classes = {"SS": EQUAL, "SM": EQUAL | {"input_tokens": 2 * longer - 1}}
+    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    loads = {name: load * units[name] for name, load in demand.items()}
+    try:
+        found = exact_plan(profile, loads, gpus).power
+    except NoAnswerError:
+        found = math.inf
+    assert found == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
+
+
+@st.composite
+def sharded_fleets(draw: st.DrawFn) -> tuple[Curves, dict[str, int], int]:
+    """Random curves of SS and SM on two, four or eight GPUs, loads and GPUs, which run short."""
+    curves: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for key in product(("SS", "SM"), (2, 4, 8), (1000,)):
+        knots = sorted(draw(st.lists(st.integers(1, 9), min_size=1, max_size=2, unique=True)))
+        curves[key] = [(load, draw(st.integers(1, 60))) for load in [0, *knots]]
+    demand = {"SS": draw(st.integers(0, 9)), "SM": draw(st.integers(1, 9))}
+    return curves, demand, draw(st.integers(1, 18))
+
+
+@settings(max_examples=40, deadline=None)
+@given(sharded_fleets())
+def test_fleets_of_two_four_and_eight_gpus_are_as_good_as_brute_force(
+    case: tuple[Curves, dict[str, int], int],
+) -> None:
+    curves, demand, gpus = case
+    best = least_power(curves, demand, gpus)
+    found = power_or_nothing(curves, demand, gpus, one_frequency=False)
+    assert found == pytest.approx(best, rel=1e-5, abs=1e-6)
+    if best == math.inf:
+        fits = next(n for n in range(gpus, 200) if least_power(curves, demand, n) < math.inf)
+        loads = {name: float(load * UNIT) for name, load in demand.items()}
+        with pytest.raises(NoAnswerError, match=f"at least {fits} GPUs, {fits - gpus} more than"):
+            exact_plan(small_serving_profile(curves), loads, gpus)
 
 
 @st.composite
@@ -208,6 +261,23 @@ def test_too_few_gpus_are_counted_and_the_class_is_named() -> None:
     profile = ServingProfile.builtin()
     with pytest.raises(NoAnswerError, match=r"at least \d+ GPUs, \d+ more than the 8 .* LL"):
         exact_plan(profile, {"SS": 100.0, "LL": 20_000.0}, 8)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
+def test_a_solver_short_of_time_does_not_claim_that_gpus_are_missing(seconds: float) -> None:
+    # TP8 at maximum frequency serves these loads on 960 GPUs.
+    draw = random.Random(5)
+    loads = {name: draw.uniform(1, 100_000) for name in CLASSES}
+    try:
+        plan = exact_plan(ServingProfile.builtin(), loads, 1024, time_limit=seconds)
+    except NoAnswerError as none:
+        said = str(none)
+    else:
+        said = f"a plan within {seconds:g} s"
+        bound = plan.predicted.power_lower_bound_w
+        assert (plan.predicted.gap is None) == (bound is None)
+        assert bound is None or 0 < bound <= plan.power
+    assert f"within {seconds:g} s" in said
 
 
 def test_an_slo_that_nobody_can_meet_is_named_with_the_best_there_is() -> None:

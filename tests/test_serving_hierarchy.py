@@ -14,7 +14,7 @@ from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.hierarchy import PoolModel, hierarchical_plan, reshard, size_pools
 from envplan.serving.profile import ServingProfile
-from serving_helpers import small_serving_profile
+from serving_helpers import EQUAL, row, small_serving_profile
 
 #: What docs/results-serving.md states: so much more power than the exact plan at most.
 STATED = 0.161
@@ -62,6 +62,19 @@ def test_the_pool_manager_goes_denser_where_gpus_run_short() -> None:
     assert size_pools(profile, {"SS": 200.0}, 7)[0].tp == 1
     with pytest.raises(NoAnswerError, match="2 GPUs, 1 more than the 1 there are; class SS"):
         size_pools(profile, {"SS": 200.0}, 1)
+
+
+def test_a_class_that_the_pool_manager_cannot_place_is_named() -> None:
+    # SS is quick enough only under load, which the exact planner can use and managers cannot.
+    rows = [
+        row("SS", 2, 1000, 0, power_w=10, ttft_s=2.0),
+        row("SS", 2, 1000, 100, power_w=50, ttft_s=0.1),
+        row("SM", 2, 1000, 0, power_w=10, ttft_s=2.0),
+    ]
+    profile = ServingProfile.from_rows(rows, sidecar={"classes": {"SS": EQUAL}})
+    assert exact_plan(profile, {"SS": 90.0}, 8).gpus == 2
+    with pytest.raises(NoAnswerError, match=r"no pool for SS.* the exact planner may"):
+        hierarchical_plan(profile, {"SS": 90.0}, 8)
 
 
 def test_the_instance_manager_reshards_where_that_draws_less() -> None:

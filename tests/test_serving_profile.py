@@ -141,6 +141,7 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
             ":3, column frequency",
             "2000 MHz but none",
         ),
+        (["SS,2,1000,0,,12000,0.1,0.01"], ":2, column power_w", "6000 W on each GPU"),
         (["SS,2,1000"], ":2", "3 cells"),
         ([], "", "no rows"),
     ],
@@ -172,6 +173,14 @@ def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -
     with pytest.raises(InputError, match=r"p\.meta\.json") as refused:
         ServingProfile.read_csv(path)
     assert words in str(refused.value)
+
+
+def test_the_built_in_profile_without_its_sidecar_is_refused(tmp_path: Path) -> None:
+    # Without it, an energy per request is taken for each request's own share.
+    path = tmp_path / "copy.csv"
+    path.write_bytes(ServingProfile.builtin().content)
+    with pytest.raises(InputError, match=r"on each GPU.*copy\.meta\.json.*shared_by"):
+        ServingProfile.read_csv(path)
 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
+from envplan.serving import policies
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.plan import Fleet
@@ -167,6 +168,69 @@ def test_a_class_without_a_pool_goes_upward() -> None:
     assert replay(offered, fleet(("SM", {(1, 1000): 1}))).attainment == 1.0
 
 
+def with_ttft_slos(profile: ServingProfile, **seconds: float) -> ServingProfile:
+    classes = {
+        name: dataclasses.replace(known, slo=Slo(seconds.get(name, known.slo.ttft_s), 1.0))
+        for name, known in profile.classes.items()
+    }
+    return dataclasses.replace(profile, classes=classes)
+
+
+def test_a_class_that_only_a_slower_pool_could_take_misses_its_slo_there() -> None:
+    profile = with_ttft_slos(profile_of_one(), SS=0.5)
+    offered = offered_of(profile, 60.0, SS=[30.0], SM=[50.0])
+    slow, quick = Slo(1.0, 1.0), Slo(0.5, 1.0)
+    both = {("SM", slo): PoolSpec("SM", slo, {(1, 1000): 1}) for slo in (slow, quick)}
+    for pools, met in ((both, 1.0), ({("SM", slow): both["SM", slow]}, 50 / 80)):
+        spec = FleetSpec(pools, {"SM": ((("SM", slow), 1.0),)})
+        run = Simulator(profile, offered, Scripted(spec), gpus=8, epoch_slots=1, overheads=QUICK)
+        assert run.run().attainment == pytest.approx(met)
+
+
+def test_a_queue_whose_pool_goes_is_served_on_but_in_time_only_by_a_pool_that_can() -> None:
+    # 20 s of 200 tokens/s at 150: from 15 s on, others must serve what waits.
+    profile = with_ttft_slos(profile_of_one(), SS=40.0, SM=50.0)
+    slow, quick = Slo(50.0, 1.0), Slo(40.0, 1.0)
+    offered = offered_of(profile, 20.0, SS=[200.0, 0.0, 0.0])
+    first = FleetSpec(
+        {("SS", quick): PoolSpec("SS", quick, {(1, None): 1})}, {"SS": ((("SS", quick), 1.0),)}
+    )
+
+    def after(name: str, slo: Slo) -> float:
+        later = FleetSpec({(name, slo): PoolSpec(name, slo, {(1, None): 1})}, {})
+        policy = Scripted(first, later)
+        run = Simulator(profile, offered, policy, gpus=8, epoch_slots=1, overheads=QUICK).run()
+        # The queue is worked off at full power; what follows is idle, at the lower clock.
+        busy = 20 + 1000 / 150
+        assert run.energy_j == pytest.approx(busy * 320 + (60 - busy) * 10)
+        return run.attainment
+
+    assert after("SM", quick) == pytest.approx(1.0)
+    assert after("SM", slow) == pytest.approx(0.75, abs=0.02)
+
+
+def test_waiting_counts_beside_the_time_that_the_first_token_takes_itself() -> None:
+    def attainment(ttft_s: float) -> float:
+        profile = with_ttft_slos(profile_of_one(), SS=10.0)
+        curves = {
+            key: dataclasses.replace(curve, ttft_s=(ttft_s, ttft_s))
+            for key, curve in profile.curves.items()
+        }
+        profile = dataclasses.replace(profile, curves=curves)
+        slo = Slo(10.0, 1.0)
+        spec = FleetSpec(
+            {("SS", slo): PoolSpec("SS", slo, {(1, None): 1})}, {"SS": ((("SS", slo), 1.0),)}
+        )
+        offered = offered_of(profile, 10.0, SS=[300.0, 0.0, 0.0])
+        run = Simulator(profile, offered, Scripted(spec), gpus=8, epoch_slots=1, overheads=QUICK)
+        return run.run().attainment
+
+    # 10 s of 300 tokens/s at 150: the last would wait 10 s. Half of them wait for 5 s at most.
+    assert attainment(0.1) > 0.9
+    assert 0.6 < attainment(5.0) < 0.85
+    assert attainment(9.9) < attainment(5.0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.floats(0, 500), min_size=2, max_size=6),
@@ -237,9 +301,57 @@ def test_changes_that_cost_more_than_they_save_are_not_made() -> None:
     assert dear.switches < cheap.switches
 
 
+def test_merging_at_every_epoch_saves_at_night() -> None:
+    profile, night = ServingProfile.builtin(), short_trace(0.05)
+    apart = simulate(profile, night, "exact")
+    merged = simulate(profile, night, "exact", Settings(merge=True))
+    assert merged.energy_j < apart.energy_j
+    assert merged.attainment > 0.99
+
+
+def test_every_policy_that_merges_serves_a_class_without_configurations_of_its_own() -> None:
+    profile = small_serving_profile({("SM", 1, 1000): [(0, 10), (10, 20)]})
+    offered = offered_of(profile, 300.0, SS=[50.0] * 4)
+    trace = Trace("short", 300.0, offered.requests, offered.tokens)
+    for policy in ("static", "exact", "hierarchical"):
+        assert simulate(profile, trace, policy, Settings(mispredicted=0.0)).attainment == 1.0
+    with pytest.raises(NoAnswerError, match="max_frequency: class SS has no configuration"):
+        simulate(profile, trace, "max_frequency")
+
+
 def test_the_overheads_are_the_published_ones() -> None:
-    assert 6 * 60 <= Overheads().start <= 8 * 60
-    assert Overheads().reshard == 33
+    known = Overheads()
+    assert 60 <= known.new_vm <= 120
+    assert (known.distributed_setup, known.download) == (120, 180)
+    assert (known.engine_setup, known.install) == (18, 15)
+    assert known.start == known.new_vm + 120 + 180 + 18 + 15
+    assert 6 * 60 <= known.start <= 8 * 60
+    assert known.reshard == 33
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1, 1500), st.floats(0, 300), st.floats(10, 90), st.integers(1, 40))
+def test_a_change_is_made_only_if_it_saves_more_energy_than_it_costs(
+    start: float, idle: float, load: float, minutes: int
+) -> None:
+    # One instance on TP2 draws 600 W, whatever it carries; one on TP1 between `idle` and 500 W.
+    profile = small_serving_profile(
+        {("SS", 2, 1000): [(0, 600.0), (10, 600.0)], ("SS", 1, 1000): [(0, idle), (10, 500.0)]}
+    )
+    rates = offered_of(profile, 60.0, SS=[load] * (minutes + 1))
+    chosen = Settings(epoch_s=60.0 * minutes, overheads=dataclasses.replace(QUICK, new_vm=start))
+    room = policies._Room(profile, rates, chosen, minutes)
+    now, wanted = fleet(("SS", {(2, 1000): 1})), fleet(("SS", {(1, 1000): 1}))
+    change, epoch = start + 30, 60.0 * minutes
+    after = idle + (500 - idle) * load / 100
+    cost = change * (600 + idle) + max(0.0, epoch - change) * after
+    if abs(600 * epoch - cost) > 1e-6 * cost:
+        taken = room.worth(now, wanted, rates.rates)
+        assert (taken is wanted) == (600 * epoch > cost)
+    # What could not carry the load is changed whatever that costs.
+    small = fleet(("SS", {(1, 1000): 1}))
+    heavy = offered_of(profile, 60.0, SS=[2 * load + 100.0] * (minutes + 1)).rates
+    assert room.worth(small, now, heavy) is now
 
 
 def test_the_instance_manager_reshards_between_epochs() -> None:

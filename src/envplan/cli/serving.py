@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _BUILTIN = "h100-llama2-70b"
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _J_PER_KWH = 3.6e6
+_MOST_NAMED = 8
 
 
 class _PlotCommand(TyperCommand):
@@ -269,7 +270,7 @@ def serving_solve(
     ] = False,
     time_limit: Annotated[
         float, typer.Option(metavar="S", help="For the exact planner; then the gap is stated.")
-    ] = 8.0,
+    ] = 6.0,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes.")
     ] = Path("serving-plan.json"),
@@ -357,6 +358,8 @@ def _print_plan(plan: ServingPlan, profile: ServingProfile, written: list[Path |
     if predicted.gap is not None:
         proved = "proved optimal" if predicted.gap <= 1e-5 else "the best found in time"
         say(f"{proved}, certified gap {100 * predicted.gap:.4f}%")
+    elif plan.planner == "exact":
+        say("the best found in time, with no proof of how near to the optimum it is")
     if predicted.baseline is not None and predicted.savings_percent is not None:
         say(
             f"at maximum frequency on the highest TP: {predicted.baseline.gpus} GPUs, "
@@ -439,7 +442,22 @@ def serving_compare(
     seed: SeedOption = 0,
     slo: SloOption = None,
     slo_scale: SloScaleOption = 1.0,
-    plot: PlotOption = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Only these, savings against the first; default: max_frequency, static, "
+            "frequency_only, exact, hierarchical.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="[FILE]",
+            help="Draw it, as .png, .svg or .pdf, or write a page to open, as .html; the name may "
+            "be left out.",
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -465,6 +483,7 @@ def serving_compare(
     )
     from envplan.serving.policies import POLICIES, compare_policies
 
+    chosen = _policies(policies)
     with progress_bar("replaying every policy", quiet=quiet) as bar:
 
         def progress(done: int, of: int) -> None:
@@ -472,8 +491,8 @@ def serving_compare(
                 bar(of - done, 0)
 
         if bar is not None:
-            bar(len(POLICIES), 0)
-        results = compare_policies(known, loads, settings, progress=progress)
+            bar(len(chosen), 0)
+        results = compare_policies(known, loads, settings, policies=chosen, progress=progress)
     if plot is not None and plot.suffix.lower() == ".html":
         save_comparison_page(results, _title(known, loads), known.source, plot)
     elif plot is not None:
@@ -492,8 +511,8 @@ def serving_compare(
         )
     elif not quiet:
         print_table(_title(known, loads), HEADERS, comparison_rows(results))
-        for name, meaning in POLICIES.items():
-            say(f"{name}: {meaning}")
+        for name in chosen:
+            say(f"{name}: {POLICIES[name]}")
         if plot is not None:
             say(f"wrote {plot}")
 
@@ -569,6 +588,14 @@ def serving_apply(
         }
         for asked, given in sorted(changed.items()):
             say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+        if unproven := [i for i in applied.instances if not i.slo_proven]:
+            numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
+            more = ", ..." if len(unproven) > _MOST_NAMED else ""
+            say(
+                f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
+                f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
+                f"{len(applied.instances)}); measure that clock, then solve again"
+            )
         say(f"wrote {output}; on each node: envplan serving hold {output} --node K")
 
 
@@ -683,6 +710,21 @@ def _profile(name: str, slos: list[str] | None, scale: float) -> ServingProfile:
         given[check_class(name_of)] = Slo(ttft, tbt)
     profile = ServingProfile.open(name)
     return with_slos(profile, given, scale) if given or scale != 1 else profile
+
+
+def _policies(text: str | None) -> tuple[str, ...]:
+    """The policies that --policies names; all of them without it."""
+    from envplan.serving.policies import POLICIES
+
+    if text is None:
+        return tuple(POLICIES)
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in POLICIES:
+            raise InputError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"--policies names a policy twice: {text}")
+    return names
 
 
 def _clocks(text: str | None) -> Clocks | None:

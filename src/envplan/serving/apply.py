@@ -64,6 +64,8 @@ class Instance(_Model):
         planned_mhz: clock of the plan.
         clock_mhz: clock to be set, one that the GPU has.
         load_tokens_s: what it is planned to carry.
+        slo_proven: whether the profile shows that its SLO is kept at clock_mhz. Below the plan's
+            clock it does if the SLO is kept at the highest measured clock up to clock_mhz.
     """
 
     instance: Index
@@ -75,6 +77,7 @@ class Instance(_Model):
     planned_mhz: Count
     clock_mhz: Count
     load_tokens_s: Annotated[float, Field(ge=0)]
+    slo_proven: bool = True
 
 
 class ServingApplied(_Model):
@@ -161,7 +164,8 @@ def apply_serving_plan(
     """Put the instances of a plan on nodes and their clocks on what the GPUs have.
 
     Instances are placed largest first; with degrees of 1, 2, 4 and 8 that leaves no node with a
-    hole. A clock the GPU lacks is replaced by the next one above.
+    hole. A clock the GPU lacks is replaced by the next one above. One up to 2% above the GPU's
+    highest becomes that; the instance then says whether its SLO is still proven.
 
     Args:
         plan: what to do; it is checked first.
@@ -185,7 +189,9 @@ def apply_serving_plan(
         node = _place(free, group.tp, gpus_per_node)
         first = free[node]
         free[node] += group.tp
-        instances.append(_instance(len(instances), pool, group, node, first, known))
+        clock = _supported(group.frequency_mhz, known)
+        proven = _proven(pool, group, clock, profile)
+        instances.append(_instance(len(instances), pool, group, node, first, clock, proven))
     return ServingApplied(
         schema=CLOCKS_SCHEMA,
         plan_sha256=plan_sha256 or hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
@@ -209,7 +215,7 @@ def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
 
 
 def _instance(
-    number: int, pool: Pool, group: Group, node: int, first: int, known: Clocks
+    number: int, pool: Pool, group: Group, node: int, first: int, clock: int, proven: bool
 ) -> Instance:
     return Instance(
         instance=number,
@@ -219,8 +225,19 @@ def _instance(
         node=node,
         devices=list(range(first, first + group.tp)),
         planned_mhz=group.frequency_mhz,
-        clock_mhz=_supported(group.frequency_mhz, known),
+        clock_mhz=clock,
         load_tokens_s=group.load_tokens_s,
+        slo_proven=proven,
+    )
+
+
+def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:
+    """Whether the SLO is kept at a clock: the plan's, a higher one, or shown by a slower one."""
+    if clock >= group.frequency_mhz:
+        return True
+    slower = [f for f in profile.frequencies(pool.request_class, group.tp) if f <= clock]
+    return bool(slower) and profile.curves[pool.request_class, group.tp, slower[-1]].meets(
+        pool.slo.slo(), group.load_tokens_s
     )
 
 

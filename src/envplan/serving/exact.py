@@ -22,6 +22,7 @@ import ctypes
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +40,11 @@ from envplan.serving.profile import Curve, Segment, ServingProfile
 __all__ = ["TIME_LIMIT_S", "exact_fleet", "exact_plan", "pool_slos"]
 
 #: For the solver, s.
-TIME_LIMIT_S: Final = 8.0
+TIME_LIMIT_S: Final = 6.0
 
 _RELATIVE_GAP: Final = 1e-6
+_AT_LEAST: Final = 0.2  # of the time limit is left to count GPUs in, if no plan was found
+_WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for rounding
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
 _FINEST: Final = 100.0  # but never more of the least load than this
 _STRAIGHT: Final = 1e-6  # a relative change of slope that is none
@@ -87,27 +90,36 @@ def exact_fleet(
     one_frequency: bool = False,
     time_limit: float = TIME_LIMIT_S,
     gap: float = _RELATIVE_GAP,
+    at_any_load: bool = False,
 ) -> Fleet:
     """As exact_plan, for loads that are checked, and without the statement of a plan.
 
     Args:
         gap: relative to the power, at which the solver may stop.
+        at_any_load: every instance keeps its SLO at any lower load, too.
     """
     check_reachable(profile, loads, merge=merge)
-    sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
+    sites = _sites(
+        profile, loads, merge=merge, one_frequency=one_frequency, at_any_load=at_any_load
+    )
+    _check_sites(profile, loads, sites, merge=merge)
     program = _Program(profile, loads, sites, merge=merge, one_frequency=one_frequency)
+    begin = time.monotonic()
     fleet = program.least_power(gpus, time_limit, gap)
-    if fleet is None:
-        smallest = program.fewest_gpus(time_limit)
+    if fleet is not None:
+        return fleet
+    left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
+    smallest, needed = program.fewest_gpus(left)
+    if needed > gpus:
         by_pool: dict[str, int] = {}
-        for pool in smallest.pools:
+        for pool in () if smallest is None else smallest.pools:
             by_pool[pool.request_class] = by_pool.get(pool.request_class, 0) + pool.gpus
-        if smallest.gpus <= gpus:
-            raise NoAnswerError(
-                f"no plan was found within {time_limit:g} s; give it more with --time-limit"
-            )
-        raise too_few(gpus, smallest.gpus, by_pool)
-    return fleet
+        raise too_few(gpus, needed, by_pool)
+    if smallest is None or smallest.gpus > gpus:
+        raise NoAnswerError(
+            f"no plan was found within {time_limit:g} s; give it more with --time-limit"
+        )
+    return smallest
 
 
 def pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
@@ -153,7 +165,12 @@ class _Site:
 
 
 def _sites(
-    profile: ServingProfile, loads: Mapping[str, float], *, merge: bool, one_frequency: bool
+    profile: ServingProfile,
+    loads: Mapping[str, float],
+    *,
+    merge: bool,
+    one_frequency: bool,
+    at_any_load: bool,
 ) -> list[_Site]:
     sites = []
     demanded = list(loads)
@@ -161,7 +178,12 @@ def _sites(
         slos = pool_slos(profile, name, demanded) if merge else [profile.classes[name].slo]
         known: list[Any] = []
         for slo in slos:  # the strictest first: another that leaves no more loads adds nothing
-            pairs = [(c, s) for c in profile.of(name) for s in c.segments(slo)]
+            pairs = [
+                (curve, segment)
+                for curve in profile.of(name)
+                for segment in curve.segments(slo)
+                if not at_any_load or segment.high <= curve.capacity(slo)
+            ]
             if pairs and pairs not in known:
                 known.append(pairs)
                 if not one_frequency:
@@ -169,6 +191,23 @@ def _sites(
                 stretches = _stretches(pairs)
                 sites.append(_Site(name, slo, tuple(_ends(stretches)), tuple(stretches)))
     return sites
+
+
+def _may_serve(site: _Site, name: str, profile: ServingProfile, *, merge: bool) -> bool:
+    able = serves(site.name, name) if merge else name == site.name
+    return able and site.slo.covers(profile.classes[name].slo)
+
+
+def _check_sites(
+    profile: ServingProfile, loads: Mapping[str, float], sites: Sequence[_Site], *, merge: bool
+) -> None:
+    """Raises: NoAnswerError: a class has no pool, though its SLO is met at some load."""
+    for name in loads:
+        if not any(_may_serve(site, name, profile, merge=merge) for site in sites):
+            raise NoAnswerError(
+                f"no configuration keeps the SLO of {name} at all loads from none up to what it "
+                "carries"
+            )
 
 
 def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]]) -> bool:
@@ -271,15 +310,18 @@ class _Program:
         bound = result.termination.objective_bounds.dual_bound * _KILO
         pools = self._pools(result)
         power = sum(pool.power_w for pool in pools)
-        return Fleet("exact", tuple(pools), min(power, max(0.0, bound)))
+        proved = bound > 0 or power == 0
+        return Fleet("exact", tuple(pools), min(power, max(0.0, bound)) if proved else None)
 
-    def fewest_gpus(self, time_limit: float) -> Fleet:
-        """The fleet with the fewest GPUs, whatever it draws."""
+    def fewest_gpus(self, time_limit: float) -> tuple[Fleet | None, int]:
+        """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""
         self._model.minimize(self._gpus)
         result = self._solve(time_limit, _RELATIVE_GAP)
+        bound = result.termination.objective_bounds.dual_bound
+        needed = math.ceil(bound - _WHOLE) if 0 < bound < math.inf else 0
         if not result.has_primal_feasible_solution():
-            raise NoAnswerError("no fleet was found that serves these loads in the given time")
-        return Fleet("exact", tuple(self._pools(result)))
+            return None, needed
+        return Fleet("exact", tuple(self._pools(result))), needed
 
     def _add_site(self, place: int, site: _Site) -> None:
         model = self._model
@@ -303,8 +345,7 @@ class _Program:
         model.add_linear_constraint(sum(there for there, _ in placed) <= 1)
         brought = []
         for name in self._loads:
-            able = serves(site.name, name) if self._merge else name == site.name
-            if able and site.slo.covers(self._profile.classes[name].slo):
+            if _may_serve(site, name, self._profile, merge=self._merge):
                 share = model.add_variable(lb=0)
                 self._routed[place, name] = share
                 brought.append(needed_for(self._profile, name, site.name) * share)

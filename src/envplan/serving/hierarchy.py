@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.demand import check_demand, check_reachable, hosts, too_few
 from envplan.serving.plan import Fleet, Pool, ServingPlan, make_plan, make_pool, needed_for
@@ -178,6 +179,11 @@ def size_pools(
                     served[host] = joint
                     options[host] = sizing.options(host, joint)
                     break
+            else:
+                raise NoAnswerError(
+                    f"the hierarchical planner finds no pool for {name}: none keeps its SLO from "
+                    "no load up, and that of what it serves already; the exact planner may"
+                )
     if merge:
         _merge(sizing, options)
     return _fit(options, gpus)

@@ -55,6 +55,7 @@ COLUMNS: Final = ("class", "tp", "frequency", "load", "ttft_s", "tbt_s")
 ENERGY: Final = "energy_per_request_j"
 POWER: Final = "power_w"
 _SIDECAR_KIND: Final = "envplan/serving-profile/v1"
+_MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
 _CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
 
 
@@ -423,7 +424,9 @@ def _curves(
         tp, frequency = row.whole("tp"), row.whole("frequency")
         if tp not in DEGREES:
             raise row.error("tp", f"must be 1, 2, 4 or 8, not {tp}")
-        _append(points.setdefault((name, tp, frequency), []), row, classes[name])
+        known = points.setdefault((name, tp, frequency), [])
+        _append(known, row, classes[name])
+        _refuse_power(row, known[-1].power / tp)
     if not points:
         raise InputError("has no rows", path=path)
     _refuse_holes(points, path)
@@ -465,6 +468,20 @@ def _power(row: Row, load: float, request: RequestClass) -> float:
     if load == 0:
         raise row.error(ENERGY, f"means nothing without load; give {POWER} in this row")
     return row.number(ENERGY) * load / (request.tokens * request.shared_by)
+
+
+def _refuse_power(row: Row, watts: float) -> None:
+    """No GPU draws so much: some unit, or what the sidecar says of a class, is not what it was."""
+    if watts <= _MOST_W:
+        return
+    if row.blank(ENERGY):
+        raise row.error(POWER, f"means {watts:.0f} W on each GPU, which none draws; give W")
+    sidecar = "the sidecar" if row.path is None else _sidecar(row.path).name
+    raise row.error(
+        ENERGY,
+        f"means {watts:.0f} W on each GPU, which none draws; {sidecar} must hold the class's mean "
+        "lengths, and shared_by where requests share that energy",
+    )
 
 
 def _refuse_holes(points: Mapping[tuple[str, int, int], list[_Point]], path: Path | None) -> None:

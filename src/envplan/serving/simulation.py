@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import NoAnswerError
-from envplan.serving.classes import CLASSES, Slo, shorter_output
+from envplan.serving.classes import CLASSES, Slo, serves, shorter_output
 from envplan.serving.demand import hosts
 from envplan.serving.hierarchy import PoolModel
 from envplan.serving.plan import Fleet, needed_for
@@ -314,7 +314,8 @@ class _Queue:
     """What waits in a pool.
 
     Attributes:
-        waiting: by class, [deadline in s, requests, tokens of the pool], oldest first.
+        waiting: by class, [when it must be taken up, s; requests; tokens of the pool], oldest
+            first.
         late: tokens of the pool whose requests have missed their deadline.
     """
 
@@ -326,7 +327,13 @@ class _Queue:
 
 
 class _Flow(NamedTuple):
-    """What arrives at a pool per second: requests, and tokens in terms of the pool."""
+    """What arrives at a pool per second.
+
+    Attributes:
+        name: the class.
+        requests: those that the pool's SLO is good enough for.
+        tokens: of all requests, in terms of the pool.
+    """
 
     name: str
     requests: float
@@ -472,18 +479,25 @@ class Simulator:
         """From now on this fleet serves; queues of pools that are gone go where others serve."""
         for key in [key for key in self._queues if key not in fleet.pools]:
             queue = self._queues.pop(key)
-            home = next((other for other in fleet.pools if other[0] == key[0]), None)
-            home = home or next(reversed(list(fleet.pools)), None)
+            home = self._home(key, fleet)
             if home is None:
                 continue
             factor = needed_for(self._profile, key[0], home[0])
             target = self._queues.setdefault(home, _Queue())
             target.late += queue.late * factor
             for name, entries in queue.waiting.items():
-                moved = [[at, requests, tokens * factor] for at, requests, tokens in entries]
+                met = serves(home[0], name) and home[1].covers(self._profile.classes[name].slo)
+                moved = [[at, met * requests, tokens * factor] for at, requests, tokens in entries]
                 joined = sorted([*target.waiting.get(name, ()), *moved])
                 target.waiting[name] = deque(joined)
         self._fleet = fleet
+
+    @staticmethod
+    def _home(key: Key, fleet: FleetSpec) -> Key | None:
+        """Where the queue of a pool that is gone goes: as strict a pool if there is one."""
+        able = [k for host in hosts(key[0], merge=True) for k in fleet.pools if k[0] == host]
+        able.sort(key=lambda other: not other[1].covers(key[1]))
+        return next(iter([*able, *reversed(list(fleet.pools))]), None)
 
     def _model(self, key: Key) -> PoolModel:
         model = self._models.get(key)
@@ -515,9 +529,11 @@ class Simulator:
             if tokens == 0:
                 continue
             requests = float(offered.requests[slot, place]) / offered.step_s
+            slo = self._profile.classes[name].slo
             for key, share in self._routes(name):
                 factor = needed_for(self._profile, name, key[0])
-                flow = _Flow(name, requests * share, tokens * share * factor)
+                met = share if key[1].covers(slo) else 0.0
+                flow = _Flow(name, requests * met, tokens * share * factor)
                 flows.setdefault(key, []).append(flow)
         return flows
 
@@ -525,11 +541,15 @@ class Simulator:
         planned = self._fleet.routes.get(name)
         if planned and all(self._fleet.pools[key].groups for key, _ in planned):
             return planned
-        for host in hosts(name, merge=True):
-            for key, pool in self._fleet.pools.items():
-                if key[0] == host and pool.groups:
-                    return ((key, 1.0),)
-        return ()
+        able = [
+            key
+            for host in hosts(name, merge=True)
+            for key, pool in self._fleet.pools.items()
+            if key[0] == host and pool.groups
+        ]
+        slo = self._profile.classes[name].slo
+        able.sort(key=lambda key: not key[1].covers(slo))  # those that keep the SLO first
+        return tuple((key, 1.0) for key in able[:1])
 
     def _capacity(self, pool: PoolSpec, *, raised: bool) -> float:
         model = self._model(pool.key)
@@ -597,25 +617,30 @@ class Simulator:
         if emergency and pool.key not in self._in_emergency:
             self._raised += any(clock is not None for _, clock in pool.groups)
         (self._in_emergency.add if emergency else self._in_emergency.discard)(pool.key)
-        served = duration * min(load, able)
-        if queue or load > able * _ROOM:
-            served = self._run_queue(queue, flows, able, slot, now, duration)
-        else:
+        if not queue and load <= able * _ROOM:
             self._attained[slot] += duration * sum(flow.requests for flow in flows)
+            return self._power(pool, min(1.0, load / able), raised=emergency) if able else 0.0
+        tokens, after = self._run_queue(pool, flows, able, slot, now, duration)
         if able == 0:
             return 0.0
-        return self._power(pool, min(1.0, served / duration / able), raised=emergency)
+        busy = min(duration, tokens / able)
+        joules = busy * self._power(pool, 1.0, raised=True)
+        if busy < duration:
+            share = min(1.0, after / (duration - busy) / able)
+            joules += (duration - busy) * self._power(pool, share, raised=True)
+        return joules / duration
 
     def _run_queue(
         self,
-        queue: _Queue,
+        pool: PoolSpec,
         flows: Sequence[_Flow],
         able: float,
         slot: int,
         now: float,
         duration: float,
-    ) -> float:
-        """Second by second while there is a queue; tokens served."""
+    ) -> tuple[float, float]:
+        """Second by second while there is a queue; tokens served meanwhile, and afterwards."""
+        queue, first_s = self._queues[pool.key], self._first_token_s(pool)
         load = sum(flow.tokens for flow in flows)
         served = passed = 0.0
         while passed < duration - 1e-9:
@@ -623,17 +648,29 @@ class Simulator:
             if not queue and load <= able * _ROOM:
                 step = duration - passed
                 self._attained[slot] += step * sum(flow.requests for flow in flows)
-                return served + step * load
+                return served, step * load
             passed += step
             for flow in flows:
-                deadline = now + passed + self._profile.classes[flow.name].slo.ttft_s
+                may_wait = max(0.0, self._profile.classes[flow.name].slo.ttft_s - first_s)
+                deadline = now + passed + may_wait
                 line = queue.waiting.setdefault(flow.name, deque())
                 line.append([deadline, flow.requests * step, flow.tokens * step])
             _expire(queue, now + passed)
             tokens, attained = _take(queue, able * step)
             served += tokens
             self._attained[slot] += attained
-        return served
+        return served, 0.0
+
+    def _first_token_s(self, pool: PoolSpec) -> float:
+        """TTFT of its slowest instances at their highest loads, s, without any waiting."""
+        model = self._model(pool.key)
+        return max(
+            (
+                model.best(tp, model.most[tp]).curve.ttft_at(model.most[tp])
+                for tp in pool.by_degree()
+            ),
+            default=0.0,
+        )
 
     def _power(self, pool: PoolSpec, share: float, *, raised: bool) -> float:
         """W of a pool whose instances carry this share of what they can."""

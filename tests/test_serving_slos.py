@@ -1,0 +1,141 @@
+"""No plan and no fleet of a policy ever violates an SLO of its own profile."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from envplan.errors import NoAnswerError
+from envplan.serving.classes import CLASSES
+from envplan.serving.exact import exact_plan
+from envplan.serving.hierarchy import hierarchical_plan
+from envplan.serving.plan import ServingPlan
+from envplan.serving.policies import POLICIES, Settings, simulate
+from envplan.serving.profile import ServingProfile
+from envplan.serving.simulation import PoolSpec, Simulator
+from envplan.serving.trace import Trace
+from serving_helpers import row
+
+LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
+TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> ServingProfile:
+    """Up to four classes on any TP at two clocks; latencies rise with load, or do as they like."""
+    rows = []
+    rising = draw(st.booleans())
+    for name in draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4, unique=True)):
+        for tp in draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, unique=True)):
+            for clock in draw(st.sampled_from([[1000], [2000], [1000, 2000]])):
+                loads = sorted(draw(st.sampled_from([{0}, set[int]()])) | set(draw(LOADS)))
+                ttft = draw(st.lists(TTFT, min_size=len(loads), max_size=len(loads)))
+                tbt = draw(st.lists(TBT, min_size=len(loads), max_size=len(loads)))
+                if rising:
+                    ttft, tbt = sorted(ttft), sorted(tbt)
+                for load, first, between in zip(loads, ttft, tbt, strict=True):
+                    power = draw(st.floats(10, 700)) * tp
+                    latencies = {"ttft_s": first, "tbt_s": between}
+                    rows.append(row(name, tp, clock, load, power_w=power, **latencies))
+    return ServingProfile.from_rows(rows)
+
+
+def assert_within_slos(plan: ServingPlan, profile: ServingProfile) -> None:
+    """By the profile's points alone."""
+    for pool in plan.pools:
+        for group in pool.groups:
+            curve = profile.curves[pool.request_class, group.tp, group.frequency_mhz]
+            load = group.load_tokens_s
+            assert load <= curve.load[-1]
+            for served in pool.serves:
+                slo = profile.classes[served.request_class].slo
+                assert np.interp(load, curve.load, curve.ttft_s) <= slo.ttft_s * (1 + 1e-9)
+                assert np.interp(load, curve.load, curve.tbt_s) <= slo.tbt_s * (1 + 1e-9)
+    assert sum(pool.gpus for pool in plan.pools) <= plan.asked.gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    profiles(),
+    st.dictionaries(st.sampled_from(CLASSES), st.floats(0.01, 10_000), min_size=1, max_size=4),
+    st.sampled_from([4, 64, 1024]),
+)
+def test_a_plan_of_either_planner_for_any_profile_keeps_its_slos(
+    profile: ServingProfile, loads: dict[str, float], gpus: int
+) -> None:
+    power = dict.fromkeys(("exact", "hierarchical"), math.inf)
+    for planner in (exact_plan, hierarchical_plan):
+        try:
+            plan = planner(profile, loads, gpus)
+        except NoAnswerError:
+            continue
+        assert_within_slos(plan, profile)
+        assert plan.check(profile)
+        power[plan.planner] = plan.power
+    assert power["exact"] <= power["hierarchical"] * (1 + 1e-5) + 0.01
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, profile: ServingProfile) -> list[str]:
+    """Have every simulator check what its instances carry, and at which clock; who did so."""
+    seen: list[str] = []
+    usual = Simulator._power
+
+    def watched(self: Simulator, pool: PoolSpec, share: float, *, raised: bool) -> float:
+        model = self._model(pool.key)
+        watts = 0.0
+        for (tp, clock), n in pool.groups.items():
+            if clock is None or raised:
+                curve = model.best(tp, share * model.most[tp]).curve
+                load = min(share * model.most[tp], model.capacity[tp, curve.frequency_mhz])
+            else:
+                curve = profile.curves[pool.name, tp, clock]
+                load = share * model.capacity[tp, clock]
+            assert curve.load[-1] >= load * (1 - 1e-9)
+            assert np.interp(load, curve.load, curve.ttft_s) <= pool.slo.ttft_s * (1 + 1e-9)
+            assert np.interp(load, curve.load, curve.tbt_s) <= pool.slo.tbt_s * (1 + 1e-9)
+            watts += n * float(np.interp(load, curve.load, curve.power_w))
+        drawn = usual(self, pool, share, raised=raised)
+        assert drawn == pytest.approx(watts, rel=1e-9)
+        seen.append(self._policy.name)
+        return drawn
+
+    monkeypatch.setattr(Simulator, "_power", watched)
+    return seen
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_instances_of_every_policy_keep_the_slos_of_their_pools(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = ServingProfile.builtin()
+    seen = watch(monkeypatch, profile)
+    week = Trace.open("conversation-week")
+    day = Trace("a day", week.step_s, week.requests[:288], week.lengths[:288])
+    result = simulate(profile, day, policy)
+    assert set(seen) == {policy}
+    assert result.attainment > 0.99
+
+
+@settings(max_examples=25, deadline=None)
+@given(profiles(), st.lists(st.integers(0, 3000), min_size=4, max_size=12), st.data())
+def test_the_instances_of_every_policy_keep_slos_on_any_profile(
+    profile: ServingProfile, counts: list[int], data: st.DataObject
+) -> None:
+    assume(any(counts))
+    known = sorted({name for name, _, _ in profile.curves})
+    name = data.draw(st.sampled_from(known))
+    requests = np.zeros((len(counts), len(CLASSES)))
+    requests[:, CLASSES.index(name)] = counts
+    trace = Trace("any", 300.0, requests, np.full_like(requests, np.nan))
+    policy = data.draw(st.sampled_from(list(POLICIES)))
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, profile)
+        try:
+            result = simulate(profile, trace, policy, Settings(gpus=256, epoch_s=600.0))
+        except NoAnswerError:
+            return
+    assert 0 <= result.attainment <= 1
