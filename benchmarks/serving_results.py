@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Sequence
 
+from benchmarks.report import table
 from envplan._files import atomic_write
 from envplan.plotting.serving import HEADERS, comparison_rows
 from envplan.serving import ServingProfile, Trace, compare_policies, exact_plan, hierarchical_plan
@@ -70,7 +70,7 @@ def main(path: str) -> None:
         begin = time.perf_counter()
         results = compare_policies(profile, Trace.open(name))
         _say(f"{name}: five policies in {time.perf_counter() - begin:.1f} s")
-        sections += [f"### {name} (modelled)\n", _table(HEADERS, comparison_rows(results))]
+        sections += [f"### {name} (modelled)\n", table(HEADERS, comparison_rows(results))]
     atomic_write(path, "\n".join(section.strip() + "\n" for section in sections))
     _full_fleet(profile)
 
@@ -88,7 +88,7 @@ def _optima(profile: ServingProfile) -> str:
         group = plan.pools[0].groups[0]
         found = f"TP{group.tp} at {group.frequency_mhz} MHz, {group.instances} instance"
         rows.append([name, f"TP{tp} at {clock} MHz", f"{wh:.2f}", found, _saved(plan)])
-    return _table(["class", "table", "Wh", "exact planner", "saved (%)"], rows)
+    return table(["class", "table", "Wh", "exact planner", "saved (%)"], rows)
 
 
 def _gaps(profile: ServingProfile) -> str:
@@ -117,7 +117,7 @@ def _gaps(profile: ServingProfile) -> str:
         "exact saves (%)",
         "hierarchical saves (%)",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _full_fleet(profile: ServingProfile) -> None:
@@ -132,11 +132,6 @@ def _full_fleet(profile: ServingProfile) -> None:
 
 def _saved(plan: ServingPlan) -> str:
     return f"{plan.predicted.savings_percent or 0.0:.1f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _say(line: str) -> None:

@@ -125,7 +125,7 @@ def test_frontier_and_timeline_have_pages_of_their_own(report: Report) -> None:
     assert slower == sorted(slower)
     assert data["frontier"]["t_star"] < slower[0]
     assert slower[-1] <= data["frontier"]["t_max"]
-    timelines = timeline_page([report.before, report.after], ["before", "after"])
+    timelines = timeline_page(report.after, report.before)
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
 
 

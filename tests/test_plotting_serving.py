@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from envplan.plotting.serving import (
+    comparison_rows,
     over_time_figure,
     plan_figure,
     plot_over_time,
@@ -61,3 +63,10 @@ def test_a_page_has_cards_a_figure_and_a_table(tmp_path: Path) -> None:
     assert "less energy: hierarchical" in text
     assert "<td>max_frequency</td>" in text
     assert "src=" not in text
+
+
+def test_nothing_is_saved_of_nothing(tmp_path: Path) -> None:
+    free = [replace(result, energy_j=0.0) for result in a_comparison()]
+    assert [result.saved_percent(free[0]) for result in free] == [None, None]
+    assert [row[2] for row in comparison_rows(free)] == ["-", "-"]
+    save_comparison_page(free, "free", None, tmp_path / "free.html")

@@ -43,6 +43,17 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
         raise InputError(f"is not a usable file name ({error})", path=path) from error
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Write all of `data` and return once it is on the disk.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)
+
+
 def _replace(target: Path, data: bytes) -> None:
     # Opened by hand rather than by tempfile: a new file then gets the permissions the umask says.
     temporary = target.with_name(f".envplan-{secrets.token_hex(8)}.tmp")

@@ -35,7 +35,7 @@ from envplan.freqplan import (
     StageClocks,
 )
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, Priced, option_tables, price
+from envplan.plan import Plan, Priced, option_tables, price, rows_by_knobs
 from envplan.power import peak_uw
 from envplan.profile import OptionTable, Profile
 from envplan.simulation import price_with_latency
@@ -495,6 +495,7 @@ class _Maker:
         self._profile = profile
         self._clocks = clocks
         self._tables = option_tables(pipeline, profile)
+        self._knobs = rows_by_knobs(pipeline, profile)
         self._powers_uw = stated_powers(plan, pipeline)
         self._num_gpus = num_gpus
         self._latency_ns = ns_from_s(plan.job.switch_latency_s or 0.0)
@@ -531,10 +532,10 @@ class _Maker:
             InputError: a frequency is not in the profile.
         """
         rows = []
-        for table, mhz, config, op in zip(
-            self._tables, frequencies, configs, self.pipeline.operations, strict=True
+        for known, mhz, config, op in zip(
+            self._knobs, frequencies, configs, self.pipeline.operations, strict=True
         ):
-            row = next((r for m, r in self._by_clock(table, config) if m == mhz), None)
+            row = known.get((mhz, config))
             if row is None:
                 raise InputError(
                     f"{where}{mhz} MHz for {op.instruction} {op.microbatch} of stage {op.stage} is "

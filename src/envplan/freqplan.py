@@ -26,6 +26,7 @@ from envplan.plan import (
     MAX_PLAN_BYTES,
     first_problem,
     json_schema,
+    read_bounded,
     read_json,
     readable_json,
 )
@@ -495,14 +496,7 @@ def read_zeus(path: str | os.PathLike[str]) -> list[list[tuple[str, int]]]:
     Raises:
         InputError: the file cannot be read, is larger than 16 MiB or holds something else.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_ZEUS_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be read ({reason})", path=path) from None
-    if len(data) > MAX_ZEUS_BYTES:
-        raise InputError(f"is larger than {MAX_ZEUS_BYTES >> 20} MiB", path=path)
+    data = read_bounded(path, MAX_ZEUS_BYTES)
     try:
         return parse_zeus(data.decode("utf-8"))
     except UnicodeDecodeError:

@@ -61,6 +61,7 @@ __all__ = [
     "option_tables",
     "predict",
     "price",
+    "read_bounded",
     "read_json",
     "readable_json",
     "rows_by_knobs",
@@ -433,11 +434,11 @@ class Plan(_Model):
             raise InputError(first_problem(error, "plan"), path=path) from None
 
 
-def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> object:
-    """The JSON value in a file of at most `max_bytes`.
+def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The content of a file of at most `max_bytes`.
 
     Raises:
-        InputError: the file cannot be read, is too large or is not JSON; says line and column.
+        InputError: the file cannot be read or is too large.
     """
     try:
         with Path(path).open("rb") as file:
@@ -447,6 +448,16 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> 
         raise InputError(f"cannot be read ({reason})", path=path) from None
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
+    return data
+
+
+def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> object:
+    """The JSON value in a file of at most `max_bytes`.
+
+    Raises:
+        InputError: the file cannot be read, is too large or is not JSON; says line and column.
+    """
+    data = read_bounded(path, max_bytes)
     try:
         return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

@@ -185,10 +185,7 @@ def _common_star_ns(frontiers: Sequence[Frontier]) -> int:
 
 def _energy_fj(frontier: Frontier, time_ns: int) -> int:
     """Least relaxed energy of a kind's replicas if all wait until time_ns, all GPUs, fJ."""
-    within = min(time_ns, frontier.max_time_ns)
-    waiting = sum(frontier.blocking_power_uw) * (time_ns - within)
-    one = frontier.lower_bound_fj(within) + waiting
-    return one * frontier.gpus_per_stage * frontier.replicas
+    return frontier.waiting_bound_fj(time_ns) * frontier.gpus_per_stage * frontier.replicas
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline.graph import predecessors
 from envplan.plan import Priced, option_tables
 from envplan.profile import OptionTable, Profile
 from envplan.units import (
@@ -703,10 +704,7 @@ def _critical_path(
 ) -> tuple[int, ...]:
     """Backwards from the operation that finishes last, each time to one that it waited for; of
     several, to the one on the same stage."""
-    before: list[list[tuple[int, int]]] = [[] for _ in operations]
-    for i, (first, last) in enumerate(pairwise(pipeline.succ_begin.tolist())):
-        for j, lag in zip(pipeline.succ[first:last], pipeline.succ_lag_ns[first:last], strict=True):
-            before[j].append((i, int(lag)))
+    before = predecessors(pipeline)
     at = next(i for i, timed in enumerate(operations) if timed.finish_ns == makespan_ns)
     path = [at]
     while operations[at].start_ns > 0:

@@ -490,8 +490,7 @@ def _check_bound(plan: Plan, frontier: Frontier) -> str:
         least = max(0.0, frontier.energy_at(deadline))
     except NoAnswerError as error:
         raise InputError(f"target.deadline_s: {error}") from None
-    # No plan uses less than nothing, whatever rounded costs add up to.
-    if stated > max(least, 0.0) * (1 + _BOUND_TOLERANCE):
+    if stated > least * (1 + _BOUND_TOLERANCE):
         raise InputError(
             f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,6 +188,8 @@ def apply(
 
 def _sha256(plan: Path) -> str | None:
     """That of a file; none of a pipe, which has been read by now."""
+    import hashlib
+
     return hashlib.sha256(plan.read_bytes()).hexdigest() if plan.is_file() else None
 
 

@@ -179,9 +179,11 @@ def _write(traced: Frontier, plans: list[Plan], path: Path) -> None:
 
 
 def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
-    from envplan.planners import compare as run_planners
+    comparison = None
+    if compare:
+        from envplan.planners import compare as run_planners
 
-    comparison = run_planners(traced) if compare else None
+        comparison = run_planners(traced)
     if path.suffix.lower() == ".html":
         from envplan.plotting.page import save_page
         from envplan.plotting.report import frontier_page

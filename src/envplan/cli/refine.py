@@ -49,12 +49,13 @@ def refine(
     """
     from envplan.cli.output import print_json, progress_bar
     from envplan.plan import Plan
+    from envplan.profile import Profile
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
     from envplan.verify import as_referenced, check_reference, find_profile
 
     old = Plan.load(plan)
-    known = find_profile(old.profile, plan) if profile is None else _open(profile)
+    known = find_profile(old.profile, plan) if profile is None else Profile.open(profile)
     check_reference(old.profile, known, force=False)
     known = as_referenced(old.profile, known)
     refuse_overwriting(known, output, profile_output)
@@ -68,18 +69,12 @@ def refine(
     with progress_bar("Tracing the frontier", quiet=quiet) as progress:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
-        new = replan(old, _open(str(profile_output)), progress)
+        new = replan(old, Profile.open(str(profile_output)), progress)
     new.save(output)
     if json:
         print_json(_document(old, new, drifts, profile_output, output, _unmeasured(known, drifts)))
     elif not quiet:
         _print(old, new, drifts, profile_output, output, _unmeasured(known, drifts))
-
-
-def _open(path: str) -> Profile:
-    from envplan.profile import Profile
-
-    return Profile.open(path)
 
 
 def _sha256(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,11 +19,7 @@ from envplan.cli.costs import (
     TokensPerIterationOption,
 )
 from envplan.cli.inputs import JsonOption, QuietOption
-from envplan.cli.timeline import ForceOption, PlanArgument, ProfileOption, load_plan
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.planners import Comparison
+from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
 
 _ALONG = 33
 
@@ -64,6 +60,7 @@ def report(
     """
     from envplan.cli.frontier import check_type, distinct
     from envplan.cli.output import print_json, progress_bar, say, spinner
+    from envplan.planners import compare as run_planners
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page
     from envplan.simulation import simulate
@@ -91,7 +88,7 @@ def report(
     comparison = None
     if compare:
         with spinner("Comparing planners", quiet=quiet):
-            comparison = _compared(frontier)
+            comparison = run_planners(frontier)
     made = Report(
         plan=loaded,
         frontier=frontier,
@@ -119,9 +116,3 @@ def report(
             f"{loaded.predicted.slowdown_percent:+.2f}% iteration time{modelled}"
         )
         say(f"wrote {output}")
-
-
-def _compared(frontier: Frontier) -> Comparison:
-    from envplan.planners import compare
-
-    return compare(frontier)

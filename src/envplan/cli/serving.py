@@ -171,13 +171,13 @@ def serving_profile(
 
 def _write_copy(profile: ServingProfile, output: Path) -> None:
     from envplan._files import atomic_write
+    from envplan.serving.profile import sidecar_path
 
-    if profile.path and output.exists() and output.samefile(profile.path):
-        raise InputError("is the profile itself; choose another output file", path=output)
+    _refuse_overwriting(profile, output)
     atomic_write(output, profile.content)
-    sidecar = profile.path and profile.path.with_name(profile.path.stem + ".meta.json")
+    sidecar = profile.path and sidecar_path(profile.path)
     if sidecar and sidecar.is_file():
-        atomic_write(output.with_name(output.stem + ".meta.json"), sidecar.read_bytes())
+        atomic_write(sidecar_path(output), sidecar.read_bytes())
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
@@ -498,14 +498,12 @@ def serving_compare(
     elif plot is not None:
         plot_over_time(results, _title(known, loads), plot)
     if json:
-        base = results[0].energy_j
         print_json(
             {
                 "trace": loads.name,
                 "profile": known.name,
                 "policies": [
-                    _document(r) | {"savings_percent": 100 * (1 - r.energy_j / base)}
-                    for r in results
+                    _document(r) | {"savings_percent": r.saved_percent(results[0])} for r in results
                 ],
             }
         )

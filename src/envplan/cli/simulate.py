@@ -21,7 +21,8 @@ from envplan.cli.costs import (
     replay_costs,
 )
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite
+from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
 from envplan.cli.replicas import (
     REPLICA_PROFILE,
     BesideProfileOption,
@@ -52,9 +53,7 @@ class SimulateCommand(TyperCommand):
 
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(metavar="[PLAN]", help="A plan file.")] = Path(
-        "plan.json"
-    ),
+    plan: PlanArgument = Path("plan.json"),
     noise: Annotated[
         float | None,
         typer.Option(metavar="PCT", help="Vary times by PCT percent (standard deviation)."),
@@ -114,13 +113,8 @@ def simulate(
     iterations: IterationsOption = None,
     start: StartOption = None,
     repeat_rates: RepeatRatesOption = False,
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Go on though the profile has changed since.")
-    ] = False,
+    profile: ProfileOption = None,
+    force: ForceOption = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -150,10 +144,7 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
-    from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.simulation import simulate as replay
-    from envplan.verify import as_referenced, find_profile
 
     check_type(trace, "--trace", (".json",), "a plan goes before --trace")
     check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
@@ -174,11 +165,7 @@ def simulate(
     at_least(seed, "--seed", 0)
     at_least(runs, "--runs", 1)
 
-    loaded = Plan.load(plan)
-    source = find_profile(loaded.profile, plan) if profile is None else Profile.open(profile)
-    source = as_referenced(loaded.profile, source)
-    refuse_overwriting(source, trace, plot)
-    _refuse_overwriting_plan(plan, trace, plot)
+    loaded, source = load_plan(plan, profile, trace, plot)
     timeline = replay(
         loaded,
         source,
@@ -203,7 +190,9 @@ def simulate(
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        _draw(timeline, plot)
+        from envplan.plotting.timeline import plot_timeline
+
+        plot_timeline(timeline, plot)
     planned_s = loaded.job.switch_latency_s or 0.0
     other_clocks = switch_latency is not None and switch_latency / 1000 != planned_s
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
@@ -219,24 +208,6 @@ def simulate(
         _print(timeline, source, reports, notes, written)
         if together is not None:
             print_replicas(together)
-
-
-def _draw(timeline: Timeline, path: Path) -> None:
-    if path.suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import timeline_page
-
-        save_page(timeline_page([timeline], ["plan"]), path)
-    else:
-        from envplan.plotting.timeline import plot_timeline
-
-        plot_timeline(timeline, path)
-
-
-def _refuse_overwriting_plan(plan: Path, *outputs: Path | None) -> None:
-    for output in outputs:
-        if output and output.exists() and output.samefile(plan):
-            raise InputError("is the plan itself; choose another output file", path=output)
 
 
 class _Cluster:

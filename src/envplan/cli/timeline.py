@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import JsonOption, QuietOption, refuse_overwriting
+from envplan.cli.inputs import JsonOption, QuietOption
+from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 _COLOURS = ("frequency", "power")
-
-PlanArgument = Annotated[Path, typer.Argument(metavar="[PLAN]", help="A plan file.")]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
-]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Go on though the profile has changed since.")
-]
 
 
 def timeline(
@@ -54,6 +46,7 @@ def timeline(
     """
     from envplan.cli.frontier import check_type
     from envplan.cli.output import print_json, say, spinner
+    from envplan.plotting.timeline import plot_timeline
     from envplan.simulation import simulate
 
     check_type(output, "--output", _TYPES, "choose one of them")
@@ -63,20 +56,9 @@ def timeline(
     with spinner("Drawing", quiet=quiet):
         after = simulate(loaded, source, force=force)
         before = None if alone else simulate(max_frequency_of(loaded, source), source, force=force)
-        if output.suffix.lower() == ".html":
-            from envplan.plotting.page import save_page
-            from envplan.plotting.report import timeline_page
-
-            timelines = [after] if before is None else [before, after]
-            save_page(
-                timeline_page(timelines, ["maximum frequency", "plan"][-len(timelines) :]), output
-            )
-        else:
-            from envplan.plotting.timeline import plot_timeline
-
-            plot_timeline(
-                after, output, before=before, colour="power" if colour == "power" else "frequency"
-            )
+        plot_timeline(
+            after, output, before=before, colour="power" if colour == "power" else "frequency"
+        )
     if json:
         print_json(
             {
@@ -89,25 +71,6 @@ def timeline(
         )
     elif not quiet:
         say(f"wrote {output}")
-
-
-def load_plan(path: Path, profile: str | None, *outputs: Path) -> tuple[Plan, Profile]:
-    """A plan and the profile that it was made from.
-
-    Raises:
-        InputError: one of them cannot be read, or an output is one of them.
-    """
-    from envplan.plan import Plan
-    from envplan.profile import Profile
-    from envplan.verify import as_referenced, find_profile
-
-    plan = Plan.load(path)
-    source = find_profile(plan.profile, path) if profile is None else Profile.open(profile)
-    refuse_overwriting(source, *outputs)
-    for output in outputs:
-        if output.exists() and output.samefile(path):
-            raise InputError("is the plan itself; choose another output file", path=output)
-    return plan, as_referenced(plan.profile, source)
 
 
 def max_frequency_of(plan: Plan, profile: Profile) -> Plan:

@@ -123,5 +123,18 @@ def build_network(
     )
 
 
+def replayed_events(pipeline: Pipeline, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When each event of the network is if all operations start as early as can be, ns.
+
+    Args:
+        time_ns: how long each operation takes, (N).
+    """
+    starts, makespan = pipeline.earliest_starts(time_ns)
+    events = np.empty(2 * len(starts) + 2, np.int64)
+    events[0:-2:2], events[1:-2:2] = starts, starts + time_ns
+    events[-2:] = 0, makespan
+    return events
+
+
 def _int32(*parts: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int32]:
     return np.concatenate(parts).astype(np.int32)

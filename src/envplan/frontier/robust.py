@@ -17,7 +17,7 @@ the confidence stated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from envplan.frontier.trace import Frontier
     from envplan.pipeline import Pipeline
     from envplan.plan import Plan
-    from envplan.profile import Profile
+    from envplan.profile import OptionTable, Profile
 
 #: How sure a stated share is.
 CONFIDENCE: Final = 0.99
@@ -129,6 +129,20 @@ def noisy_makespans(
         draws: as noise_draws gives them.
     """
     return np.concatenate([_makespans(pipeline, time_ns, spreads, some) for some in draws])
+
+
+def _replayed(
+    pipeline: Pipeline,
+    profile: Profile,
+    tables: Sequence[OptionTable],
+    options: NDArray[np.int32],
+    noise: Noise,
+    draws: Iterable[NDArray[np.float64]],
+) -> NDArray[np.int64]:
+    """Iteration times of a choice of options under noise, (runs,), ns."""
+    time_ns = [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)]
+    spreads = noise.spreads(pipeline, profile, options)
+    return noisy_makespans(pipeline, np.array(time_ns, np.int64), spreads, draws)
 
 
 def _makespans(
@@ -264,11 +278,7 @@ class _Family:
     ) -> NDArray[np.int64]:
         """Iteration times under noise, (runs,), ns."""
         pipeline, profile = self._frontier.pipeline, self._frontier.profile
-        time_ns = [
-            table.time_ns[row] for table, row in zip(self._tables, options.tolist(), strict=True)
-        ]
-        spreads = self._noise.spreads(pipeline, profile, options)
-        return noisy_makespans(pipeline, np.array(time_ns, np.int64), spreads, draws)
+        return _replayed(pipeline, profile, self._tables, options, self._noise, draws)
 
     def slowest_that_holds(self, aim: float, progress: Progress | None) -> NDArray[np.int32]:
         """Options of the slowest plan found that holds the deadline in a share `aim` of the draws;
@@ -358,10 +368,8 @@ def check_robustness(
         raise InputError("predicted.robustness.held_runs are more than its runs")
     asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
     tables = option_tables(pipeline, profile)
-    time_ns = [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)]
-    spreads = Noise(stated.noise).spreads(pipeline, profile, options)
     draws = noise_draws(len(options), stated.seed, stated.runs)
-    makespans = noisy_makespans(pipeline, np.array(time_ns, np.int64), spreads, draws)
+    makespans = _replayed(pipeline, profile, tables, options, Noise(stated.noise), draws)
     held = int((makespans <= ns_from_s_floor(asked)).sum())
     proved = share_at_least(held, stated.runs, stated.confidence)
     for field, found, true in (

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier.network import Network, build_network
+from envplan.frontier.network import Network, build_network, replayed_events
 from envplan.frontier.rounding import HEATS, Rounding
 from envplan.frontier.start import start_at_t_star
 from envplan.frontier.switching import NoPlanInTimeError, Switching, plan_with_switching
@@ -274,11 +274,7 @@ class Frontier:
         count = len(self.pipeline.operations)
         curves = [self._network.cost_curves[c] for c in self._network.curve[:count].tolist()]
         time_ns = np.array([curve.hull_time_ns[0] for curve in curves], np.int64)
-        starts, makespan = self.pipeline.earliest_starts(time_ns)
-        events = np.empty(2 * count + 2, np.int64)
-        events[0:-2:2], events[1:-2:2] = starts, starts + time_ns
-        events[-2:] = 0, makespan
-        return events
+        return replayed_events(self.pipeline, time_ns)
 
     def plan(
         self,

@@ -380,6 +380,30 @@ class Pipeline:
         self.order = _frozen(order, np.int32)
 
 
+def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
+    """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
+    before: list[list[tuple[int, int]]] = [[] for _ in pipeline.operations]
+    bounds = pipeline.succ_begin.tolist()
+    after, lags = pipeline.succ.tolist(), pipeline.succ_lag_ns.tolist()
+    for i in range(len(before)):
+        for k in range(bounds[i], bounds[i + 1]):
+            before[after[k]].append((i, lags[k]))
+    return before
+
+
+def starts_without_lags(pipeline: Pipeline, time: Sequence[int]) -> list[int]:
+    """The earliest start of each operation if transfers take no time, (N).
+
+    Args:
+        time: how long each operation takes, in any unit, (N).
+    """
+    start = [0] * len(time)
+    for i in pipeline.order.tolist():
+        for j in pipeline.succ[pipeline.succ_begin[i] : pipeline.succ_begin[i + 1]].tolist():
+            start[j] = max(start[j], start[i] + time[i])
+    return start
+
+
 def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:
     """First come, first served; without the operations that a cycle holds up."""
     waiting = [0] * len(after)

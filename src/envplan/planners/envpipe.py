@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import shown, whole_number
+from envplan.pipeline.graph import predecessors
 from envplan.pipeline.schedules import fitting_ahead
 from envplan.planners.base import Clocks, all_clocks, clocks_of_operations, refuse_target
 from envplan.profile import Profile
@@ -208,7 +209,7 @@ class _State:
         self._stage = [op.stage for op in pipeline.operations]
         self._powers = frontier.blocking_power_uw
         self._gpus = frontier.gpus_per_stage * frontier.replicas
-        self._before = _predecessors(pipeline)
+        self._before = predecessors(pipeline)
         self.clocks = clocks_of_operations(pipeline, frontier.profile)
         self.on_envelope = _outer_envelope(pipeline)
         valleys = _valleys(pipeline, self.clocks)
@@ -269,17 +270,6 @@ class _State:
     def options(self) -> NDArray[np.int32]:
         rows = [c.row[k] for c, k in zip(self.clocks, self.level, strict=True)]
         return np.array(rows, np.int32)
-
-
-def _predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
-    """What each operation waits for: (operation, lag in ns)."""
-    before: list[list[tuple[int, int]]] = [[] for _ in pipeline.operations]
-    bounds = pipeline.succ_begin.tolist()
-    after, lags = pipeline.succ.tolist(), pipeline.succ_lag_ns.tolist()
-    for i in range(len(before)):
-        for k in range(bounds[i], bounds[i + 1]):
-            before[after[k]].append((i, lags[k]))
-    return before
 
 
 def _outer_envelope(pipeline: Pipeline) -> list[bool]:

@@ -80,7 +80,7 @@ def search_from(
     Returns:
         Options, (N,), that meet the deadline and cost no more.
     """
-    from envplan.frontier.network import build_network
+    from envplan.frontier.network import build_network, replayed_events
     from envplan.frontier.rounding import Rounding
     from envplan.plan import option_tables
 
@@ -89,12 +89,8 @@ def search_from(
     time_ns = np.array(
         [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)], np.int64
     )
-    starts, makespan = pipeline.earliest_starts(time_ns)
-    event_times = np.empty(2 * len(starts) + 2, np.int64)
-    event_times[0:-2:2], event_times[1:-2:2] = starts, starts + time_ns
-    event_times[-2:] = 0, makespan
     network = build_network(pipeline, frontier.profile, frontier.blocking_power_uw)
-    rounding = Rounding(pipeline, network, event_times, deadline_ns)
+    rounding = Rounding(pipeline, network, replayed_events(pipeline, time_ns), deadline_ns)
     rounding.anneal()
     return rounding.options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from envplan.plotting.frontier import STYLE, energy_unit, save_figure, title
+from envplan.plotting.frontier import STYLE, energy_unit, label_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,14 +50,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         _draw_curves(axes, comparison, scale)
         _draw_plans(axes, comparison, scale)
         _set_limits(axes, comparison, scale)
-        axes.set_xlabel("Iteration time (s), axis does not start at 0")
-        axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
-        axes.ticklabel_format(useOffset=False, style="plain")
-        axes.locator_params(nbins=7)
-        axes.set_title(title(comparison.frontier), loc="left")
-        axes.grid(color="0.92", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
+        label_axes(axes, comparison.frontier, unit)
     return figure
 
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from envplan.frontier import Frontier
     from envplan.plan import Plan
 
-__all__ = ["STYLE", "energy_unit", "frontier_figure", "plot_frontier", "save_figure", "title"]
+__all__ = [
+    "STYLE",
+    "energy_unit",
+    "frontier_figure",
+    "label_axes",
+    "plot_frontier",
+    "profile_title",
+    "save_figure",
+    "title",
+]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
 _CURVE = "#0072B2"
@@ -65,15 +74,24 @@ def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
         _draw_points(axes, frontier, plans, scale)
         _draw_ends(axes, frontier, scale)
         _draw_savings(axes, plans, scale)
-        axes.set_xlabel("Iteration time (s), axis does not start at 0")
-        axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
-        axes.ticklabel_format(useOffset=False, style="plain")
-        axes.locator_params(nbins=7)
-        axes.set_title(title(frontier), loc="left")
-        axes.grid(color="0.92", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
+        label_axes(axes, frontier, unit)
     return figure
+
+
+def label_axes(axes: Axes, frontier: Frontier, unit: str) -> None:
+    """Title, axes, grid and legend of a figure of energy against time, once all is drawn.
+
+    Args:
+        unit: of energy, see energy_unit.
+    """
+    axes.set_xlabel("Iteration time (s), axis does not start at 0")
+    axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
+    axes.ticklabel_format(useOffset=False, style="plain")
+    axes.locator_params(nbins=7)
+    axes.set_title(title(frontier), loc="left")
+    axes.grid(color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -214,10 +232,14 @@ def _note(
 def title(frontier: Frontier) -> str:
     """Two lines that say what a figure is about."""
     pipeline, profile = frontier.pipeline, frontier.profile
-    name = profile.name if len(profile.name) <= 44 else profile.name[:43] + "…"
-    modelled = " (modelled)" if profile.metadata.source == "modelled" else ""
     gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
     return (
-        f"{name}{modelled}\n{pipeline.schedule}, {pipeline.num_stages} stages, "
-        f"{pipeline.num_microbatches} microbatches, {gpus} GPUs"
+        f"{profile_title(profile.name, profile.metadata.source)}\n{pipeline.schedule}, "
+        f"{pipeline.num_stages} stages, {pipeline.num_microbatches} microbatches, {gpus} GPUs"
     )
+
+
+def profile_title(name: str, source: str | None) -> str:
+    """A profile's name, cut to fit over a figure, and whether it is modelled."""
+    cut = name if len(name) <= 44 else name[:43] + "…"
+    return cut + (" (modelled)" if source == "modelled" else "")

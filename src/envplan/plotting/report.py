@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
 from envplan.plotting.frontier import energy_unit
+from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
@@ -69,9 +70,12 @@ def frontier_page(
     return page.document(title, body, {"frontier": data})
 
 
-def timeline_page(timelines: Sequence[Timeline], names: Sequence[str]) -> str:
-    """A page with timelines one above the other; the last one is the plan that it is about."""
-    plan = timelines[-1].plan
+def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
+    """A page with a plan's timeline; above it, if given, that of maximum frequency."""
+    plan = timeline.plan
+    timelines, names = [timeline], ["plan"]
+    if before is not None:
+        timelines, names = [before, timeline], ["maximum frequency", "plan"]
     title = f"Timeline of {plan.profile.name}"
     job = plan.job
     about = (
@@ -198,8 +202,8 @@ def _stage_table(report: Report) -> str:
     rows = []
     gpus = report.after.num_gpus
     for before, after in zip(report.before.stages, report.after.stages, strict=True):
-        was = (before.computation_fj + before.blocking_fj) / 1e15
-        now = (after.computation_fj + after.blocking_fj) / 1e15
+        was = j_from_fj(before.computation_fj + before.blocking_fj)
+        now = j_from_fj(after.computation_fj + after.blocking_fj)
         clocks = [
             (timed.frequency_mhz, timed.time_ns)
             for timed in report.after.operations

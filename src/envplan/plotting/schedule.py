@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.pipeline.graph import starts_without_lags
 from envplan.plotting.frontier import save_figure
 from envplan.units import s_from_ns
 
@@ -195,7 +196,8 @@ def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> Sched
     """
     if profile is None:
         units = [_UNITS.get(op.instruction, 1) for op in pipeline.operations]
-        return ScheduleLayout(pipeline, _unit_starts(pipeline, units), np.array(units, float), None)
+        starts_in_units = np.array(starts_without_lags(pipeline, units), float)
+        return ScheduleLayout(pipeline, starts_in_units, np.array(units, float), None)
     fitted = profile.fitted({op.instruction for op in pipeline.operations})
     times = np.array(
         [
@@ -212,14 +214,6 @@ def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> Sched
 
 def _seconds(nanoseconds: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.array([s_from_ns(time) for time in nanoseconds.tolist()])
-
-
-def _unit_starts(pipeline: Pipeline, units: list[int]) -> NDArray[np.float64]:
-    start = [0] * len(units)
-    for i in pipeline.order.tolist():
-        for j in pipeline.succ[pipeline.succ_begin[i] : pipeline.succ_begin[i + 1]].tolist():
-            start[j] = max(start[j], start[i] + units[i])
-    return np.array(start, float)
 
 
 def plot_schedule(layout: ScheduleLayout, path: str | os.PathLike[str]) -> None:

@@ -62,7 +62,7 @@ def save_comparison_page(
     base = simulations[0]
     shown = []
     for result in simulations[1:]:
-        saved = 100 * (1 - result.energy_j / base.energy_j) if base.energy_j else 0.0
+        saved = result.saved_percent(base) or 0.0
         what = f"less energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
         shown.append((f"{saved:.1f}%", what, "good" if saved > 0 else ""))
     body = "\n".join(
@@ -158,7 +158,8 @@ def plan_figure(plan: ServingPlan) -> Figure:
                     axes.text(left + group.gpus / 2, row, f"{group.frequency_mhz}",
                               ha="center", va="center", color="white", fontsize=9)  # fmt: skip
                 left += group.gpus
-        axes.set_yticks(range(len(plan.pools)), [_served(pool.serves) for pool in plan.pools])
+        names = [" + ".join(s.request_class for s in pool.serves) for pool in plan.pools]
+        axes.set_yticks(range(len(plan.pools)), names)
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("GPUs (in the bars: SM clock, MHz)")
@@ -175,10 +176,6 @@ def plan_figure(plan: ServingPlan) -> Figure:
             frameon=False,
         )
     return figure
-
-
-def _served(serves: Sequence[object]) -> str:
-    return " + ".join(getattr(served, "request_class", "") for served in serves)
 
 
 def plot_over_time(
@@ -244,12 +241,12 @@ HEADERS: Final = (
 
 def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
     """The table of a comparison; savings are against the first one."""
-    base = simulations[0].energy_j
+    saved = [simulation.saved_percent(simulations[0]) for simulation in simulations]
     return [
         [
             simulation.policy,
             f"{simulation.energy_j / _J_PER_KWH:.1f}",
-            f"{100 * (1 - simulation.energy_j / base):.1f}" if base else "-",
+            "-" if percent is None else f"{percent:.1f}",
             f"{100 * simulation.attainment:.3f}",
             f"{simulation.series.gpus.mean():.1f}",
             f"{simulation.series.gpus.max():.0f}",
@@ -257,5 +254,5 @@ def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
             str(simulation.resharded),
             str(simulation.clock_changes),
         ]
-        for simulation in simulations
+        for simulation, percent in zip(simulations, saved, strict=True)
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from envplan.plotting.frontier import save_figure
+from envplan.plotting.frontier import profile_title, save_figure
 from envplan.units import UW_PER_W, s_from_ns
 
 if TYPE_CHECKING:
@@ -64,15 +65,21 @@ def plot_timeline(
     before: Timeline | None = None,
     colour: Colour = "frequency",
 ) -> None:
-    """Draw a timeline to a .png, .svg or .pdf file, whole or not at all.
+    """Draw a timeline to a .png, .svg, .pdf or .html file, whole or not at all.
 
     Args:
-        before: as for timeline_figure.
-        colour: likewise.
+        before: as for timeline_figure; on a page it is called maximum frequency.
+        colour: likewise; on a page the reader chooses.
 
     Raises:
         InputError: the file cannot be written.
     """
+    if Path(path).suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import timeline_page
+
+        save_page(timeline_page(timeline, before), path)
+        return
     save_figure(timeline_figure(timeline, before=before, colour=colour), path)
 
 
@@ -295,6 +302,4 @@ def _title(timeline: Timeline, *, last: bool) -> str:
     if not last:
         return f"{planner}: {result}"
     reference = timeline.plan.profile
-    name = reference.name if len(reference.name) <= 44 else reference.name[:43] + "…"
-    modelled = " (modelled)" if reference.source == "modelled" else ""
-    return f"{name}{modelled}, planner {planner}: {result}"
+    return f"{profile_title(reference.name, reference.source)}, planner {planner}: {result}"

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile
 
-__all__ = ["METHOD", "RAW", "Change", "smooth_curve", "smooth_profile"]
+__all__ = ["METHOD", "RAW", "Change", "nine_digits", "smooth_curve", "smooth_profile"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -233,12 +233,12 @@ def _smoothed(rows: list[dict[str, str]]) -> Change:
     for name, before, after in (("time", times, smooth[0]), ("energy", energies, smooth[1])):
         changes = np.abs(after / np.array(before) - 1)
         for k in np.flatnonzero(changes > _SAME).tolist():
-            rows[k][name] = _text(after[k])
+            rows[k][name] = nine_digits(after[k])
             moved.add(k)
         largest.append(float(changes.max()))
     return Change(len(moved), *largest)
 
 
-def _text(value: Any) -> str:
+def nine_digits(value: float) -> str:
     """With nine significant digits and no exponent."""
     return np.format_float_positional(value, precision=_DIGITS, fractional=False, trim="-")

@@ -42,6 +42,7 @@ __all__ = [
     "Progress",
     "Settings",
     "StageSummary",
+    "Valley",
     "Workload",
     "energy_by_clock",
     "summarize",
@@ -475,6 +476,30 @@ def _findings(rows: Sequence[Row], settings: Settings, info: DeviceInfo) -> dict
 
 
 @dataclass
+class Valley:
+    """Decides when a sweep from the highest clock down is below the clock of the least energy.
+
+    Attributes:
+        rises: clocks in a row above the least energy, after which it is.
+        risen: of those, so far.
+        least: the least energy so far, J, and its standard error, J.
+    """
+
+    rises: int
+    risen: int = 0
+    least: tuple[float, float] | None = None
+
+    def passed(self, energy: float, error: float) -> bool:
+        """Whether this energy (J, and its standard error) was one rise too many."""
+        least = self.least
+        rise = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
+        self.risen = self.risen + 1 if rise else 0
+        if least is None or energy < least[0]:
+            self.least = energy, error
+        return self.risen >= self.rises
+
+
+@dataclass
 class _Sweep:
     workload: Workload
     device: Device
@@ -500,19 +525,14 @@ class _Sweep:
             self._sweep_stage(stage)
 
     def _sweep_stage(self, stage: int) -> None:
-        least: tuple[float, float] | None = None
-        rises = 0
+        valley = Valley(self.settings.rises)
         for position, clock in enumerate(self._clocks):
             rows = [self._row(stage, name, clock) for name in self.settings.instructions]
             if stage == 0:  # any stage waits alike
                 self._row(stage, BLOCKING, clock)
             energy = math.fsum(row.energy for row in rows)
             error = math.hypot(*(row.energy_error for row in rows))
-            risen = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
-            rises = rises + 1 if risen else 0
-            if least is None or energy < least[0]:
-                least = energy, error
-            if rises == self.settings.rises:
+            if valley.passed(energy, error):
                 left = len(self._clocks) - position - 1
                 self._done += left * (len(rows) + (stage == 0))
                 return

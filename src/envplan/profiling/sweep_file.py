@@ -14,12 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-
-from envplan._files import atomic_write
+from envplan._files import append_whole, atomic_write
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.profiling.smoothing import RAW
+from envplan.profiling.smoothing import RAW, nine_digits
 
 __all__ = ["Row", "SweepFile"]
 
@@ -192,19 +190,13 @@ class SweepFile:
 
     def _add(self, line: str) -> None:
         try:
-            _write_all(self._descriptor, line.encode("utf-8"))
-            os.fsync(self._descriptor)
+            append_whole(self._descriptor, line.encode("utf-8"))
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror}); run the same command again to continue "
                 "once there is room",
                 path=self.path,
             ) from error
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _opened(path: Path) -> int:
@@ -262,5 +254,5 @@ def _line(values: Any) -> str:
 def _plain(value: object) -> object:
     """A float with nine significant digits and no exponent."""
     if isinstance(value, float):
-        return np.format_float_positional(value, precision=9, fractional=False, trim="-")
+        return nine_digits(value)
     return value

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envplan.devices import Device, DeviceError, PermissionDeniedError, backend
+from envplan.devices.base import device_at
 from envplan.errors import EnvplanError
 
 __all__ = ["GivenBack", "Guard", "LockFile", "give_back", "give_back_all"]
@@ -542,9 +543,7 @@ def _prepare(devices: Sequence[Device], index: int) -> tuple[Device, LockFile | 
     Raises:
         DeviceError: there is no such GPU, its clock may not be set, or another guard has it.
     """
-    if not 0 <= index < len(devices):
-        raise DeviceError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-    device = devices[index]
+    device = device_at(devices, index)
     refusal = device.can_lock(probe=True)
     if refusal is not None:
         raise DeviceError(refusal)

@@ -29,7 +29,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -39,10 +38,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from envplan.devices import Device, DeviceError, backend
-from envplan.devices.base import Backend, DeviceInfo
+from envplan.devices.base import Backend, DeviceInfo, device_at
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
+from envplan.profiling.sweep import Valley
 from envplan.runtime.guard import Guard
 from envplan.runtime.metering import EnergyLog
 from envplan.runtime.moments import Follower, environment_number, recorder
@@ -52,8 +52,6 @@ from envplan.runtime.windows import Span, Window, measure, on_host
 
 __all__ = ["Profiler", "merge_parts"]
 
-#: Energies that differ by no more than so many standard errors may be the same.
-_NOISE: Final = 2.0
 #: Windows at one clock that may be spoiled by clock errors before the clock is passed over.
 _TRIES: Final = 3
 #: A clock seen at more than this times what was asked for was never set.
@@ -325,11 +323,10 @@ class Profiler:
 
 def _device(devices: Sequence[Device], index: int) -> Device:
     """Raises: DeviceError: there is no such GPU, or its energy is not its own."""
-    if not 0 <= index < len(devices):
-        raise DeviceError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-    if devices[index].info.mig:
+    device = device_at(devices, index)
+    if device.info.mig:
         raise DeviceError(f"GPU {index}: MIG is on, so its energy is that of all parts together")
-    return devices[index]
+    return device
 
 
 def _clocks(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
@@ -468,24 +465,3 @@ class _Worker:
             time.sleep(_MERGE_PAUSE_S)
         merge_parts(self._part.profile)
         _logger.info("%s: the profile of all ranks", self._part.profile)
-
-
-@dataclass
-class Valley:
-    """Decides when a sweep from the highest clock down is below the clock of the least energy.
-
-    As the offline sweep does: see envplan.profiling.sweep.
-    """
-
-    rises: int
-    risen: int = 0
-    least: tuple[float, float] | None = None
-
-    def passed(self, energy: float, error: float) -> bool:
-        """Whether this energy (J, and its standard error) was one rise too many."""
-        least = self.least
-        rise = least is not None and energy - least[0] > _NOISE * math.hypot(error, least[1])
-        self.risen = self.risen + 1 if rise else 0
-        if least is None or energy < least[0]:
-            self.least = energy, error
-        return self.risen >= self.rises

@@ -29,6 +29,7 @@ from typing import Any, Final, Self
 
 from envplan.devices import DeviceError, DeviceInfo
 from envplan.devices import backend as open_backend
+from envplan.devices.base import device_at
 from envplan.freqplan import FrequencyPlan, RankPlan
 from envplan.runtime.guard import Guard
 from envplan.runtime.moments import Follower, environment_number, recorder
@@ -389,10 +390,7 @@ def _device_info(name: str, index: int, options: dict[str, Any]) -> DeviceInfo:
     """
     source = open_backend(name, **options)
     try:
-        devices = source.devices()
-        if not 0 <= index < len(devices):
-            raise DeviceError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-        return devices[index].info
+        return device_at(source.devices(), index).info
     finally:
         source.close()
 

@@ -16,16 +16,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from envplan._files import atomic_write
 from envplan.apply import Clocks, modelled_clocks
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.errors import InputError
-from envplan.plan import first_problem, json_schema, read_json, readable_json
+from envplan.plan import json_schema, readable_json
 from envplan.runtime.guard import Guard
-from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.plan import Group, Pool, ServingPlan, read_model
 from envplan.serving.profile import ServingProfile
 
 __all__ = [
@@ -107,15 +107,7 @@ class ServingApplied(_Model):
         Raises:
             InputError: it is none, or two instances share a GPU.
         """
-        document = read_json(path)
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if schema != CLOCKS_SCHEMA:
-            raise InputError(f"is no file of serving clocks: its schema is not {CLOCKS_SCHEMA}",
-                             path=path)  # fmt: skip
-        try:
-            applied = cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(first_problem(error, "file of serving clocks"), path=path) from None
+        applied = read_model(cls, path, CLOCKS_SCHEMA, "file of serving clocks")
         taken: dict[tuple[int, int], int] = {}
         for instance in applied.instances:
             for device in instance.devices:

@@ -170,14 +170,14 @@ def size_pools(
     served = {name: {name: load} for name, load in peaks.items()}
     options: dict[str, list[SizedPool]] = {}
     for name in peaks:
-        if sizing.options(name, served[name]):
-            options[name] = sizing.options(name, served[name])
+        if found := sizing.options(name, served[name]):
+            options[name] = found
         else:  # no configuration of its own meets its SLO: into the lowest pool that has one
             for host in hosts(name, merge=merge)[1:]:
                 joint = served.get(host, {}) | served[name]
-                if sizing.options(host, joint):
+                if found := sizing.options(host, joint):
                     served[host] = joint
-                    options[host] = sizing.options(host, joint)
+                    options[host] = found
                     break
             else:
                 raise NoAnswerError(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,6 +30,7 @@ __all__ = [
     "make_plan",
     "max_frequency_fleet",
     "needed_for",
+    "read_model",
 ]
 
 PLAN_SCHEMA: Final = "envplan/serving-plan/v1"
@@ -43,6 +44,29 @@ _NOTHING: Final = 2e-3
 Positive = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
+def read_model(model: type[_Read], path: str | os.PathLike[str], schema: str, kind: str) -> _Read:
+    """A JSON file of a format, its form checked.
+
+    Args:
+        model: of the format.
+        schema: what the file must name as its own.
+        kind: what such a file is, in words.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        raise InputError(f"is no {kind}: its schema is not {schema}", path=path)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise InputError(first_problem(error, kind), path=path) from None
 
 
 class _Model(BaseModel):
@@ -211,14 +235,7 @@ class ServingPlan(_Model):
         Raises:
             InputError: it is no serving plan.
         """
-        document = read_json(path)
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if schema != PLAN_SCHEMA:
-            raise InputError(f"is no serving plan: its schema is not {PLAN_SCHEMA}", path=path)
-        try:
-            plan = cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(first_problem(error, "serving plan"), path=path) from None
+        plan = read_model(cls, path, PLAN_SCHEMA, "serving plan")
         names = [pool.request_class for pool in plan.pools]
         names += [served.request_class for pool in plan.pools for served in pool.serves]
         for name in [*names, *plan.asked.loads_tokens_s, *plan.asked.slos]:

@@ -44,6 +44,7 @@ __all__ = [
     "ServingProfile",
     "builtin_folder",
     "builtin_names",
+    "sidecar_path",
     "with_slos",
 ]
 
@@ -231,7 +232,8 @@ class ServingProfile:
         """
         file = Path(path)
         content = read_bytes(file)
-        return _built(content, file.stem, file, _read_sidecar(_sidecar(file)), _sidecar(file))
+        sidecar = sidecar_path(file)
+        return _built(content, file.stem, file, _read_sidecar(sidecar), sidecar)
 
     @classmethod
     def builtin(cls, name: str = BUILTIN) -> ServingProfile:
@@ -301,7 +303,7 @@ def save_csv(
     """
     atomic_write(path, csv_text(rows))
     document = {"schema": _SIDECAR_KIND, **sidecar}
-    atomic_write(_sidecar(Path(path)), json.dumps(document, indent=2) + "\n")
+    atomic_write(sidecar_path(Path(path)), json.dumps(document, indent=2) + "\n")
 
 
 def with_slos(profile: ServingProfile, slos: Mapping[str, Slo], scale: float) -> ServingProfile:
@@ -325,7 +327,8 @@ def builtin_names() -> list[str]:
     )
 
 
-def _sidecar(path: Path) -> Path:
+def sidecar_path(path: Path) -> Path:
+    """Where the sidecar of a profile's CSV file is, if it has one."""
     return path.with_name(path.stem + ".meta.json")
 
 
@@ -476,7 +479,7 @@ def _refuse_power(row: Row, watts: float) -> None:
         return
     if row.blank(ENERGY):
         raise row.error(POWER, f"means {watts:.0f} W on each GPU, which none draws; give W")
-    sidecar = "the sidecar" if row.path is None else _sidecar(row.path).name
+    sidecar = "the sidecar" if row.path is None else sidecar_path(row.path).name
     raise row.error(
         ENERGY,
         f"means {watts:.0f} W on each GPU, which none draws; {sidecar} must hold the class's mean "

@@ -303,6 +303,10 @@ class Simulation:
         """Share of requests that met their SLOs."""
         return self.attained / self.requests if self.requests else 1.0
 
+    def saved_percent(self, base: Simulation) -> float | None:
+        """Energy saved against another simulation, of its energy; None where that used none."""
+        return 100 * (1 - self.energy_j / base.energy_j) if base.energy_j else None
+
     @property
     def switches(self) -> int:
         """Instances started or re-sharded."""

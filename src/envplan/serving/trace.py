@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, check_class, classify
-from envplan.serving.profile import ServingProfile, builtin_folder
+from envplan.serving.profile import ServingProfile, builtin_folder, sidecar_path
 from envplan.serving.tables import Row, exists, read_bytes, read_rows
 
 __all__ = ["Trace", "builtin_traces"]
@@ -106,7 +106,7 @@ class Trace:
 def builtin_traces() -> dict[str, Path]:
     """The traces that ship with envplan, by name."""
     found = sorted(builtin_folder().glob("*.csv"))
-    return {p.stem: p for p in found if not p.with_name(p.stem + ".meta.json").exists()}
+    return {p.stem: p for p in found if not sidecar_path(p).exists()}
 
 
 def _built(content: bytes, name: str, path: Path | None) -> Trace:
@@ -133,7 +133,7 @@ def _built(content: bytes, name: str, path: Path | None) -> Trace:
 
 
 def _header(content: bytes) -> list[str]:
-    line = content.decode("utf-8-sig").split("\n", 1)[0]
+    line = content.split(b"\n", 1)[0].decode("utf-8-sig")
     return [cell.strip().strip('"') for cell in line.split(",")]
 
 

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from envplan._files import append_whole
 from envplan.errors import InputError
 from envplan.sweep.table import Row
 
@@ -125,10 +126,7 @@ class Journal:
         )
 
     def _write(self, line: bytes) -> None:
-        data = line + b"\n"
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-            os.fsync(self._descriptor)
+            append_whole(self._descriptor, line + b"\n")
         except OSError as error:
             raise InputError(f"cannot be written ({error.strerror})", path=self.path) from error

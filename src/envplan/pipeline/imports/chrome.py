@@ -15,7 +15,6 @@ in which they come: see TraceMapping.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import statistics
@@ -30,7 +29,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from envplan.errors import InputError
 from envplan.pipeline.formats import shown
-from envplan.pipeline.imports.steps import COMPUTATION, ImportedSchedule, Step, located, place
+from envplan.pipeline.imports.steps import (
+    COMPUTATION,
+    ImportedSchedule,
+    Step,
+    located,
+    parsed_json,
+    place,
+)
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
@@ -202,15 +208,7 @@ def read_chrome_traces(
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
-    data = _unpacked(path)
-    try:
-        document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+    document = parsed_json(_unpacked(path).decode("utf-8-sig", errors="replace"), Decimal)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError("is no Chrome trace: it has no list of events under traceEvents")

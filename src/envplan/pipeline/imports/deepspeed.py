@@ -18,7 +18,6 @@ As text, it is a line `stage N` before the steps of each stage, and a line for e
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -33,6 +32,7 @@ from envplan.pipeline.imports.steps import (
     ImportedSchedule,
     Step,
     located,
+    parsed_json,
     place,
     read_text,
 )
@@ -117,14 +117,7 @@ def read_deepspeed(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
 
 
 def _from_json(text: str) -> list[list[_Instruction]]:
-    try:
-        stages = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+    stages = parsed_json(text)
     return [
         [
             _parsed(command, f"stage {stage}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from envplan.errors import InputError
 from envplan.pipeline.formats import MAX_OPERATIONS
@@ -197,6 +198,25 @@ def read_text(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError("is not UTF-8 text", path=path, line=line) from None
+
+
+def parsed_json(text: str, parse_float: Callable[[str], Any] | None = None) -> Any:
+    """What a JSON text says.
+
+    Args:
+        parse_float: as for json.loads.
+
+    Raises:
+        InputError: it is not JSON; says the line and the column.
+    """
+    try:
+        return json.loads(text, parse_float=parse_float)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
+        ) from None
+    except (RecursionError, ValueError):
+        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
 
 
 def located(error: InputError, path: str | os.PathLike[str]) -> InputError:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError
 from envplan.pipeline.formats import shown
+from envplan.pipeline.graph import starts_without_lags
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,
@@ -179,7 +180,8 @@ def as_torch_csv(pipeline: Pipeline) -> str:
     Raises:
         InputError: the pipeline has an instruction that PyTorch's schedules have no action for.
     """
-    steps = _time_steps(pipeline)
+    # The step of each operation if each took one and transfers none.
+    steps = starts_without_lags(pipeline, [1] * len(pipeline.operations))
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     for begin, end in zip(pipeline.stage_begin, pipeline.stage_begin[1:], strict=False):
@@ -194,12 +196,3 @@ def as_torch_csv(pipeline: Pipeline) -> str:
             row[steps[i]] = f"{op.profile_stage}{_LETTERS[op.instruction]}{op.microbatch}"
         writer.writerow(row)
     return buffer.getvalue()
-
-
-def _time_steps(pipeline: Pipeline) -> list[int]:
-    """The step of each operation if each took one and transfers none, (N)."""
-    steps = [0] * len(pipeline.operations)
-    for i in pipeline.order.tolist():
-        for j in pipeline.succ[pipeline.succ_begin[i] : pipeline.succ_begin[i + 1]].tolist():
-            steps[j] = max(steps[j], steps[i] + 1)
-    return steps
