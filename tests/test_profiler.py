@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from cli_helpers import envplan
 from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
+from envplan.profiling.sweep import Valley
 from envplan.runtime import Profiler
 from envplan.runtime.metering import Seen, powers
 from envplan.runtime.profile_parts import merge_parts
-from envplan.runtime.profiler import Valley
 from envplan.runtime.windows import measure
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
 
