@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,31 @@ def test_one_rank_of_a_stage_is_enough(tmp_path: Path) -> None:
     assert merge_parts(tmp_path / "profile.csv").table(0, "forward").time_ns.tolist() == [10**8]
 
 
+@pytest.mark.parametrize(
+    ("waits", "power"),
+    [
+        ([(50.0, 5.0), (90.0, 36.0)], 50.0),  # what is not sure is not needed
+        ([(50.0, 15.0), (70.0, 21.0), (60.0, 18.0), (300.0, 200.0)], 57.8),
+        ([(50.0, 24.0), (70.0, 34.0)], None),  # not sure even together
+        ([(50.0, 26.0)] * 100, None),  # what says nothing does not say more for being many
+    ],
+)
+def test_powers_while_waiting_are_taken_together_where_none_is_sure(
+    tmp_path: Path, waits: list[tuple[float, float]], power: float | None
+) -> None:
+    write_part(tmp_path, 0, world_size=1)
+    part = tmp_path / "profile.rank0.part.json"
+    document = json.loads(part.read_text())
+    row = {**document["rows"][0], "instruction": "blocking", "time": 1.0}
+    document["rows"] += [
+        {**row, "frequency": 1740 - 15 * k, "energy": energy, "energy_std": error}
+        for k, (energy, error) in enumerate(waits)
+    ]
+    part.write_text(json.dumps(document))
+    found = merge_parts(tmp_path / "profile.csv").blocking_power_w
+    assert found == (None if power is None else pytest.approx([power], abs=0.1))
+
+
 def test_part_that_is_missing_is_named(tmp_path: Path) -> None:
     write_part(tmp_path, 0)
     with pytest.raises(InputError, match=r"profile\.rank1\.part\.json.*cannot be read"):
@@ -301,6 +326,13 @@ def test_sweep_ends_at_five_rises_in_a_row_that_are_no_noise() -> None:
     valley = Valley(5)
     energies = [10.0, 9.0, 9.5, 9.4, 8.0, 8.05, 9.0, 9.0, 9.0, 9.0, 9.0]
     assert [valley.passed(energy, 0.1) for energy in energies] == [False] * 10 + [True]
+
+
+def seen_at(
+    times: Sequence[float], joules: Sequence[float], unsure: Sequence[float] | None = None
+) -> Seen:
+    errors = [0.003] * len(times) if unsure is None else unsure
+    return Seen(list(times), list(errors), list(joules), 1000, frozenset())
 
 
 @settings(max_examples=40, deadline=None)
@@ -314,18 +346,33 @@ def test_powers_of_kinds_that_alternate_slowly_are_found(watts: list[float], see
     edges = [0.0, *np.cumsum(chance.uniform(0.1, 0.3, len(kinds)))]
     counter = [0.0, *np.cumsum([watts[k] * s for k, s in zip(kinds, np.diff(edges), strict=True)])]
     times = np.arange(0.0, edges[-1], 0.05)
-    seen = Seen(list(times), list(np.interp(times, edges, counter)), 1000, frozenset())
+    seen = seen_at(times, np.interp(times, edges, counter))
     found = powers(seen, edges, kinds, len(watts))
     assert found is not None
     assert found.watts == pytest.approx(watts, rel=0.03)
     assert (np.sqrt(np.diag(found.covariance)) < 0.1 * np.array(watts)).all()
 
 
+@settings(max_examples=40, deadline=None)
+@given(place=st.integers(20, 60), late=st.floats(0.2, 1.0))
+def test_reading_that_came_late_and_is_known_to_spoils_nothing(place: int, late: float) -> None:
+    kinds, edges = [0, 1] * 10, [0.2 * k for k in range(21)]
+    times = np.arange(0.0, edges[-1], 0.05)
+    counter = np.interp(times, edges, [0.0, *np.cumsum([20.0, 60.0] * 10)])
+    moved = times.copy()
+    moved[place] += late
+    order = np.argsort(moved)
+    unsure = np.where(np.arange(len(times)) == place, 2.0, 0.003)
+    found = powers(seen_at(moved[order], counter[order], unsure[order]), edges, kinds, 2)
+    assert found is not None
+    assert found.watts == pytest.approx([100.0, 300.0], rel=0.03)
+
+
 def test_kinds_that_readings_cannot_tell_apart_share_the_energy_by_time() -> None:
     kinds = [0, 1] * 500
     edges = [0.001 * k for k in range(1001)]
     times = [0.0, 0.5, 1.0]
-    found = powers(Seen(times, [0.0, 50.0, 100.0], 1000, frozenset()), edges, kinds, 2)
+    found = powers(seen_at(times, [0.0, 50.0, 100.0]), edges, kinds, 2)
     assert found is not None
     assert found.watts == pytest.approx([100.0, 100.0])
     total = np.array([0.5, 0.5])
@@ -333,18 +380,17 @@ def test_kinds_that_readings_cannot_tell_apart_share_the_energy_by_time() -> Non
 
 
 def test_counter_that_stood_still_says_nothing() -> None:
-    assert powers(Seen([0.0, 1.0], [5.0, 5.0], 1000, frozenset()), [0.0, 1.0], [0], 1) is None
+    assert powers(seen_at([0.0, 1.0], [5.0, 5.0]), [0.0, 1.0], [0], 1) is None
 
 
 def test_backward_that_may_hold_an_all_reduce_is_not_timed() -> None:
     spans = [("forward", 0, 0.0, 0.1), ("backward", 0, 0.1, 0.3)]
     spans += [("forward", 0, 0.3, 0.4), ("backward", 0, 0.4, 5.0)]
-    seen = Seen([0.0, 2.5, 5.0], [0.0, 250.0, 500.0], 1740, frozenset())
+    seen = seen_at([0.0, 2.5, 5.0], [0.0, 250.0, 500.0])
     measured = measure([spans], seen, [0], 1740)
     assert measured is not None
-    assert {row.instruction: row.time for row in measured.rows} == pytest.approx(
-        {"forward": 0.1, "backward": 0.2}
-    )
+    times = {row.instruction: row.time for row in measured.rows if row.instruction != "blocking"}
+    assert times == pytest.approx({"forward": 0.1, "backward": 0.2})
     assert measured.microbatches == 2
 
 

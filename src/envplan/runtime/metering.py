@@ -35,9 +35,6 @@ METHOD: Final = (
 #: How often the counter is read, s.
 POLL_S: Final = 0.01
 
-#: Standard deviation of how late a reading is, s: anything up to a poll.
-_LATE_S: Final = POLL_S / math.sqrt(12)
-
 #: Spread of powers around their mean, relative to it, before anything was read.
 _PRIOR: Final = 1.0
 
@@ -50,12 +47,14 @@ class Seen:
 
     Attributes:
         times: of the readings, s, of perf_counter, ascending.
+        unsure: standard deviation of each of these times, s.
         joules: the counter then.
         clock: MHz, the median; 0 if it was not seen.
         throttle: why the clock was held back.
     """
 
     times: list[float]
+    unsure: list[float]
     joules: list[float]
     clock: int
     throttle: frozenset[str]
@@ -64,7 +63,8 @@ class Seen:
 class EnergyLog:
     """Reads a GPU's energy counter, clock and throttle reasons from a thread.
 
-    A reading counts when the counter has changed, so that it is late by a poll at most.
+    A reading counts when the counter has changed: some time since the poll before, which is long
+    ago where other work keeps the processors busy.
 
     Args:
         device: the GPU.
@@ -75,7 +75,7 @@ class EnergyLog:
         self._device = device
         self._poll = poll
         self._lock = threading.Lock()
-        self._readings: list[tuple[float, float]] = []
+        self._readings: list[tuple[float, float, float]] = []  # time, its error, counter
         self._states: list[tuple[float, int, tuple[str, ...]]] = []
         self._stopped = threading.Event()
         self.problem: str | None = None
@@ -90,8 +90,9 @@ class EnergyLog:
             readings = [r for r in self._readings if r[0] <= end]
             states = [s for s in self._states if s[0] <= end]
         return Seen(
-            times=[at for at, _ in readings],
-            joules=[joules for _, joules in readings],
+            times=[at for at, *_ in readings],
+            unsure=[unsure for _, unsure, _ in readings],
+            joules=[joules for *_, joules in readings],
             clock=round(statistics.median([clock for _, clock, _ in states] or [0])),
             throttle=frozenset(reason for *_, reasons in states for reason in reasons),
         )
@@ -103,7 +104,9 @@ class EnergyLog:
 
     def _run(self) -> None:
         last, count = None, 0
+        before = time.perf_counter()
         while not self._stopped.wait(self._poll):
+            asked = time.perf_counter()
             try:
                 energy = self._device.energy()
                 now = time.perf_counter()
@@ -116,10 +119,11 @@ class EnergyLog:
             count += 1
             with self._lock:
                 if energy != last:
-                    self._readings.append((now, energy / 1e3))
+                    unsure = (now - before) / math.sqrt(12)
+                    self._readings.append(((before + now) / 2, unsure, energy / 1e3))
                 if state is not None:
                     self._states.append(state)
-            last = energy
+            before, last = asked, energy
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,7 @@ class Powers:
     covariance: NDArray[np.float64]
 
 
-def powers(
-    seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int, *, late: float = _LATE_S
-) -> Powers | None:
+def powers(seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int) -> Powers | None:
     """Powers of the kinds of work that filled some time.
 
     Args:
@@ -145,7 +147,6 @@ def powers(
         edges: when the work changed, s, ascending; from the first to the last of them.
         kinds: of the work between one edge and the next, from 0; one fewer than edges.
         count: k, of kinds.
-        late: standard deviation of how late a reading is, s.
 
     Returns:
         None where there are fewer than two readings, or no energy was used between them.
@@ -167,12 +168,13 @@ def powers(
 
     # All kinds at the mean power explain this much; the rest is explained by differences from it.
     left = joules - joules[0] - mean * design[:, 1:].sum(axis=1)
-    noise = (late * mean) ** 2
+    precision = 1 / (np.array(seen.unsure) * mean) ** 2
+    weighted = design.T * precision
     prior = np.diag([0.0, *[1 / (_PRIOR * mean) ** 2] * count])
-    covariance = np.linalg.inv(design.T @ design / noise + prior)
-    solution = covariance @ (design.T @ left) / noise
+    covariance = np.linalg.inv(weighted @ design + prior)
+    solution = covariance @ (weighted @ left)
     rest = left - design @ solution
     freedom = max(1, len(times) - count - 1)
-    covariance *= max(1.0, float(rest @ rest) / noise / freedom)
+    covariance *= max(1.0, float(precision @ rest**2) / freedom)
     watts = np.maximum(mean + solution[1:], 0.01 * mean)
     return Powers(watts, covariance[1:, 1:])

@@ -8,17 +8,22 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from envplan._files import atomic_write
 from envplan.errors import InputError
-from envplan.profile import Profile, ProfileMetadata
+from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.sweep_file import Row
 from envplan.runtime.metering import METHOD
 
 __all__ = ["Part", "merge_parts", "unfinished_parts"]
+
+#: A power while waiting that is less sure than this, relative to it, is not written.
+_SURE: Final = 0.2
+#: One that is less sure than this says next to nothing.
+_TELLING: Final = 0.5
 
 PART_SCHEMA: Final = "envplan/profile-part/v1"
 
@@ -98,7 +103,7 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
         )
     columns = [field.name for field in fields(Row)]
     profile = Profile.from_rows(
-        [tuple(asdict(row).values()) for row in _averaged(rows)],
+        [tuple(asdict(row).values()) for row in _averaged(_sure(rows))],
         columns=columns,
         name=path.stem,
         metadata=_merged_metadata(first),
@@ -114,6 +119,30 @@ def _rows(path: Path, rank: int, part: Mapping[str, Any]) -> list[Row]:
         return [Row(**row) for row in part["rows"]]
     except TypeError:
         raise InputError("is damaged; profile again", path=_part_path(path, rank)) from None
+
+
+def _sure(rows: Sequence[Row]) -> list[Row]:
+    """The same without powers while waiting that are not sure; if none is, one of them together.
+
+    A few iterations at a clock may tell too little of the waits between operations, while those at
+    all clocks on all ranks tell enough of what is about the same everywhere.
+    """
+    waiting = [row for row in rows if row.instruction == BLOCKING]
+    others = [row for row in rows if row.instruction != BLOCKING]
+    sure = [row for row in waiting if row.energy_std <= _SURE * row.energy]
+    return others + (sure or _pooled(waiting))
+
+
+def _pooled(rows: Sequence[Row]) -> list[Row]:
+    """One row of all, each counted by its inverse variance; none if it is not sure either."""
+    rows = [row for row in rows if row.energy_std <= _TELLING * row.energy]
+    if not rows:
+        return []
+    precision = math.fsum(row.energy_std**-2 for row in rows)
+    energy = math.fsum(row.energy * row.energy_std**-2 for row in rows) / precision
+    error = precision**-0.5
+    row = replace(rows[0], energy=energy, energy_std=error, samples=len(rows))
+    return [row] if error <= _SURE * energy else []
 
 
 def _averaged(rows: Iterable[Row]) -> list[Row]:

@@ -18,8 +18,6 @@ from envplan.runtime.runlog import Moment
 
 __all__ = ["HostSpan", "Measured", "Span", "Window", "measure", "on_host"]
 
-#: A power while waiting that is less sure than this, relative to it, is not written.
-_SURE: Final = 0.2
 #: Work that is no operation's: between iterations, and backwards that may hold an all-reduce.
 _OUTSIDE: Final = "outside"
 
@@ -178,22 +176,20 @@ def _rows(
     energy = float(found.watts[:count] @ shares)
     power_variance = float(shares @ found.covariance[:count, :count] @ shares)
     waiting, unsure = float(found.watts[count]), math.sqrt(found.covariance[count, count])
-    if unsure <= _SURE * waiting:
-        # Energy over time is all that counts of it.
-        rows.append(
-            Row(
-                stage=rows[0].stage,
-                instruction=BLOCKING,
-                frequency=clock,
-                time=1.0,
-                energy=waiting,
-                time_std=0.0,
-                energy_std=unsure,
-                samples=1,
-                clock=seen.clock,
-                throttle=throttle,
-            )
+    rows.append(
+        Row(
+            stage=rows[0].stage,
+            instruction=BLOCKING,
+            frequency=clock,
+            time=1.0,
+            energy=waiting,  # energy over time is all that counts of it
+            time_std=0.0,
+            energy_std=unsure,
+            samples=1,
+            clock=seen.clock,
+            throttle=throttle,
         )
+    )
     forwards = sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0])
     return Measured(
         rows=rows,
