@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.rates import Rate, Steps
-from envplan.units import ns_from_s, ns_from_s_floor, s_from_ns
+from envplan.units import J_PER_KWH, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
@@ -36,7 +36,6 @@ __all__ = [
     "tokens_per_iteration",
 ]
 
-J_PER_KWH: Final = 3.6e6
 MAX_ITERATIONS: Final = 10**12
 
 #: How far a stated cost may lie from its recomputation.

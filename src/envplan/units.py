@@ -13,6 +13,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 NS_PER_S = 10**9
 UW_PER_W = 10**6
 FJ_PER_J = 10**15
+J_PER_KWH = 3.6e6
 
 #: Largest magnitude any single time, power or energy may have, so that sums stay in 64 bits.
 MAX_INTEGER = 2**62

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from envplan.cli.frontier import check_type, name_bare_plot
 from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite
 from envplan.errors import InputError
+from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
     from envplan.apply import Clocks
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _BUILTIN = "h100-llama2-70b"
 _PLOT_TYPES = (".png", ".svg", ".pdf")
-_J_PER_KWH = 3.6e6
 _MOST_NAMED = 8
 
 
@@ -787,7 +787,7 @@ def _print_simulation(result: Simulation, profile: ServingProfile, trace: Trace)
 
     series = result.series
     rows = [
-        ["energy (kWh)", f"{result.energy_j / _J_PER_KWH:.1f}"],
+        ["energy (kWh)", f"{result.energy_j / J_PER_KWH:.1f}"],
         ["requests", f"{result.requests:.0f}"],
         ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
         ["GPUs, mean", f"{series.gpus.mean():.1f}"],

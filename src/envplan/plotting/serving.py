@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from envplan.plotting.frontier import STYLE, save_figure
+from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,6 @@ _LINES: Final = {
     "hierarchical": ("#000000", "-"),
 }
 _DAY_S: Final = 86_400.0
-_J_PER_KWH: Final = 3.6e6
 
 
 def save_comparison_page(
@@ -245,7 +245,7 @@ def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
     return [
         [
             simulation.policy,
-            f"{simulation.energy_j / _J_PER_KWH:.1f}",
+            f"{simulation.energy_j / J_PER_KWH:.1f}",
             "-" if percent is None else f"{percent:.1f}",
             f"{100 * simulation.attainment:.3f}",
             f"{simulation.series.gpus.mean():.1f}",
