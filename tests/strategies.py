@@ -69,6 +69,19 @@ def falling_profiles(
 
 
 @st.composite
+def knobbed_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
+    """Clocks that differ from table to table, two configs, and work that no clock controls."""
+    knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
+    rows = [
+        (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)
+        for stage in range(num_stages)
+        for name in ("forward", "backward")
+        for mhz, config in draw(st.sets(knobs, min_size=1, max_size=max_options))
+    ]
+    return Profile.from_rows(rows)
+
+
+@st.composite
 def dags(draw: Any, num_stages: int, max_operations: int = 9) -> Pipeline:
     """A random connected DAG whose operations use all stages."""
     count = draw(st.integers(num_stages, max_operations))

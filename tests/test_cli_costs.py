@@ -10,6 +10,7 @@ import pytest
 from cli_helpers import Ran, assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.costs import check_costs
+from envplan.errors import InputError
 from envplan.plan import Plan
 
 
@@ -39,6 +40,33 @@ def solved(*arguments: str) -> Plan:
     plan = Plan.load("plan.json")
     check_costs(plan)
     return plan
+
+
+def test_with_a_straggler_costs_are_until_it_has_finished(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = ("--price", "0.3", "--iterations", "1000")
+    plan = solved(*rates, "--straggler-time", "2.5")
+    until, costs = plan.predicted.until_straggler, plan.costs
+    assert until is not None
+    assert costs is not None
+    assert costs.run is not None
+    for spent, joules in (
+        (costs.run.plan, until.energy_j),
+        (costs.run.max_frequency, until.baseline_energy_j),
+    ):
+        assert spent.time_s == pytest.approx(2500.0)
+        assert spent.energy_kwh == pytest.approx(1000 * joules / 3.6e6)
+        assert spent.money == pytest.approx(0.3 * 1000 * joules / 3.6e6)
+    assert app._run(["check", "plan.json"]) == 0
+    assert "costs follow from" in capsys.readouterr().out
+    alone = plan.predicted.model_copy(update={"until_straggler": None})
+    with pytest.raises(InputError, match=r"costs\.iteration"):
+        check_costs(plan.model_copy(update={"predicted": alone}))
+    assert app._run(["solve", *rates, "--straggler-time", "2.5"]) == 0
+    assert "iterations that last until the straggler has finished" in capsys.readouterr().out
+    # One that is not slower than the plan changes nothing.
+    assert solved(*rates, "--straggler-time", "0.5").costs == solved(*rates).costs
 
 
 def test_price_and_carbon_are_shown_for_an_iteration_and_for_the_run(folder: Path) -> None:
@@ -152,10 +180,9 @@ def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> No
             ("--iterations", "5", "--deadline", "1d", "--straggler-time", "9"),
             ("exclude each other",),
         ),
-        (("--price", "1", "--straggler-time", "9"), ("--straggler-time", "--price")),
         (
-            ("--iterations", "5", "--deadline", "1d", "--robust", "90", "--noise", "2"),
-            ("--robust", "--deadline"),
+            (*("--iterations", "5", "--deadline", "1d"), *("--robust", "90", "--polish", "1")),
+            ("--robust", "--polish"),
         ),
         (
             ("--iterations", "5", "--deadline", "1d", "--peak-power-cap", "500"),

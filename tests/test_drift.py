@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,12 +146,52 @@ def test_log_of_another_job_is_refused(plan: Plan) -> None:
         measure_drift(plan, PROFILE, [line])
 
 
+@pytest.mark.parametrize("mean", [math.nan, math.inf, -1.0, 1e300, None, "long", []], ids=str)
+def test_time_that_is_none_is_refused(plan: Plan, mean: object) -> None:
+    line: dict[str, Any] = {"event": "step", "rank": 0, "stage": 0, "step": 1}
+    line["operations"] = [["forward", 0, 1260, 1, mean, 0.1]]
+    with pytest.raises(InputError, match="not as the shim writes them"):
+        measure_drift(plan, PROFILE, [line])
+
+
+def test_operation_too_short_for_its_clock_does_not_count(plan: Plan) -> None:
+    line: dict[str, Any] = {"event": "step", "rank": 0, "stage": 0, "step": 1}
+    line["operations"] = [["forward", 0, 1260, 1, 0.0, 0.0], ["backward", 0, 1260, 1, 0.5, 0.5]]
+    (drift,) = measure_drift(plan, PROFILE, [line])
+    assert drift.instruction == "backward"
+
+
 def test_cut_last_line_of_a_log_is_passed_over_but_a_broken_one_is_named(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text('{"event": "end", "rank": 0}\n{"event": "st')
     assert len(list(read_run_log([log]))) == 1
     log.write_text('{"event": "end", "rank": 0}\n[]\n')
     with pytest.raises(InputError, match=r"run\.jsonl:2"):
+        list(read_run_log([log]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": 1.7},
+        {"stage": True},
+        {"step": "1"},
+        {"step": -1},
+        {"operations": None},
+        {"operations": [["forward", 0, 1260, 1, 0.1]]},
+        {"operations": [["forward", 0, -1260, 1, 0.1, 0.1]]},
+        {"operations": [["forward", 0, 1260, 1e308, 0.1, 0.1]]},
+        {"operations": [["forward", 0, 1260, 1, math.nan, 0.1]]},
+        {"operations": [["forward", 0, 1260, 1, "0.1", 0.1]]},
+        {"operations": [["forward", 0, 1260, 1, 0.1, 0.1, 3]]},
+    ],
+    ids=str,
+)
+def test_step_that_the_shim_did_not_write_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    step = {"event": "step", "rank": 0, "stage": 0, "step": 1, "operations": []}
+    log = tmp_path / "run.jsonl"
+    log.write_text(json.dumps(step) + "\n" + json.dumps(step | change) + "\n")
+    with pytest.raises(InputError, match=r"run\.jsonl:2: .* not as the shim writes them"):
         list(read_run_log([log]))
 
 

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
 from envplan.apply import apply_plan, given_clocks
+from envplan.cli import app
 from envplan.errors import InputError, NoAnswerError
+from envplan.freqplan import FrequencyPlan
 from envplan.plan import option_tables, price
 from envplan.power import least_peak_uw, option_powers_uw, peak_uw, power_steps
 from envplan.runtime.drift import replan
 from envplan.topology import Topology
-from envplan.units import uw_from_w
+from envplan.units import ns_from_s_floor, uw_from_w
 from envplan.verify import verify_plan
 from strategies import falling_profiles
 
@@ -252,6 +254,92 @@ def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
     assert json.loads(replayed.out)["peak_power_w"] <= 400
 
 
+@given(falling_profiles(2, max_options=5), st.integers(1, 3), st.floats(0.0, 1.0))
+@settings(max_examples=15, deadline=None)
+def test_every_rung_of_a_ladder_keeps_to_the_cap(
+    profile: Profile, microbatches: int, share: float
+) -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, microbatches), profile, blocking_power=20.0)
+    least, most = thriftiest_peak(frontier), simulate(frontier.plan(), profile).peak_power
+    cap = max(least, least + share * (most - least), 40.0) * (1 + 1e-9)
+    rungs = frontier.ladder(4, peak_power_cap=cap)
+    for rung in rungs:
+        assert rung.iteration_time <= rung.target.deadline_s
+        assert simulate(rung, profile).peak_power <= cap * (1 + 1e-9)
+        # No plan in time for a straggler uses less, cap or no cap.
+        straggler = rung.target.deadline_s
+        until = rung.energy + rung.waiting_energy(straggler)
+        bound = frontier.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
+        assert until >= bound * (1 - 1e-9)
+    assert all(b.beats_where_there_is_time(a) for a, b in itertools.pairwise(rungs))
+    plan = frontier.plan_for_peak_power_cap(cap).with_ladder(rungs)
+    proved = verify_plan(Plan.from_document(json.loads(plan.to_json())), profile)
+    assert any("none of them ever draws more than" in line for line in proved)
+
+
+def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    rungs = frontier.ladder(6, peak_power_cap=800.0)
+    free = frontier.ladder(6)
+    assert max(simulate(rung, frontier.profile).peak_power for rung in rungs) > 760
+    assert max(simulate(rung, frontier.profile).peak_power for rung in free) > 800
+    for rung in rungs:
+        straggler = rung.target.deadline_s
+        bound = frontier.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
+        assert rung.energy + rung.waiting_energy(straggler) <= 1.01 * bound
+
+
+def test_refining_keeps_the_ladder_under_the_cap() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2), blocking_power=70.0)
+    plan = frontier.plan_for_peak_power_cap(350.0)
+    plan = plan.with_ladder(frontier.ladder(peak_power_cap=350.0))
+    assert plan.ladder
+    assert replan(plan, frontier.profile) == plan
+
+
+def test_check_and_apply_reject_rungs_over_the_cap() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    plan = frontier.plan_for_peak_power_cap(800.0)
+    over = [p.as_rung() for p in frontier.ladder(12) if p.iteration_time > plan.iteration_time]
+    wild = plan.model_copy(update={"ladder": over})
+    assert any(
+        simulate(p, frontier.profile).peak_power > 800
+        for p in frontier.ladder(12)
+        if p.as_rung() in over
+    )
+    with pytest.raises(InputError, match=r"ladder\[\d+\]: replayed, the GPUs draw"):
+        verify_plan(wild, frontier.profile)
+    applied = apply_plan(wild, frontier.profile, topology=Topology.for_job(plan.job))
+    assert applied.ladder is not None
+    assert len(applied.ladder) < len(over)
+
+
+def test_no_ladder_where_waiting_alone_draws_more_than_the_cap() -> None:
+    frontier = trace_frontier(
+        Pipeline("1f1b", 2, 2), small_profile(2), blocking_power=250.0, replicas=3
+    )
+    with pytest.raises(NoAnswerError, match="wait for a straggler draw 1500 W, more than the cap"):
+        frontier.ladder(3, peak_power_cap=1400.0)
+    with pytest.raises(InputError, match="clocks that change at once"):
+        frontier.ladder(3, peak_power_cap=1400.0, switch_latency=0.1)
+
+
+def test_ladder_under_a_cap_goes_from_solve_to_the_frequency_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    assert app._run(["solve", "-q", "--peak-power-cap", "350", "--ladder", "5"]) == 0
+    plan = Plan.load("plan.json")
+    assert plan.ladder
+    checked = envplan("check", "plan.json", cwd=tmp_path)
+    assert "none of them ever draws more than the target of 350.0 W" in checked.out
+    assert app._run(["apply", "-q"]) == 0
+    applied = FrequencyPlan.load("run.freqplan.json")
+    assert applied.ladder is not None
+    assert len(applied.ladder) == len(plan.ladder)
+
+
 def test_solve_says_the_least_where_no_plan_stays_under_the_cap(tmp_path: Path) -> None:
     small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
     refused = envplan("solve", "--peak-power-cap", "120", cwd=tmp_path)
@@ -267,7 +355,6 @@ def test_solve_says_the_least_where_no_plan_stays_under_the_cap(tmp_path: Path) 
     [
         ("--power-cap", "300"),
         ("--energy-budget", "300"),
-        ("--ladder", "3"),
         ("--polish", "1"),
         ("--straggler-time", "9"),
         ("--planner", "zeus_global"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from cli_helpers import assert_refused, envplan, small_profile
+from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import trace_frontier
+from envplan.frontier.late_noise import late_makespans
 from envplan.frontier.robust import (
     CONFIDENCE,
     RUNS,
     Noise,
+    NoisyRun,
+    check_robustness,
     least_held,
     noise_draws,
     noisy_makespans,
@@ -24,13 +29,14 @@ from envplan.frontier.robust import (
 )
 from envplan.frontier.trace import Frontier
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan
+from envplan.plan import Plan, option_tables
 from envplan.planners.ours import options_of
 from envplan.profile import Profile
+from envplan.rates import Rate
 from envplan.runtime.drift import replan
 from envplan.simulation import simulate
 from envplan.verify import verify_plan
-from strategies import falling_profiles, pipelines
+from strategies import dags, falling_profiles, knobbed_profiles, pipelines
 
 
 def makespans(frontier: Frontier, plan: Plan, noise: float, seed: int, runs: int) -> Any:
@@ -122,6 +128,98 @@ def test_being_surer_takes_more_energy_and_never_less_than_an_exact_plan(a40: Fr
     assert energies[-1] < a40.max_frequency_plan().energy
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)),
+    st.sampled_from([1e-9, 0.004, 0.03, 0.2, 5.0]),
+    st.floats(0.001, 0.5),
+    st.data(),
+)
+def test_all_runs_at_once_are_those_of_the_simulator_with_late_clocks(
+    pipeline: Pipeline, latency: float, noise: float, data: st.DataObject
+) -> None:
+    profile = data.draw(knobbed_profiles(pipeline.num_profile_stages, max_options=6))
+    frontier = trace_frontier(pipeline, profile)
+    tables = option_tables(pipeline, profile)
+    options = np.array([data.draw(st.integers(0, len(table) - 1)) for table in tables], np.int32)
+    plan = frontier.priced_plan(options, {"kind": "max-frequency"}, 2**61)
+    seed = data.draw(st.integers(0, 99))
+    one_by_one = simulate(
+        plan, profile, noise=noise, seed=seed, runs=7, switch_latency=latency
+    ).run_times_ns
+    draws = np.concatenate(list(noise_draws(len(options), seed, 7)))
+    variance = np.log1p(noise**2)
+    factors = np.exp(np.sqrt(variance) * draws - variance / 2)
+    at_once = late_makespans(pipeline, tables, options, factors, round(latency * 1e9))
+    # Logarithms may differ in the last place, and parts of an operation be rounded otherwise.
+    assert np.abs(at_once - np.array(one_by_one)).max() <= 4 * len(options)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    pipelines(max_stages=3, max_microbatches=3),
+    st.sampled_from([0.5, 0.95]),
+    st.sampled_from([0.003, 0.05]),
+    st.floats(0.02, 0.3),
+    st.data(),
+)
+def test_plan_for_late_clocks_holds_its_target_in_replays_that_it_has_not_seen(
+    pipeline: Pipeline, probability: float, latency: float, slowdown: float, data: st.DataObject
+) -> None:
+    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile)
+    noise = 0.02
+    try:
+        plan = frontier.robust_plan(
+            probability, slowdown=slowdown, noise=noise, switch_latency=latency
+        )
+    except NoAnswerError:
+        return  # as test_what_no_plan_holds_with_late_clocks has it
+    target_ns = frontier.min_time_ns + int(frontier.min_time_ns * slowdown)
+    replays = simulate(plan, profile, noise=noise, seed=12345, runs=400)
+    held = sum(time <= target_ns for time in replays.run_times_ns) / 400
+    assert held >= probability - 5 * (probability * (1 - probability) / 400) ** 0.5
+    exact = simulate(plan, profile)
+    assert (plan.iteration_time, plan.energy) == (exact.iteration_time, exact.energy)
+    assert plan.job.switch_latency_s == latency
+    assert plan.iteration_time <= plan.target.deadline_s
+    assert plan.energy_lower_bound <= plan.energy
+    proved = verify_plan(plan, profile)
+    assert any("replays with noise end by" in line for line in proved)
+
+
+def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> None:
+    slow = {"slowdown": 0.04, "switch_latency": 0.02}
+    both = a40.robust_plan(0.95, noise=0.02, **slow)
+    assert both.energy > a40.plan(**slow).energy
+    assert both.energy > a40.robust_plan(0.95, slowdown=0.04, noise=0.02).energy
+    assert both.gap < 0.03
+    assert replan(both, a40.profile) == both
+    # What is proved is proved of replays with the latency.
+    hasty = both.job.model_copy(update={"switch_latency_s": None})
+    options = options_of(a40, both)
+    with pytest.raises(InputError, match="held_runs is"):
+        check_robustness(both.model_copy(update={"job": hasty}), a40.pipeline, a40.profile, options)
+
+
+def test_what_no_plan_holds_with_late_clocks(a40: Frontier) -> None:
+    with pytest.raises(NoAnswerError, match=r"10000 replays do; ([0-9.]+) s could be held") as info:
+        a40.robust_plan(0.95, slowdown=0.001, noise=0.05, switch_latency=0.02)
+    could = float(str(info.value).split("; ")[1].split()[0])
+    plan = a40.robust_plan(0.95, could * 1.002, noise=0.05, switch_latency=0.02)
+    assert plan.predicted.robustness is not None
+    assert plan.predicted.robustness.share_at_least >= 0.95
+
+
+def test_a_run_is_sure_with_late_clocks_too(a40: Frontier) -> None:
+    run = Run(iterations=500, deadline_s=500 * a40.min_time * 1.05)
+    plan = run.reckon(run.cheapest_plan(a40, switch_latency=0.02, probability=0.95, noise=0.02))
+    assert plan.job.switch_latency_s == 0.02
+    replays = simulate(plan, a40.profile, noise=0.02, seed=77, runs=500)
+    assert sum(replays.run_times_ns) <= 1e9 * 500 * a40.min_time * 1.05
+    verify_plan(plan, a40.profile)
+
+
 def test_where_t_min_is_too_late_operations_off_the_critical_path_get_faster(
     a40: Frontier,
 ) -> None:
@@ -178,6 +276,98 @@ def test_arguments_out_of_range_are_refused(
         a40.robust_plan(**{"slowdown": 0.1, **arguments})
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([1, 2, 7, 60]),
+    st.floats(0.001, 0.3),
+    st.floats(0.2, 0.999),
+    st.integers(0, 99),
+)
+def test_a_run_is_at_least_as_sure_as_its_iterations_prove(
+    iterations: int, spread: float, probability: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    known = np.rint(1e9 * np.exp(spread * rng.standard_normal(RUNS))).astype(np.int64)
+    latest = NoisyRun(iterations, 0).could_hold_ns(known, probability, CONFIDENCE)
+    run = NoisyRun(iterations, latest)
+    share = run.share_at_least(known, CONFIDENCE)
+    assert share == pytest.approx(probability, abs=1e-3)
+    sums = (1e9 * np.exp(spread * rng.standard_normal((4000, iterations)))).sum(axis=1)
+    # Five standard deviations: what chance may do.
+    by_chance = 5 * (probability * (1 - probability) / 4000) ** 0.5
+    assert (sums <= latest).mean() >= probability - by_chance
+    assert run._replace(deadline_ns=int(known.mean()) * iterations).share_at_least(known, 0.99) == 0
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    pipelines(max_stages=3, max_microbatches=4),
+    st.sampled_from([0.5, 0.9, 0.999]),
+    st.sampled_from([0.01, 0.05]),
+    st.floats(0.0, 0.3),
+    st.data(),
+)
+def test_run_is_over_in_time_in_replays_that_it_has_not_seen(
+    pipeline: Pipeline, probability: float, noise: float, slowdown: float, data: st.DataObject
+) -> None:
+    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    frontier = trace_frontier(pipeline, profile)
+    deadline = 40 * frontier.min_time * (1 + slowdown)
+    run = Run(iterations=40, price=Rate.fixed(0.2), deadline_s=deadline)
+    try:
+        plan = run.reckon(run.cheapest_plan(frontier, probability=probability, noise=noise))
+    except NoAnswerError:
+        return  # as test_a_deadline_that_no_run_holds_says_which_one_could_be has it
+    taken = makespans(frontier, plan, noise, 12345, 40 * 100).reshape(100, 40).sum(axis=1)
+    held = int((taken <= deadline * 1e9).sum())
+    assert held / 100 >= probability - 5 * (probability * (1 - probability) / 100) ** 0.5
+    assert plan.energy_lower_bound <= plan.energy
+    proved = verify_plan(plan, profile)
+    assert any("replays with noise, 40 iterations end by" in line for line in proved)
+
+
+def test_a_run_costs_less_than_being_sure_of_each_iteration(a40: Frontier) -> None:
+    each = a40.min_time * 1.04
+    run = Run(iterations=10**5, deadline_s=each * 10**5)
+    plan = run.reckon(run.cheapest_plan(a40, probability=0.95, noise=0.02))
+    sure = a40.robust_plan(0.95, each, noise=0.02)
+    exact = a40.plan(each)
+    assert exact.energy < plan.energy < sure.energy
+    assert exact.iteration_time > plan.iteration_time
+    assert replan(plan, a40.profile) == plan
+
+
+def test_nearly_certain_is_not_said_to_be_certain(a40: Frontier) -> None:
+    run = Run(iterations=10**6, deadline_s=10**6 * a40.min_time * 1.3)
+    plan = run.reckon(run.cheapest_plan(a40, probability=0.9, noise=0.01))
+    stated = plan.predicted.robustness
+    assert stated is not None
+    assert 0.99999 < stated.share_at_least < 1
+    assert stated.percent_at_least == "99.99%"
+    assert any("at least 99.99%" in line for line in verify_plan(plan, a40.profile))
+
+
+def test_a_deadline_that_no_run_holds_says_which_one_could_be(a40: Frontier) -> None:
+    run = Run(iterations=1000, deadline_s=1000 * a40.min_time * 1.001)
+    with pytest.raises(NoAnswerError, match=r"a deadline of ([0-9.]+) s could be held") as info:
+        run.cheapest_plan(a40, probability=0.95, noise=0.05)
+    could = float(str(info.value).split("a deadline of ")[1].split()[0])
+    longer = replace(run, deadline_s=could * 1.001)
+    plan = longer.reckon(longer.cheapest_plan(a40, probability=0.95, noise=0.05))
+    assert plan.predicted.robustness is not None
+    assert plan.predicted.robustness.share_at_least >= 0.95
+    verify_plan(plan, a40.profile)
+
+
+@pytest.mark.parametrize("arguments", [{"polish": 1.0}, {"min_dwell": 0.1}])
+def test_a_sure_run_is_refused_with_what_it_does_not_reckon_with(
+    a40: Frontier, arguments: dict[str, float]
+) -> None:
+    run = Run(iterations=10, deadline_s=100.0)
+    with pytest.raises(InputError, match="neither with a dwell nor with polish"):
+        run.cheapest_plan(a40, probability=0.9, noise=0.02, **arguments)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
@@ -215,6 +405,33 @@ def test_solve_says_what_it_proved_and_check_proves_it_again(folder: Path) -> No
     assert sure["share_at_least"] >= 0.9
 
 
+def test_solve_with_noise_and_late_clocks_is_proved_by_check(folder: Path) -> None:
+    sure = ("--robust", 90, "--noise", 3)
+    ran = envplan("solve", "--slowdown", 8, "--switch-latency", 20, *sure, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "every clock comes 20 ms after it is asked for" in ran.out
+    assert "more than a plan for exact times" in ran.out
+    checked = envplan("check", "plan.json", cwd=folder)
+    assert checked.code == 0, checked.err
+    assert "0.02 s after it is asked for" in checked.out
+    assert "replays with noise end by" in checked.out
+
+
+def test_solve_makes_a_run_sure_and_check_proves_it_again(folder: Path) -> None:
+    run = ("--iterations", 20_000, "--deadline", "8h15m", "--price", 0.3)
+    ran = envplan("solve", *run, "--robust", 90, "--noise", 3, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "20000 iterations end by the deadline, as 10000 replays show" in ran.out
+    checked = envplan("check", "plan.json", cwd=folder)
+    assert checked.code == 0, checked.err
+    assert "20000 iterations end by 29700.0 s with a probability of at least" in checked.out
+    document = json.loads((folder / "plan.json").read_text())
+    document["predicted"]["robustness"]["iterations"] = 30_000
+    (folder / "plan.json").write_text(json.dumps(document))
+    words = "robustness.iterations goes with costs of as many iterations"
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, words)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -237,7 +454,9 @@ def test_a_tampered_claim_does_not_pass(folder: Path, field: str, value: float, 
     ("options", "words"),
     [
         (["--noise", 2], "--noise goes with --robust"),
-        (["--robust", 95, "--switch-latency", 5], "--switch-latency and --robust"),
+        (["--robust", 95, "--min-dwell", 5], "--min-dwell and --robust"),
+        (["--robust", 95, "--ladder", 5], "--robust and --ladder"),
+        (["--robust", 95, "--straggler-time", 5], "--robust and --straggler-time"),
         (["--robust", 95, "--min-energy"], "--robust and --min-energy"),
         (["--robust", 95, "--polish", 1], "--robust and --polish"),
         (["--robust", 100, "--noise", 1], "up to 99.9 percent"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from itertools import pairwise
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.apply import apply_plan
+from envplan.cli import app
+from envplan.cluster import simulate_cluster
 from envplan.errors import InputError, NoAnswerError
+from envplan.freqplan import FrequencyPlan
 from envplan.frontier import trace_frontier
 from envplan.frontier.rounding import Rounding
 from envplan.frontier.switching import Switching, SwitchingSearch
@@ -27,11 +31,19 @@ from envplan.simulation import Timeline, simulate
 from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from envplan.verify import verify_plan
-from strategies import dags, falling_profiles, pipelines, profiles
+from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.switching import compare
+
+#: Fastest at another clock forward than backward: T_min needs a change that takes no time.
+AT_TWO_CLOCKS = [
+    (0, "forward", 1000, 1.0, 100.0),
+    (0, "forward", 2000, 1.1, 150.0),
+    (0, "backward", 1000, 2.2, 200.0),
+    (0, "backward", 2000, 2.0, 300.0),
+]
 
 
 def rounded(frontier: Frontier, deadline_ns: int) -> Rounding:
@@ -50,19 +62,6 @@ def requests(timeline: Timeline, stage: int) -> list[tuple[int, int]]:
                 found.append((timed.start_ns + iteration * timeline.iteration_time_ns, clock))
     # What the first iteration begins with is not known to it.
     return [request for request in found if request[0] >= timeline.iteration_time_ns]
-
-
-@st.composite
-def knobbed_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
-    """Clocks that differ from table to table, two configs, and work that no clock controls."""
-    knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
-    rows = [
-        (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)
-        for stage in range(num_stages)
-        for name in ("forward", "backward")
-        for mhz, config in draw(st.sets(knobs, min_size=1, max_size=max_options))
-    ]
-    return Profile.from_rows(rows)
 
 
 @st.composite
@@ -214,14 +213,7 @@ def test_a_longer_dwell_means_fewer_changes(a40: Frontier) -> None:
 
 
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
-    # Fastest at another clock forward than backward: T_min needs a change that takes no time.
-    rows = [
-        (0, "forward", 1000, 1.0, 100.0),
-        (0, "forward", 2000, 1.1, 150.0),
-        (0, "backward", 1000, 2.2, 200.0),
-        (0, "backward", 2000, 2.0, 300.0),
-    ]
-    profile = Profile.from_rows(rows)
+    profile = Profile.from_rows(AT_TWO_CLOCKS)
     frontier = trace_frontier(Pipeline("1f1b", 1, 2), profile)
     plan = frontier.plan(switch_latency=0.4)
     assert plan.iteration_time > frontier.min_time
@@ -256,14 +248,14 @@ def test_times_out_of_range_are_refused(a40: Frontier, name: str, value: float) 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def solved(folder: Path, *options: object) -> Plan:
-    ran = envplan("solve", "--quiet", *options, cwd=folder)
-    assert ran.code == 0, ran.err
+    assert app._run(["solve", "--quiet", *map(str, options)]) == 0
     return Plan.load(folder / "plan.json")
 
 
@@ -313,13 +305,7 @@ def test_a_plan_whose_clocks_change_too_soon_does_not_pass(folder: Path) -> None
 
 
 def test_a_target_out_of_reach_names_the_least_time(folder: Path) -> None:
-    rows = [
-        (0, "forward", 1000, 1.0, 100.0),
-        (0, "forward", 2000, 1.1, 150.0),
-        (0, "backward", 1000, 2.2, 200.0),
-        (0, "backward", 2000, 2.0, 300.0),
-    ]
-    Profile.from_rows(rows).save_csv(folder / "profile.csv")
+    Profile.from_rows(AT_TWO_CLOCKS).save_csv(folder / "profile.csv")
     ran = envplan("solve", "-m", 2, "--target-time", 6, "--switch-latency", 400, cwd=folder)
     assert_refused(ran, 1, "the least time found is")
     assert not (folder / "plan.json").exists()
@@ -331,7 +317,6 @@ def test_a_target_out_of_reach_names_the_least_time(folder: Path) -> None:
         (["--switch-latency", -1], "--switch-latency must be a number from 0 up"),
         (["--min-dwell", 4_000_000], "min_dwell must be between 0 and 3600 s"),
         (["--switch-latency", 5, "--polish", 1], "--switch-latency and --polish"),
-        (["--min-dwell", 5, "--ladder", 3], "--min-dwell and --ladder"),
         (["--min-dwell", 5, "--energy-budget", 900], "--min-dwell and --energy-budget"),
         (["--switch-latency", 5, "--planner", "zeus_global"], "--planner frontier"),
     ],
@@ -348,8 +333,169 @@ def test_a_plan_made_anew_from_another_profile_is_for_the_same_clocks(a40: Front
         a40.plan(a40.min_time * 1.02, switch_latency=0.02, min_dwell=0.2),
         a40.min_energy_plan(switch_latency=0.02, min_dwell=0.2),
         a40.plan(switch_latency=0.02, min_dwell=0.2),
+        a40.plan_for_sync(a40.min_energy_time * 1.1, switch_latency=0.02, min_dwell=0.2),
     ):
         assert replan(plan, a40.profile) == plan
+
+
+def ladder_of(frontier: Frontier, count: int, latency: float, dwell: float) -> list[Plan]:
+    return frontier.ladder(count, switch_latency=latency, min_dwell=dwell)
+
+
+def until(plan: Plan, sync_time: float) -> float:
+    """J until everyone has waited for a straggler."""
+    return plan.energy + plan.waiting_energy(sync_time)
+
+
+def bound_until(frontier: Frontier, sync_time: float) -> float:
+    """J that no plan in time for a straggler uses less than until then."""
+    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) / 1e15
+
+
+@settings(max_examples=15, deadline=None)
+@given(lagging())
+def test_every_rung_of_a_ladder_is_in_time_with_such_clocks(
+    case: tuple[Frontier, float, float, float],
+) -> None:
+    frontier, deadline, latency, dwell = case
+    rungs = ladder_of(frontier, 5, latency, dwell)
+    for rung in rungs:
+        late = simulate(rung, frontier.profile, switch_latency=latency)
+        assert late.iteration_time_ns <= ns_from_s_floor(rung.target.deadline_s)
+        assert (rung.iteration_time, rung.energy) == (late.iteration_time, late.energy)
+        for stage in range(frontier.pipeline.num_stages):
+            for one, other in pairwise(requests(late, stage)):
+                assert other[0] - one[0] >= ns_from_s(dwell)
+        # A ns of blocking power and a fJ or two for each operation: see bound_allowance_fj.
+        straggler = rung.target.deadline_s
+        assert until(rung, straggler) >= bound_until(frontier, straggler) - 1e-5
+    assert all(b.beats_where_there_is_time(a) for a, b in pairwise(rungs))
+    try:
+        plan = frontier.plan(deadline, switch_latency=latency, min_dwell=dwell)
+    except NoAnswerError:
+        return
+    plan = plan.with_ladder(rungs)
+    verify_plan(Plan.from_document(json.loads(plan.to_json())), frontier.profile)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lagging(), st.floats(0.0, 1.4))
+def test_plan_for_a_straggler_is_in_time_and_costs_no_more_than_at_t_star(
+    case: tuple[Frontier, float, float, float], part: float
+) -> None:
+    frontier, _, latency, dwell = case
+    clocks = {"switch_latency": latency, "min_dwell": dwell}
+    star, slowest = frontier.min_energy_time, frontier.slowest_time
+    straggler = star + part * max(slowest - star, 0.1 * star)
+    try:
+        plan = frontier.plan_for_sync(straggler, **clocks)
+    except NoAnswerError:
+        with pytest.raises(NoAnswerError):
+            frontier.min_energy_plan(**clocks)
+        return
+    assert plan.iteration_time <= straggler
+    assert plan.iteration_time == simulate(plan, frontier.profile).iteration_time
+    assert until(plan, straggler) >= bound_until(frontier, straggler) - 1e-5
+    with contextlib.suppress(NoAnswerError):
+        at_star = until(frontier.min_energy_plan(**clocks), straggler)
+        assert until(plan, straggler) <= at_star * (1 + 1e-12)
+    noted = frontier.with_straggler(plan, straggler)
+    stated = noted.predicted.until_straggler
+    if plan.iteration_time < straggler:
+        assert stated is not None
+        assert stated.energy_lower_bound_j <= stated.energy_j
+    proved = verify_plan(noted, frontier.profile)
+    assert any("until the straggler" in line for line in proved) == (stated is not None)
+
+
+def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> None:
+    straggler = 1.5 * a40.min_time
+    plan = a40.plan_for_sync(straggler, switch_latency=0.02)
+    star = a40.min_energy_plan(switch_latency=0.02)
+    assert plan.iteration_time > a40.min_energy_time
+    assert until(plan, straggler) < 0.98 * until(star, straggler)
+    assert until(plan, straggler) < 1.005 * bound_until(a40, straggler)
+
+
+def test_at_t_min_clocks_off_the_critical_path_are_lower_than_the_highest() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 4, 32), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    plan = frontier.plan(switch_latency=0.02)
+    assert plan.iteration_time <= frontier.min_time
+    assert plan.gap < 0.02
+    assert plan.energy < 0.9 * frontier.max_frequency_plan().energy
+
+
+def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
+    plan = solved(folder, "--ladder", 6, "--switch-latency", 20, "--min-dwell", 150)
+    assert plan.ladder
+    checked = envplan("check", "plan.json", cwd=folder)
+    assert checked.code == 0, checked.err
+    assert f"the ladder's {len(plan.ladder)} slower plans" in checked.out
+    assert app._run(["apply", "-q"]) == 0
+    applied = FrequencyPlan.load(folder / "run.freqplan.json")
+    assert applied.ladder is not None
+    assert [(r.iteration_time_s, r.energy_j) for r in applied.ladder] == [
+        (r.iteration_time_s, r.energy_j) for r in plan.ladder
+    ]
+    # Replayed at once, a rung is faster or slower than it states.
+    hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
+    profile = Profile.read_csv(folder / "profile.csv")
+    with pytest.raises(InputError, match=r"replayed it is|recomputed it is"):
+        verify_plan(plan.model_copy(update={"job": hasty}), profile)
+    assert app._run(["simulate", "-q", "--replicas", "4", "--straggler", "1.2"]) == 0
+
+
+def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
+    profile = a40.profile
+    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_dwell=0.5)
+    hasty = [rung.as_rung() for rung in ladder_of(a40, 4, 0.02, 0.0)[1:]]
+    with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* job.min_dwell_s"):
+        verify_plan(plan.model_copy(update={"ladder": hasty}), profile)
+    topology = Topology.for_job(plan.job)
+    applied = apply_plan(plan.model_copy(update={"ladder": hasty}), profile, topology=topology)
+    assert applied.ladder == []
+
+
+def test_apply_refuses_clocks_that_change_sooner_than_the_plan_keeps(a40: Frontier) -> None:
+    plan = a40.plan(slowdown=0.03)
+    job = plan.job.model_copy(update={"min_dwell_s": 0.5})
+    plan = plan.model_copy(update={"job": job})
+    with pytest.raises(InputError, match=r"or for --min-dwell, stage \d asks for a clock at"):
+        apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
+
+
+def test_solve_for_a_straggler_with_slow_clocks(folder: Path) -> None:
+    slow = ("--switch-latency", 20, "--min-dwell", 150)
+    plan = solved(folder, *slow, "--straggler-time", 2.5)
+    assert plan.target.kind == "sync-time"
+    assert plan.predicted.until_straggler is not None
+    assert plan.job.switch_latency_s == 0.02
+    checked = envplan("check", "plan.json", cwd=folder)
+    assert checked.code == 0, checked.err
+    assert "until the straggler has finished at 2.5 s" in checked.out
+    soon = solved(folder, *slow, "--straggler-time", 1.5)
+    assert soon.iteration_time <= 1.5
+    assert soon.energy < solved(folder, *slow).energy
+
+
+def test_straggler_that_such_clocks_cannot_be_in_time_for_leaves_the_plan(folder: Path) -> None:
+    Profile.from_rows(AT_TWO_CLOCKS).save_csv(folder / "profile.csv")
+    slow = ("-m", 2, "--switch-latency", 400)
+    least = solved(folder, *slow)
+    straggler = (6.0 + least.iteration_time) / 2
+    plan = solved(folder, *slow, "--straggler-time", straggler)
+    assert plan.iteration_time == least.iteration_time > straggler
+    assert plan.predicted.until_straggler is None
+    assert app._run(["check", "-q", "plan.json"]) == 0
+
+
+def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> None:
+    plan = a40.plan(slowdown=0.01, switch_latency=0.05)
+    report = simulate_cluster(plan, a40.profile, a40, slowdowns=[{0: 1.2}], replicas=4)
+    (iteration,) = report.iterations
+    assert plan.iteration_time * 1e9 < iteration.followed_time_ns <= iteration.sync_time_ns
+    looked_up = a40.plan_for_sync(iteration.sync_time_ns / 1e9, switch_latency=0.05)
+    assert iteration.followed_time_ns == ns_from_s(looked_up.iteration_time)
 
 
 def test_the_benchmark_measures_all_three_ways(a40: Frontier) -> None:

@@ -1,16 +1,153 @@
-"""Writing files whole or not at all."""
+"""Files: read within bounds, JSON that says one thing, and writing whole or not at all."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import secrets
 import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from envplan.errors import InputError
 
+#: A path as users give it.
+AnyPath = str | os.PathLike[str]
 
-def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
+
+def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
+    """The content of a file of at most `max_bytes`.
+
+    Raises:
+        InputError: the file cannot be read or is too large.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
+    except ValueError as error:
+        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    if len(data) > max_bytes:
+        raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
+    return data
+
+
+def decoded(data: bytes, path: AnyPath) -> str:
+    """UTF-8 text of a file, without a byte order mark.
+
+    Raises:
+        InputError: it is something else; says the line.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError("is not UTF-8 text", path=path, line=line) from None
+
+
+def parse_json(data: bytes, path: AnyPath) -> Any:
+    """The JSON value in a file's content. No field of an object may come twice.
+
+    Raises:
+        InputError: it is not JSON; says line and column.
+    """
+    text = decoded(data, path)
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        if "\\ud" in text.lower():  # half a character that is written as two: no text has that
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"is not valid JSON, or cut short: {error.msg}",
+            path=path,
+            line=error.lineno,
+            column=error.colno,
+        ) from None
+    except RecursionError:
+        raise InputError("is not valid JSON: nested too deeply", path=path) from None
+    except InputError as error:
+        raise InputError(error.message, path=path) from None
+    except UnicodeEncodeError:
+        raise InputError("is not valid JSON: a \\u escape of half a character", path=path) from None
+    except ValueError:
+        raise InputError("is not valid JSON: a number with too many digits", path=path) from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"an object has the field {json.dumps(twice[:60])} twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> float:
+    raise InputError(f"is not valid JSON: {name} is not a number")
+
+
+def decimal(text: str) -> float:
+    """The number that a cell of a table holds, which may be infinite or none.
+
+    Raises:
+        ValueError: it is none that other programs would read, such as 1_000.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return float(text)
+
+
+def refuse_slip(
+    name: str, known: Sequence[str], path: AnyPath | None, line: int | None = None
+) -> None:
+    """Keep a field or column that was meant to be a known one from being passed over.
+
+    Args:
+        name: what is in the file and is not among `known`.
+
+    Raises:
+        InputError: it is nearly one of them.
+    """
+    meant = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, 0.8)
+    if meant:
+        raise InputError(f"is not known; is {meant[0]} meant?", path=path, line=line, column=name)
+
+
+def same_file(one: AnyPath, other: AnyPath) -> bool:
+    """Whether two paths lead to one file that exists."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def check_writable(path: AnyPath) -> None:
+    """Refuse a path that atomic_write could not write to, before any work is done for it.
+
+    Raises:
+        InputError: the folder is missing or not writable, or the path is a folder or no path.
+    """
+    try:
+        place = _resolved(Path(path)).parent
+        with suppress(FileNotFoundError):
+            mode = Path(path).stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(None, "it is a folder")
+            place = place if stat.S_ISREG(mode) else Path(path)
+        place.stat()
+        if not os.access(place, os.W_OK):
+            raise PermissionError(None, "Permission denied")
+    except (OSError, ValueError) as error:
+        raise _unwritable(error, path) from None
+
+
+def atomic_write(path: AnyPath, content: bytes | str) -> None:
     """Put `content` at `path` such that a reader sees the old file or the new one, never a part.
 
     The bytes go to a temporary file in the same folder, are flushed to the disk and then renamed.
@@ -26,21 +163,32 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
             full; nothing is left behind.
     """
     target = Path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode() if isinstance(content, str) else content
     try:
         if target.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         if target.exists() and not target.is_file():
             target.write_bytes(data)
         else:
-            _replace(target.resolve(), data)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(
-            f"cannot be written ({reason}); choose a path in a folder you can write to", path=path
-        ) from error
-    except ValueError as error:
-        raise InputError(f"is not a usable file name ({error})", path=path) from error
+            _replace(_resolved(target), data)
+    except (OSError, ValueError) as error:
+        raise _unwritable(error, path) from error
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # what Python before 3.13 makes of it
+        raise OSError(None, "it is a link that leads back to itself") from None
+
+
+def _unwritable(error: OSError | ValueError, path: AnyPath) -> InputError:
+    if isinstance(error, ValueError):
+        return InputError(f"is not a usable file name ({error})", path=path)
+    reason = error.strerror or str(error)
+    return InputError(
+        f"cannot be written ({reason}); choose a path in a folder you can write to", path=path
+    )
 
 
 def append_whole(descriptor: int, data: bytes) -> None:

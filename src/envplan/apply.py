@@ -257,6 +257,7 @@ def apply_plan(
         # Where clocks come late, an operation that is over sooner may make a later one slower.
         advice = "plan again, from a profile of this GPU and with solve's own --min-dwell"
         _check_deadline(priced, plan, advice)
+        _check_dwell(applied, priced, maker, plan.job.min_dwell_s)
         _check_peak(applied, priced, maker, plan.target.peak_power_w)
     rungs = _rungs(plan, maker, min_dwell, priced) if ladder else None
     return FrequencyPlan(
@@ -347,6 +348,26 @@ def _check_deadline(priced: Priced, plan: Plan, advice: str) -> None:
         )
 
 
+def _check_dwell(
+    applied: _Choice, priced: Priced, maker: _Maker, min_dwell_s: float | None
+) -> None:
+    too_soon = maker.too_soon(applied, priced, min_dwell_s)
+    if too_soon is not None:
+        raise InputError(
+            f"with clocks raised to those the GPU has, or for --min-dwell, {too_soon}, within the "
+            f"{min_dwell_s!r} s that the plan keeps; plan again from a profile of clocks that the "
+            "GPU has"
+        )
+
+
+def _keeps_limits(choice: _Choice, priced: Priced, maker: _Maker, plan: Plan) -> bool:
+    """Whether a rung's clocks last, and draw no more, than the plan says."""
+    if maker.too_soon(choice, priced, plan.job.min_dwell_s) is not None:
+        return False
+    cap_w = plan.target.peak_power_w
+    return cap_w is None or maker.peak_w(choice, priced) <= cap_w
+
+
 def _check_peak(applied: _Choice, priced: Priced, maker: _Maker, cap_w: float | None) -> None:
     if cap_w is None:
         return
@@ -366,7 +387,8 @@ def _flat(stages: Iterable[Iterable[int]]) -> list[int]:
 def _rungs(
     plan: Plan, maker: _Maker, min_dwell: float | None, fastest: Priced
 ) -> list[LadderRung] | None:
-    """The plan's ladder with clocks the GPU has, without rungs that no longer save anything."""
+    """The plan's ladder with clocks the GPU has, without rungs that no longer save anything or
+    keep to the plan's limits."""
     if plan.ladder is None:
         return None
     rungs: list[LadderRung] = []
@@ -383,7 +405,8 @@ def _rungs(
             choice, _ = maker.merged(choice, min_dwell)
         priced = maker.price(choice)
         above_fj = maker.above_waiting_fj(priced)
-        if priced.makespan_ns > last_ns and above_fj < least_fj:
+        saves = priced.makespan_ns > last_ns and above_fj < least_fj
+        if saves and _keeps_limits(choice, priced, maker, plan):
             last_ns, least_fj = priced.makespan_ns, above_fj
             rungs.append(
                 LadderRung(
@@ -517,6 +540,17 @@ class _Maker:
             return price(self.pipeline, self._profile, options, self._powers_uw)
         return price_with_latency(
             self.pipeline, self._profile, options, self._powers_uw, self._latency_ns
+        )
+
+    def too_soon(self, choice: _Choice, priced: Priced, min_dwell_s: float | None) -> str | None:
+        """The first clock of a choice that is changed within min_dwell_s, in words."""
+        from envplan.frontier.switching import clock_that_changes_too_soon
+
+        if min_dwell_s is None:
+            return None
+        starts, dwell_ns = priced.starts_ns.tolist(), ns_from_s_ceil(min_dwell_s)
+        return clock_that_changes_too_soon(
+            self.pipeline, choice.mhz, starts, priced.makespan_ns, dwell_ns
         )
 
     def peak_w(self, choice: _Choice, priced: Priced) -> float:

@@ -13,10 +13,11 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from envplan._files import decimal, decoded, read_bounded
 from envplan.errors import InputError
 from envplan.plan import max_frequency_options, price
 from envplan.profile import Profile
@@ -46,6 +47,7 @@ MOST_OWN_RUNGS: Final = 8
 #: How many rungs that one has: with 32, a T' between two costs a half percent on average.
 LADDER_RUNGS: Final = 32
 MAX_SLOWDOWN: Final = 1e6
+MAX_TABLE_BYTES: Final = 256 * 2**20
 _COLUMNS: Final = ("iteration", "replica", "slowdown")
 
 Progress = Callable[[int, int], None]
@@ -338,16 +340,15 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
 
 def _read_table(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     """Line number and cells of each row below the header."""
+    text = decoded(read_bounded(path, MAX_TABLE_BYTES), path)
     try:
-        text = Path(path).read_text("utf-8-sig")
         lines = [
             (number, [cell.strip() for cell in cells])
             for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1)
             if any(cell.strip() for cell in cells)
         ]
-    except (OSError, ValueError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be read as CSV ({reason})", path=path) from None
+    except csv.Error as error:
+        raise InputError(f"is not a CSV table ({error})", path=path) from None
     if not lines or tuple(lines[0][1]) != _COLUMNS:
         raise InputError(f"the header must be {','.join(_COLUMNS)}", path=path, line=1)
     if len(lines) == 1:
@@ -365,7 +366,7 @@ def _whole(text: str, column: str, path: str | os.PathLike[str], line: int) -> i
 
 def _slowdown(text: str, path: str | os.PathLike[str], line: int) -> float:
     try:
-        return check_slowdown(float(text.replace("_", "?")))
+        return check_slowdown(decimal(text))
     except (ValueError, InputError):
         raise InputError(
             f"{text[:40]!r} is not a factor above 0 and up to {MAX_SLOWDOWN:g}",
@@ -449,6 +450,7 @@ class _Paces:
             for rung in plan.ladder or ()
         ]
         self._has_ladder = plan.ladder is not None
+        self._latency, self._dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
 
     def sync_ns(self, factor: float) -> int:
         """When a straggler of a slowdown has finished."""
@@ -463,12 +465,24 @@ class _Paces:
         times = sorted({self.sync_ns(factor) for factor in factors})
         if self._has_ladder or not times:
             return
+        from envplan.frontier.switching import NoPlanInTimeError
+
         if self._frontier is None:
             raise InputError("give the plan's frontier, or a plan with a ladder, to look up in")
         if len(times) <= MOST_OWN_RUNGS:
-            plans = [self._frontier.plan_for_sync(s_from_ns(time)) for time in times]
+            plans = []
+            for time in times:
+                # Where clocks are too slow to be in time, everybody keeps to the plan.
+                with suppress(NoPlanInTimeError):
+                    plans.append(
+                        self._frontier.plan_for_sync(
+                            s_from_ns(time), switch_latency=self._latency, min_dwell=self._dwell
+                        )
+                    )
         else:
-            plans = self._frontier.ladder(LADDER_RUNGS)
+            plans = self._frontier.ladder(
+                LADDER_RUNGS, switch_latency=self._latency, min_dwell=self._dwell
+            )
         self._ladder = [_pace(p.iteration_time, p.energy, p.job.num_gpus) for p in plans]
 
     def until(self, pace: _Pace, sync_ns: int) -> int:

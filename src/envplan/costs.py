@@ -23,7 +23,7 @@ from envplan.units import J_PER_KWH, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
-    from envplan.plan import Plan, Predicted
+    from envplan.plan import Plan
 
 __all__ = [
     "Costs",
@@ -121,6 +121,19 @@ class Run:
         if self.minimize == "carbon" and self.carbon is None:
             raise InputError("to minimize carbon, give gCO2 per kWh (--carbon)")
 
+    @classmethod
+    def of(cls, costs: Costs) -> Run:
+        """The run that a plan's costs were reckoned for."""
+        return cls(
+            iterations=costs.iterations,
+            price=costs.price,
+            carbon=costs.carbon,
+            currency=costs.currency,
+            tokens=costs.tokens,
+            deadline_s=costs.deadline_s,
+            minimize=costs.minimized,
+        )
+
     @property
     def minimized(self) -> Minimized:
         """What the cheapest plan has least of."""
@@ -139,12 +152,12 @@ class Run:
         return rate
 
     def reckon(self, plan: Plan) -> Plan:
-        """The plan, with what it costs.
+        """The plan, with what it costs; where it waits for a straggler, until that has finished.
 
         Raises:
             InputError: a rate ends before the run does.
         """
-        iteration, run = _pairs(plan.predicted, self.iterations, self.price, self.carbon)
+        iteration, run = _pairs(plan, self.iterations, self.price, self.carbon)
         costs = Costs(
             currency=self.currency,
             price=self.price,
@@ -165,6 +178,8 @@ class Run:
         polish: float = 0.0,
         switch_latency: float = 0.0,
         min_dwell: float = 0.0,
+        probability: float | None = None,
+        noise: float | None = None,
     ) -> Plan:
         """The plan whose run costs least of those that meet the deadline.
 
@@ -176,30 +191,74 @@ class Run:
         Args:
             polish: seconds to spend on improving the plan with CP-SAT.
             switch_latency, min_dwell: as for Frontier.plan; not with polish.
+            probability: of the run being over in time though times vary, as noise says; both as for
+                Frontier.robust_plan. Iterations vary independently, so late ones make up for early
+                ones. Costs are reckoned for exact times. Not with polish or min_dwell.
 
         Raises:
             NoAnswerError: even at T_min the run takes longer; says how long. Or no plan was found
-                that is in time with such clocks; says what was.
+                that is in time with such clocks, or as surely; says what was.
             InputError: a rate ends before the longest run that was looked at, or the run lacks
                 iterations or a deadline.
         """
         if polish > 0 and (switch_latency > 0 or min_dwell > 0):
             raise InputError("polish goes with clocks that change at once and at any time")
         make = partial(frontier.plan, switch_latency=switch_latency, min_dwell=min_dwell)
+        if probability is not None:
+            if polish > 0 or min_dwell > 0:
+                raise InputError("a probability goes neither with a dwell nor with polish")
+            make = partial(self._sure_plan, frontier, probability, noise, switch_latency)
         return _cheapest_plan(self, frontier, make, polish)
+
+    def _sure_plan(
+        self,
+        frontier: Frontier,
+        probability: float,
+        noise: float | None,
+        switch_latency: float,
+        time: float,
+    ) -> Plan:
+        """The plan of least energy found, with iterations up to `time` s, that is sure to be over
+        in time."""
+        from envplan.frontier.robust import Noise, NoisyRun, robust_plan
+        from envplan.frontier.switching import Switching
+
+        assert self.iterations is not None
+        assert self.deadline_s is not None
+        return robust_plan(
+            frontier,
+            ns_from_s(time),
+            {"kind": "time", "time_s": time},
+            probability,
+            Noise(noise),
+            run=NoisyRun(self.iterations, ns_from_s_floor(self.deadline_s)),
+            latency_ns=Switching.from_seconds(switch_latency, 0.0).latency_ns,
+        )
+
+
+def _before_and_after(plan: Plan) -> list[tuple[float, float]]:
+    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where it waits
+    for a straggler, both until that has finished."""
+    predicted, straggler_s = plan.predicted, plan.target.straggler_time_s
+    before, until = predicted.baseline, predicted.until_straggler
+    if until is None or straggler_s is None:
+        return [
+            (before.iteration_time_s, before.energy_j),
+            (predicted.iteration_time_s, predicted.energy_j),
+        ]
+    return [
+        (max(straggler_s, before.iteration_time_s), until.baseline_energy_j),
+        (straggler_s, until.energy_j),
+    ]
 
 
 def _pairs(
-    predicted: Predicted, iterations: int | None, price: Rate | None, carbon: Rate | None
+    plan: Plan, iterations: int | None, price: Rate | None, carbon: Rate | None
 ) -> tuple[Pair, Pair | None]:
     """What one iteration costs, and what the run does."""
-    before = predicted.baseline
     runs = [
         _spent(time_s, energy_j, iterations or 1, price, carbon)
-        for time_s, energy_j in (
-            (before.iteration_time_s, before.energy_j),
-            (predicted.iteration_time_s, predicted.energy_j),
-        )
+        for time_s, energy_j in _before_and_after(plan)
     ]
     single = [_share(spent, iterations or 1) for spent in runs]
     run = None if iterations is None else Pair(max_frequency=runs[0], plan=runs[1])
@@ -366,12 +425,12 @@ def check_costs(plan: Plan) -> list[str]:
     costs = plan.costs
     if costs is None:
         return []
-    iteration, run = _pairs(plan.predicted, costs.iterations, costs.price, costs.carbon)
+    iteration, run = _pairs(plan, costs.iterations, costs.price, costs.carbon)
     _compare("costs.iteration", costs.iteration, iteration)
     _compare("costs.run", costs.run, run)
     if costs.deadline_s is None or costs.iterations is None:
         return ["costs follow from the plan's time and energy and the rates in the file"]
-    taken_ns = ns_from_s(plan.iteration_time) * costs.iterations
+    taken_ns = ns_from_s(_before_and_after(plan)[1][0]) * costs.iterations
     if taken_ns > ns_from_s_floor(costs.deadline_s):
         raise InputError(
             f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s, more than the deadline "

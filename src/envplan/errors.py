@@ -50,3 +50,19 @@ class NoAnswerError(EnvplanError):
     """No plan can do what was asked; the message states the nearest that can be done."""
 
     exit_code = 1
+
+
+def shown(value: object) -> str:
+    """`value` as an error message quotes it: short, on one line, in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) > 10**18:
+        return "a number beyond 1e18"
+    if isinstance(value, dict | list | tuple):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, str):
+        text = value if len(value) <= 60 else value[:57] + "..."
+        return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'
+    return repr(float(value) if isinstance(value, float) else value)[:60]

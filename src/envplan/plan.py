@@ -10,7 +10,9 @@ correctly rounded to a float and written so that it reads back the same.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from envplan._files import atomic_write
-from envplan.costs import Costs
-from envplan.errors import InputError
+from envplan._files import atomic_write, parse_json, read_bounded
+from envplan.costs import MAX_ITERATIONS, Costs
+from envplan.errors import InputError, shown
 from envplan.pipeline import Pipeline
-from envplan.pipeline.formats import shown
 from envplan.profile import OptionTable, Profile, builtin_paths
 from envplan.units import (
     UW_PER_W,
@@ -61,7 +62,6 @@ __all__ = [
     "option_tables",
     "predict",
     "price",
-    "read_bounded",
     "read_json",
     "readable_json",
     "rows_by_knobs",
@@ -212,8 +212,19 @@ class Robustness(_Model):
     held_runs: Index = Field(description="those of them that ended by the target")
     confidence: Annotated[float, Field(gt=0, lt=1)]
     share_at_least: Annotated[float, Field(ge=0, le=1)] = Field(
-        description="the probability that this proves with the confidence (Clopper and Pearson)"
+        description="the probability that this proves with the confidence (Clopper and Pearson; of "
+        "a run by Cantelli's inequality)"
     )
+    iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS)] | None = Field(
+        None,
+        description="what is sure to be over by the deadline under costs is a run of so many; "
+        "absent: one iteration by the target",
+    )
+
+    @property
+    def percent_at_least(self) -> str:
+        """share_at_least in percent, rounded down."""
+        return f"{math.floor(1e4 * self.share_at_least) / 100:.2f}%"
 
 
 class UntilStraggler(_Model):
@@ -434,52 +445,13 @@ class Plan(_Model):
             raise InputError(first_problem(error, "plan"), path=path) from None
 
 
-def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`.
-
-    Raises:
-        InputError: the file cannot be read or is too large.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be read ({reason})", path=path) from None
-    if len(data) > max_bytes:
-        raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
-    return data
-
-
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> object:
     """The JSON value in a file of at most `max_bytes`.
 
     Raises:
         InputError: the file cannot be read, is too large or is not JSON; says line and column.
     """
-    data = read_bounded(path, max_bytes)
-    try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not valid JSON, or cut short: {error.msg}",
-            path=path,
-            line=error.lineno,
-            column=error.colno,
-        ) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not valid JSON: not UTF-8 text", path=path, line=line) from None
-    except RecursionError:
-        raise InputError("is not valid JSON: nested too deeply", path=path) from None
-    except InputError as error:
-        raise InputError(error.message, path=path) from None
-    except ValueError:
-        raise InputError("has a number with too many digits", path=path) from None
-
-
-def _refuse_constant(name: str) -> float:
-    raise InputError(f"is not valid JSON: {name} is not a number")
+    return parse_json(read_bounded(path, max_bytes), path)
 
 
 def first_problem(error: ValidationError, kind: str) -> str:
@@ -495,6 +467,7 @@ def first_problem(error: ValidationError, kind: str) -> str:
             return f"{field} is not a field of a {kind}{more}"
         case _:
             complaint = first["msg"].replace("Input should", "should", 1)
+            complaint = re.sub("a valid dictionary.*", "an object", complaint)
             return f"{field} {complaint}, not {shown(first['input'])}{more}"
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "TimedOperation",
     "Timeline",
     "price_with_latency",
+    "row_nearest",
     "simulate",
 ]
 
@@ -585,13 +586,19 @@ class _Machine:
         config = table.config[self.options[i]]
         key = (id(table), mhz, config)
         if key not in self._nearest:
-            rows = [
-                (abs(listed - mhz), -listed, row)
-                for row, listed in enumerate(table.frequency_mhz.tolist())
-                if listed and table.config[row] == config
-            ]
-            self._nearest[key] = min(rows)[2]
+            self._nearest[key] = row_nearest(table, config, mhz)
         return self._nearest[key]
+
+
+def row_nearest(table: OptionTable, config: str, mhz: int) -> int:
+    """The row of a table that stands for a clock: the nearest listed with a config, the higher of
+    two."""
+    rows = [
+        (abs(listed - mhz), -listed, row)
+        for row, listed in enumerate(table.frequency_mhz.tolist())
+        if listed and table.config[row] == config
+    ]
+    return min(rows)[2]
 
 
 class _Clock:

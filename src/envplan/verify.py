@@ -38,7 +38,6 @@ from envplan.units import (
     fj_from_j,
     j_from_fj,
     ns_from_s,
-    ns_from_s_ceil,
     ns_from_s_floor,
     s_from_ns,
     uw_from_w,
@@ -141,8 +140,8 @@ def verify_plan(
     count = len(options)
     proved.append(f"all {count} frequencies, times and energies are rows of the profile")
     powers = stated_powers(plan, pipeline)
-    priced, switching = _replayed(plan, profile, price(pipeline, profile, options, powers), force)
-    proved += _check_replay(plan, priced) + switching
+    priced = _replayed(plan.job, pipeline, profile, options, powers)
+    proved += _check_replay(plan, priced) + _proved_of_clocks(plan.job)
     proved += _check_ladder(plan, pipeline, profile, powers)
     proved += _check_derived(plan, pipeline, profile, priced, powers)
     proved += _check_target(plan, priced.makespan_ns)
@@ -253,32 +252,55 @@ def stated_powers(plan: Plan, pipeline: Pipeline) -> list[int]:
 
 
 def _replayed(
-    plan: Plan, profile: Profile, priced: Priced, force: bool
-) -> tuple[Priced, list[str]]:
-    """The plan's replay with the switch latency that it was made for, and what that proves.
+    job: Job,
+    pipeline: Pipeline,
+    profile: Profile,
+    options: NDArray[np.int32],
+    powers: Sequence[int],
+    what: str = "",
+) -> Priced:
+    """The replay of a choice of options with clocks that follow as late as the job says.
 
     Args:
-        priced: its replay without.
-        force: go on though the profile has changed since the plan was made.
-    """
-    latency, dwell = plan.job.switch_latency_s, plan.job.min_dwell_s
-    if latency is None and dwell is None:
-        return priced, []
-    from envplan.frontier.switching import clock_that_changes_too_soon
-    from envplan.simulation import simulate
+        options: for each operation the row of its option table, (N,).
+        powers: blocking powers by stage, uW.
+        what: what the choice is, for the message.
 
-    timeline = simulate(plan, profile, force=force)
-    proved = []
-    if latency is not None:
-        proved.append(f"so it is though every clock comes {latency!r} s after it is asked for")
-    if dwell is not None:
-        too_soon = clock_that_changes_too_soon(timeline, ns_from_s_ceil(dwell))
+    Raises:
+        InputError: a stage changes its clock sooner than the job allows.
+    """
+    from envplan.frontier.switching import Switching, clock_that_changes_too_soon
+    from envplan.simulation import price_with_latency
+
+    clocks = Switching.from_seconds(job.switch_latency_s or 0.0, job.min_dwell_s or 0.0)
+    if not clocks:
+        return price(pipeline, profile, options, powers)
+    priced = price_with_latency(pipeline, profile, options, powers, clocks.latency_ns)
+    if clocks.dwell_ns:
+        tables = option_tables(pipeline, profile)
+        mhz = [int(t.frequency_mhz[row]) for t, row in zip(tables, options.tolist(), strict=True)]
+        too_soon = clock_that_changes_too_soon(
+            pipeline,
+            mhz,
+            priced.starts_ns.tolist(),
+            priced.makespan_ns,
+            clocks.dwell_ns,
+        )
         if too_soon is not None:
-            raise InputError(f"{too_soon}, within job.min_dwell_s of {dwell!r} s")
-        proved.append(f"no stage asks for another clock within {dwell!r} s")
-    starts = np.array([timed.start_ns for timed in timeline.operations], np.int64)
-    energy_fj = timeline.energy_fj // plan.job.num_gpus
-    return Priced(starts, timeline.iteration_time_ns, energy_fj), proved
+            raise InputError(f"{what}{too_soon}, within job.min_dwell_s of {job.min_dwell_s!r} s")
+    return priced
+
+
+def _proved_of_clocks(job: Job) -> list[str]:
+    """What the replay has proved of clocks that are slow to change."""
+    proved = []
+    if job.switch_latency_s is not None:
+        proved.append(
+            f"so it is though every clock comes {job.switch_latency_s!r} s after it is asked for"
+        )
+    if job.min_dwell_s is not None:
+        proved.append(f"no stage asks for another clock within {job.min_dwell_s!r} s")
+    return proved
 
 
 def _check_replay(plan: Plan, priced: Priced) -> list[str]:
@@ -311,7 +333,7 @@ def _check_ladder(
     least = plan.job.above_waiting_fj(plan.iteration_time, plan.energy)
     for n, rung in enumerate(plan.ladder):
         options = _rung_options(f"ladder[{n}]", rung, pipeline, profile)
-        priced = price(pipeline, profile, options, powers)
+        priced = _replayed(plan.job, pipeline, profile, options, powers, f"ladder[{n}]: ")
         time = s_from_ns(priced.makespan_ns)
         energy = j_from_fj(priced.energy_fj * plan.job.num_gpus)
         for field, stated, true in (
@@ -327,11 +349,21 @@ def _check_ladder(
             raise InputError(
                 f"ladder[{n}] uses more than the plan before it even where there is time for both"
             )
+        _check_peak(plan, pipeline, profile, options, priced, powers, f"ladder[{n}]: ")
         last, least = priced.makespan_ns, above
-    return [
+    proved = [
         f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
         "saves on those before it where there is time"
     ]
+    cap, waiting_uw = plan.target.peak_power_w, sum(powers) * plan.job.num_gpus
+    if cap is None:
+        return proved
+    if waiting_uw > uw_from_w(cap):
+        raise InputError(
+            f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
+            f"target of {cap!r} W"
+        )
+    return [*proved, f"none of them ever draws more than the target of {cap!r} W"]
 
 
 def _rung_options(name: str, rung: Rung, pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
@@ -430,6 +462,7 @@ def _check_peak(
     options: NDArray[np.int32],
     priced: Priced,
     powers: Sequence[int],
+    what: str = "",
 ) -> list[str]:
     """The power of all GPUs at every moment of the replay, where there is a cap on it."""
     cap = plan.target.peak_power_w
@@ -439,8 +472,8 @@ def _check_peak(
     peak = peak_uw(pipeline, tables, options, priced.starts_ns, powers) * plan.job.num_gpus
     if peak > uw_from_w(cap):
         raise InputError(
-            f"replayed, the GPUs draw {w_from_uw(peak)!r} W at the peak, more than the target of "
-            f"{cap!r} W"
+            f"{what}replayed, the GPUs draw {w_from_uw(peak)!r} W at the peak, more than the "
+            f"target of {cap!r} W"
         )
     return [f"{w_from_uw(peak)!r} W at the peak of the replay <= target {cap!r} W"]
 

@@ -26,11 +26,12 @@ from envplan.errors import NoAnswerError
 from envplan.frontier.network import build_network
 from envplan.frontier.rounding import Rounding
 from envplan.frontier.start import start_at_t_star
-from envplan.power import PowerSteps, least_peak_uw, option_powers_uw, power_steps
+from envplan.power import PowerSteps, least_peak_uw, option_powers_uw, peak_uw, power_steps
 from envplan.units import s_from_ns, w_from_uw
 
 if TYPE_CHECKING:
     from envplan.frontier.trace import Frontier
+    from envplan.plan import Plan
 
 Options = NDArray[np.int32]
 Limits = NDArray[np.int64]
@@ -111,6 +112,18 @@ def plan_under_peak(
             f"{s_from_ns(search.least_time_ns):.9f} s"
         )
     return min(map(search.improved, candidates), key=search.rank)
+
+
+def peak_of_plan_uw(frontier: Frontier, plan: Plan) -> int:
+    """The most that a plan of this pipeline draws at a time, uW of one GPU a stage together."""
+    from envplan.plan import option_tables, price
+    from envplan.verify import chosen_options
+
+    pipeline, profile = frontier.pipeline, frontier.profile
+    options = chosen_options(plan, pipeline, profile)
+    starts = price(pipeline, profile, options, frontier.blocking_power_uw).starts_ns
+    tables = option_tables(pipeline, profile)
+    return peak_uw(pipeline, tables, options, starts, frontier.blocking_power_uw)
 
 
 class _Limited(NamedTuple):

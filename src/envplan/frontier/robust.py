@@ -12,6 +12,14 @@ in time is stated with what it proves: the lower end of its one-sided confidence
 and Pearson, Biometrika 1934) must reach the probability asked for. Should it not, the next attempt
 aims higher and draws anew, with half the risk of error left, so that all attempts together keep to
 the confidence stated.
+
+Where clocks follow late, every replay is with the latency, and the plans to choose from are those
+of envplan.frontier.switching.
+
+A run of many iterations has a deadline of its own. Its iterations are noisy independently, so what
+counts is their mean, and little above it. The fresh replays bound the mean and the variance of an
+iteration from above (large-sample limits, half of the risk each), and Cantelli's inequality, which
+holds for any distribution, bounds the probability that their sum is late.
 """
 
 from __future__ import annotations
@@ -19,18 +27,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import cached_property, partial
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.units import MAX_INTEGER, ns_from_s_floor, s_from_ns
+from envplan.frontier.switching import (
+    NoPlanInTimeError,
+    Switching,
+    SwitchingSearch,
+    replayed_plan,
+)
+from envplan.units import MAX_INTEGER, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier.trace import Frontier
     from envplan.pipeline import Pipeline
-    from envplan.plan import Plan
+    from envplan.plan import Plan, Robustness
     from envplan.profile import OptionTable, Profile
 
 #: How sure a stated share is.
@@ -42,6 +58,7 @@ MAX_PERCENT: Final = 99.9
 _SEARCH_RUNS: Final = 2_000
 _STEPS: Final = 12  # of the bisection
 _ATTEMPTS: Final = 4
+_MOVES_SHARE: Final = 0.25  # of the usual effort, where clocks follow late
 _CHUNK: Final = 2**22  # factors drawn at a time
 _KEPT: Final = 2**24  # of those that the search draws, kept from step to step
 
@@ -138,11 +155,26 @@ def _replayed(
     options: NDArray[np.int32],
     noise: Noise,
     draws: Iterable[NDArray[np.float64]],
+    latency_ns: int,
 ) -> NDArray[np.int64]:
     """Iteration times of a choice of options under noise, (runs,), ns."""
-    time_ns = [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)]
     spreads = noise.spreads(pipeline, profile, options)
+    if latency_ns > 0:
+        from envplan.frontier.late_noise import late_makespans
+
+        late = (
+            late_makespans(pipeline, tables, options, _factors(spreads, some), latency_ns)
+            for some in draws
+        )
+        return np.concatenate(list(late))
+    time_ns = [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)]
     return noisy_makespans(pipeline, np.array(time_ns, np.int64), spreads, draws)
+
+
+def _factors(spreads: NDArray[np.float64], normal: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What times are multiplied by: lognormal with mean 1, (runs, N)."""
+    variance = np.log1p(spreads**2)
+    return np.exp(np.sqrt(variance) * normal - variance / 2)
 
 
 def _makespans(
@@ -151,8 +183,7 @@ def _makespans(
     spreads: NDArray[np.float64],
     normal: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    variance = np.log1p(spreads**2)
-    factors = np.exp(np.sqrt(variance) * normal - variance / 2)
+    factors = _factors(spreads, normal)
     times = np.clip(np.rint(time_ns * factors), 1, MAX_INTEGER).astype(np.int64).T.copy()
     starts = np.zeros_like(times)
     begins, after = pipeline.succ_begin.tolist(), pipeline.succ.tolist()
@@ -202,6 +233,49 @@ def least_held(share: float, runs: int, confidence: float) -> int:
     return high
 
 
+class NoisyRun(NamedTuple):
+    """A training run whose iterations are noisy independently.
+
+    Attributes:
+        iterations: how many.
+        deadline_ns: when all must be over, ns.
+    """
+
+    iterations: int
+    deadline_ns: int
+
+    @property
+    def each_ns(self) -> int:
+        """What the deadline leaves for an iteration, ns."""
+        return self.deadline_ns // self.iterations
+
+    def share_at_least(self, makespans: NDArray[np.int64], confidence: float) -> float:
+        """What probability of being over in time replays of an iteration prove."""
+        mean, variance = _most_moments(makespans, confidence)
+        room = self.deadline_ns / self.iterations - mean
+        if room <= 0:
+            return 0.0
+        return self.iterations * room**2 / (variance + self.iterations * room**2)
+
+    def could_hold_ns(
+        self, makespans: NDArray[np.int64], probability: float, confidence: float
+    ) -> int:
+        """The least deadline for which these replays prove a probability, ns."""
+        mean, variance = _most_moments(makespans, confidence)
+        room = math.sqrt(variance * probability / (1 - probability) / self.iterations)
+        return math.ceil((mean + room) * self.iterations)
+
+
+def _most_moments(makespans: NDArray[np.int64], confidence: float) -> tuple[float, float]:
+    """Upper limits of mean (ns) and variance (ns2), both hold with the confidence."""
+    times = makespans.astype(np.float64)
+    sure = NormalDist().inv_cdf(1 - (1 - confidence) / 2)
+    mean, variance = float(times.mean()), float(times.var(ddof=1))
+    fourth = float(((times - mean) ** 4).mean())
+    most = mean + sure * math.sqrt(variance / len(times))
+    return most, variance + sure * math.sqrt(max(0.0, fourth - variance**2) / len(times))
+
+
 def robust_plan(
     frontier: Frontier,
     deadline_ns: int,
@@ -209,6 +283,8 @@ def robust_plan(
     probability: float,
     noise: Noise,
     *,
+    run: NoisyRun | None = None,
+    latency_ns: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
@@ -218,6 +294,9 @@ def robust_plan(
         deadline_ns: what it has to hold, not below T_min, ns.
         target: what was asked: `kind` and the number that goes with it.
         probability: above 0, up to MAX_PERCENT / 100.
+        run: what has to hold its deadline instead, with iterations that take up to deadline_ns
+            where times are exact.
+        latency_ns: from a clock request until the clock changes, ns.
         seed: of all draws, not negative; the same seed gives the same plan.
         progress: called with (attempts at a plan to go at most, 0).
 
@@ -232,30 +311,79 @@ def robust_plan(
         )
     if seed < 0:
         raise InputError(f"seed must not be negative, not {seed}")
-    family = _Family(frontier, deadline_ns, noise, seed)
+    make = _LateFamily if latency_ns > 0 else _Family
+    family = make(frontier, deadline_ns, noise, seed, latency_ns)
     for attempt in range(_ATTEMPTS):
         confidence = 1 - (1 - CONFIDENCE) / 2 ** (attempt + 1)
-        needed = least_held(probability, RUNS, confidence)
-        spread = math.sqrt(probability * (1 - probability) / _SEARCH_RUNS)
-        aim = min(needed / RUNS + (attempt + 1) * spread, 1.0)
-        options = family.slowest_that_holds(aim, progress)
+        goal = _Goal(deadline_ns, probability, confidence, run)
+        options = family.slowest_that_holds(partial(goal.promises, attempt=attempt), progress)
         fresh = seed + 1 + attempt
-        draws = noise_draws(len(options), fresh, RUNS)
-        held = int((family.makespans(options, draws) <= deadline_ns).sum())
-        if held >= needed:
-            return _stated(
-                frontier, options, target, deadline_ns, probability, noise, fresh, held, confidence
-            )
-    raise _not_held(family, deadline_ns, probability, seed + 1)
+        makespans = family.makespans(options, noise_draws(len(options), fresh, RUNS))
+        robustness = goal.proved(makespans, noise, fresh)
+        if robustness.share_at_least >= probability and family.in_time(options):
+            plan = family.plan(options, target)
+            predicted = plan.predicted.model_copy(update={"robustness": robustness})
+            return plan.model_copy(update={"predicted": predicted})
+    raise _not_held(family, goal, seed + 1)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What noisy replays have to prove, of an iteration or of a run."""
+
+    deadline_ns: int
+    probability: float
+    confidence: float
+    run: NoisyRun | None
+
+    def promises(self, makespans: NDArray[np.int64], *, attempt: int) -> bool:
+        """Whether the few replays of the search let expect that the proof will succeed."""
+        if self.run is not None:
+            # With fewer replays the limits are wider: no further margin is needed.
+            return self.run.share_at_least(makespans, self.confidence) >= self.probability
+        needed = least_held(self.probability, RUNS, self.confidence)
+        spread = math.sqrt(self.probability * (1 - self.probability) / _SEARCH_RUNS)
+        aim = min(needed / RUNS + (attempt + 1) * spread, 1.0)
+        return float((makespans <= self.deadline_ns).mean()) >= aim
+
+    def proved(self, makespans: NDArray[np.int64], noise: Noise, seed: int) -> Robustness:
+        """What fresh replays drawn from a seed prove."""
+        from envplan.plan import Robustness
+
+        held, share = _proved(makespans, self.deadline_ns, self.confidence, self.run)
+        return Robustness(
+            probability=self.probability,
+            noise=noise.fraction,
+            seed=seed,
+            runs=len(makespans),
+            held_runs=held,
+            confidence=self.confidence,
+            share_at_least=share,
+            iterations=None if self.run is None else self.run.iterations,
+        )
+
+
+def _proved(
+    makespans: NDArray[np.int64], deadline_ns: int, confidence: float, run: NoisyRun | None
+) -> tuple[int, float]:
+    """How many replays end in time, and the probability that they prove."""
+    latest_ns = deadline_ns if run is None else run.each_ns
+    held = int((makespans <= latest_ns).sum())
+    if run is None:
+        return held, share_at_least(held, len(makespans), confidence)
+    return held, run.share_at_least(makespans, confidence)
 
 
 class _Family:
     """Plans from the slowest worth having, at 0, by T_min's, at 1, to the fastest of all, at 2."""
 
-    def __init__(self, frontier: Frontier, deadline_ns: int, noise: Noise, seed: int) -> None:
+    def __init__(
+        self, frontier: Frontier, deadline_ns: int, noise: Noise, seed: int, latency_ns: int
+    ) -> None:
         from envplan.plan import option_tables
 
-        self.deadline_ns = deadline_ns
+        self.latest_ns = min(deadline_ns, frontier.min_energy_time_ns)
+        self._latency_ns = latency_ns
         self._frontier = frontier
         self._noise = noise
         self._tables = option_tables(frontier.pipeline, frontier.profile)
@@ -264,27 +392,40 @@ class _Family:
 
     def options(self, place: float) -> NDArray[np.int32]:
         """For each operation the row of its option table, (N,)."""
-        frontier = self._frontier
-        least = frontier.min_time_ns
-        most = min(self.deadline_ns, frontier.min_energy_time_ns)
-        rounding = frontier.rounding_at(most - round((most - least) * min(place, 1.0)))
+        rounding = self._frontier.rounding_at(self._deadline_at(place))
         if place > 1:
             # Options stand by time, the fastest first.
             rounding.choice[:] = np.floor(rounding.choice * (2 - place))
         return rounding.options
+
+    def plan(self, options: NDArray[np.int32], target: dict[str, float | str]) -> Plan:
+        """The plan of such options for what was asked."""
+        return self._frontier.priced_plan(options, target, self.latest_ns)
+
+    def in_time(self, options: NDArray[np.int32]) -> bool:
+        """Whether they meet the deadline where times are exact; faster ones always do."""
+        return True
+
+    def _deadline_at(self, place: float) -> int:
+        least = self._frontier.min_time_ns
+        return self.latest_ns - round((self.latest_ns - least) * min(place, 1.0))
 
     def makespans(
         self, options: NDArray[np.int32], draws: Iterable[NDArray[np.float64]]
     ) -> NDArray[np.int64]:
         """Iteration times under noise, (runs,), ns."""
         pipeline, profile = self._frontier.pipeline, self._frontier.profile
-        return _replayed(pipeline, profile, self._tables, options, self._noise, draws)
+        return _replayed(
+            pipeline, profile, self._tables, options, self._noise, draws, self._latency_ns
+        )
 
-    def slowest_that_holds(self, aim: float, progress: Progress | None) -> NDArray[np.int32]:
-        """Options of the slowest plan found that holds the deadline in a share `aim` of the draws;
-        the fastest, where none does."""
+    def slowest_that_holds(
+        self, holds: Callable[[NDArray[np.int64]], bool], progress: Progress | None
+    ) -> NDArray[np.int32]:
+        """Options of the slowest plan found whose iteration times in the draws hold; the fastest,
+        where none does."""
         best = self.options(0.0)
-        if self._holds(best, aim):
+        if self.in_time(best) and holds(self._drawn(best)):
             return best
         low, high, best = 0.0, 2.0, self.options(2.0)
         for step in range(_STEPS):
@@ -292,59 +433,89 @@ class _Family:
                 progress(_STEPS - step, 0)
             middle = (low + high) / 2
             options = self.options(middle)
-            if self._holds(options, aim):
+            if self.in_time(options) and holds(self._drawn(options)):
                 high, best = middle, options
             else:
                 low = middle
         return best
 
-    def _holds(self, options: NDArray[np.int32], aim: float) -> bool:
+    def _drawn(self, options: NDArray[np.int32]) -> NDArray[np.int64]:
         draws: Iterable[NDArray[np.float64]] = noise_draws(len(options), self._seed, _SEARCH_RUNS)
         if len(options) * _SEARCH_RUNS <= _KEPT:
             self._kept = self._kept or list(draws)
             draws = self._kept
-        makespans = self.makespans(options, draws)
-        return float((makespans <= self.deadline_ns).mean()) >= aim
+        return self.makespans(options, draws)
 
 
-def _stated(
-    frontier: Frontier,
-    options: NDArray[np.int32],
-    target: dict[str, float | str],
-    deadline_ns: int,
-    probability: float,
-    noise: Noise,
-    seed: int,
-    held: int,
-    confidence: float,
-) -> Plan:
-    """The plan, with what its fresh replays prove."""
-    from envplan.plan import Robustness
+class _LateFamily(_Family):
+    """The same where clocks follow late: from the slowest worth having by that of the least time
+    which a search finds, at 1, to the fastest choice that it knows, at 2."""
 
-    plan = frontier.priced_plan(options, target, min(deadline_ns, frontier.min_energy_time_ns))
-    robustness = Robustness(
-        probability=probability,
-        noise=noise.fraction,
-        seed=seed,
-        runs=RUNS,
-        held_runs=held,
-        confidence=confidence,
-        share_at_least=share_at_least(held, RUNS, confidence),
-    )
-    predicted = plan.predicted.model_copy(update={"robustness": robustness})
-    return plan.model_copy(update={"predicted": predicted})
+    @cached_property
+    def _fastest(self) -> NDArray[np.int32]:
+        return self._search(self._frontier.min_time_ns).fastest()
+
+    @cached_property
+    def _at_least_time(self) -> NDArray[np.int32]:
+        return self._found(self._frontier.min_time_ns)
+
+    def options(self, place: float) -> NDArray[np.int32]:
+        """For each operation the row of its option table, (N,)."""
+        if place <= 1:
+            return self._found(self._deadline_at(place))
+        # Rows stand by time, the fastest first.
+        start = self._at_least_time
+        steps: NDArray[np.int32] = np.floor((self._fastest - start) * (place - 1)).astype(np.int32)
+        return start + steps
+
+    def plan(self, options: NDArray[np.int32], target: dict[str, float | str]) -> Plan:
+        """The plan of such options for what was asked, as its replay with the latency has it."""
+        switching = Switching(self._latency_ns)
+        return replayed_plan(self._frontier, options, switching, self.latest_ns, target)
+
+    def in_time(self, options: NDArray[np.int32]) -> bool:
+        """Whether they meet the deadline where times are exact."""
+        return self._replayed_ns(options) <= self.latest_ns
+
+    def _replayed_ns(self, options: NDArray[np.int32]) -> int:
+        from envplan.simulation import price_with_latency
+
+        pipeline, profile = self._frontier.pipeline, self._frontier.profile
+        powers = self._frontier.blocking_power_uw
+        return price_with_latency(pipeline, profile, options, powers, self._latency_ns).makespan_ns
+
+    def _found(self, deadline_ns: int) -> NDArray[np.int32]:
+        """Options found for a deadline; the fastest where none are."""
+        try:
+            return self._search(deadline_ns).solve()
+        except NoPlanInTimeError:
+            return self._fastest
+
+    def _search(self, deadline_ns: int) -> SwitchingSearch:
+        rounding = self._frontier.rounding_at(deadline_ns)
+        switching = Switching(self._latency_ns)
+        return SwitchingSearch(self._frontier, rounding, switching, deadline_ns, _MOVES_SHARE)
 
 
-def _not_held(family: _Family, deadline_ns: int, probability: float, seed: int) -> NoAnswerError:
+def _not_held(family: _Family, goal: _Goal, seed: int) -> NoAnswerError:
     """What the fastest plan holds, and what it could."""
-    options = family.options(2.0)
+    options, probability, run = family.options(2.0), goal.probability, goal.run
     makespans = np.sort(family.makespans(options, noise_draws(len(options), seed, RUNS)))
-    share = float((makespans <= deadline_ns).mean())
+    if run is not None:
+        mean_s = s_from_ns(round(float(makespans.mean())))
+        could_ns = run.could_hold_ns(makespans, probability, CONFIDENCE)
+        return NoAnswerError(
+            f"no plan ends {run.iterations} iterations by {s_from_ns(run.deadline_ns):.9g} s with "
+            f"a probability of {100 * probability:g} percent: with every operation as fast as can "
+            f"be an iteration takes {mean_s:.9f} s on average of {RUNS} replays; a deadline of "
+            f"{s_from_ns(could_ns):.9g} s could be held"
+        )
+    share = float((makespans <= goal.deadline_ns).mean())
     could_ns = int(makespans[least_held(probability, RUNS, CONFIDENCE) - 1])
     return NoAnswerError(
-        f"no plan holds {s_from_ns(deadline_ns):.9f} s with a probability of {100 * probability:g} "
-        f"percent: with every operation as fast as can be {100 * share:.2f} percent of {RUNS} "
-        f"replays do; {s_from_ns(could_ns):.9f} s could be held"
+        f"no plan holds {s_from_ns(goal.deadline_ns):.9f} s with a probability of "
+        f"{100 * probability:g} percent: with every operation as fast as can be {100 * share:.2f} "
+        f"percent of {RUNS} replays do; {s_from_ns(could_ns):.9f} s could be held"
     )
 
 
@@ -366,12 +537,14 @@ def check_robustness(
         return []
     if stated.held_runs > stated.runs:
         raise InputError("predicted.robustness.held_runs are more than its runs")
+    run = _run_of(plan, stated)
     asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
     tables = option_tables(pipeline, profile)
     draws = noise_draws(len(options), stated.seed, stated.runs)
-    makespans = _replayed(pipeline, profile, tables, options, Noise(stated.noise), draws)
-    held = int((makespans <= ns_from_s_floor(asked)).sum())
-    proved = share_at_least(held, stated.runs, stated.confidence)
+    latency_ns = ns_from_s(plan.job.switch_latency_s or 0.0)
+    noise = Noise(stated.noise)
+    makespans = _replayed(pipeline, profile, tables, options, noise, draws, latency_ns)
+    held, proved = _proved(makespans, ns_from_s_floor(asked), stated.confidence, run)
     for field, found, true in (
         ("held_runs", stated.held_runs, held),
         ("share_at_least", stated.share_at_least, proved),
@@ -383,7 +556,29 @@ def check_robustness(
             f"predicted.robustness: {held} of {stated.runs} replays in time prove a probability of "
             f"{proved!r}, less than {stated.probability!r}"
         )
+    if run is not None:
+        return [
+            f"by {stated.runs} replays with noise, {run.iterations} iterations end by "
+            f"{s_from_ns(run.deadline_ns)!r} s with a probability of at least "
+            f"{stated.percent_at_least}, with a confidence of {100 * stated.confidence:g}%"
+        ]
     return [
         f"{held} of {stated.runs} replays with noise end by {asked!r} s: a probability of at least "
-        f"{100 * proved:.2f}%, with a confidence of {100 * stated.confidence:g}%"
+        f"{stated.percent_at_least}, with a confidence of {100 * stated.confidence:g}%"
     ]
+
+
+def _run_of(plan: Plan, stated: Robustness) -> NoisyRun | None:
+    """The run that a plan is sure to end in time; None where it is one iteration.
+
+    Raises:
+        InputError: the plan's costs are of another run.
+    """
+    if stated.iterations is None:
+        return None
+    costs = plan.costs
+    if costs is None or costs.deadline_s is None or costs.iterations != stated.iterations:
+        raise InputError(
+            "predicted.robustness.iterations goes with costs of as many iterations and a deadline"
+        )
+    return NoisyRun(stated.iterations, ns_from_s_floor(costs.deadline_s))

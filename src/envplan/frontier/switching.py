@@ -11,7 +11,8 @@ between two options of its table, so on or above their lower convex hull, which 
 relaxation knows of it. Any number of clocks gives a point in the convex hull likewise. An idle
 clock change costs nothing in the simulator, and precedences are the same; so durations and costs of
 a replay are feasible in the relaxed problem, whose least energy by the deadline they cannot
-undercut. Two roundings are left. The last part of an operation takes a whole number of ns, up to
+undercut; nor the least effective cost, where everybody waits until the deadline anyway. Two
+roundings are left. The last part of an operation takes a whole number of ns, up to
 one more than its share: at the power of its clock, p, this adds p - P to the effective cost, which
 is more than -P for one ns, while the relaxed curve does not rise with time. And each part's energy
 is rounded, by half a fJ at most. `bound_allowance_fj` adds both up: some 1e-7 J an operation.
@@ -34,6 +35,7 @@ from envplan.units import ns_from_s, ns_from_s_ceil, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier.trace import Frontier
+    from envplan.pipeline import Pipeline
     from envplan.plan import Plan
     from envplan.profile import OptionTable, Profile
     from envplan.simulation import Timeline
@@ -50,7 +52,7 @@ _FURTHER_MOVES: Final = 350_000  # or this many an operation, where that is less
 _FURTHER_MOVES_PER_OPERATION: Final = 2_000
 _MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
-_HURRY: Final = 20.0  # the same where nothing but time counts
+_HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
 _TIGHTENINGS: Final = 5
 
 
@@ -88,7 +90,8 @@ class Replay(NamedTuple):
 
     Attributes:
         makespan_ns: when the last operation ends, ns.
-        energy_fj: of all operations and all waiting until then, fJ, as a float.
+        energy_fj: of all operations and all waiting until then, fJ, as a float; beyond T_star
+            without what waiting throughout would take.
         too_soon_ns: by how much clocks last too short, all added up, ns.
     """
 
@@ -118,24 +121,30 @@ def plan_with_switching(
     switching: Switching,
     deadline_ns: int,
     target: dict[str, float | str],
+    *,
+    stated_ns: int | None = None,
+    moves_share: float = 1.0,
 ) -> Plan:
     """The plan of least energy found that meets a deadline although clocks follow late.
 
-    What it states is its replay with the latency, to the last ns and fJ.
+    What it states is its replay with the latency, to the last ns and fJ. Beyond T_star the energy
+    is that used until the deadline, when everybody has waited.
 
     Args:
         rounding: the problem without switching, rounded.
         deadline_ns: when everything must be finished, not below T_min, ns.
         target: what was asked: `kind` and the number that goes with it.
+        stated_ns: the deadline that the plan states, if a later one, ns.
+        moves_share: of the usual effort.
 
     Raises:
         NoPlanInTimeError: none was found; says the least time that was.
     """
-    search = SwitchingSearch(frontier, rounding, switching, deadline_ns)
+    search = SwitchingSearch(frontier, rounding, switching, deadline_ns, moves_share)
     options = search.solve()
     stricter_ns = 0
     for _ in range(_TIGHTENINGS):
-        plan = replayed_plan(frontier, options, switching, deadline_ns, target)
+        plan = replayed_plan(frontier, options, switching, stated_ns or deadline_ns, target)
         over_ns = ns_from_s(plan.iteration_time) - deadline_ns
         if over_ns <= 0 and not _changes_too_soon(plan, frontier.profile, switching):
             return plan
@@ -150,7 +159,17 @@ def _changes_too_soon(plan: Plan, profile: Profile, switching: Switching) -> boo
 
     if switching.dwell_ns == 0:
         return False
-    return clock_that_changes_too_soon(simulate(plan, profile), switching.dwell_ns) is not None
+    timeline = simulate(plan, profile)
+    return (
+        clock_that_changes_too_soon(
+            timeline.pipeline,
+            [timed.frequency_mhz for timed in timeline.operations],
+            [timed.start_ns for timed in timeline.operations],
+            timeline.iteration_time_ns,
+            switching.dwell_ns,
+        )
+        is not None
+    )
 
 
 def replayed_plan(
@@ -205,18 +224,30 @@ def bound_allowance_fj(timeline: Timeline, blocking_power_uw: Sequence[int]) -> 
     )
 
 
-def clock_that_changes_too_soon(timeline: Timeline, dwell_ns: int) -> str | None:
-    """The first clock in a timeline that a stage keeps for less than dwell_ns, in words."""
-    for stage, (first, last) in enumerate(pairwise(timeline.pipeline.stage_begin.tolist())):
-        timed = [one for one in timeline.operations[first:last] if one.frequency_mhz]
+def clock_that_changes_too_soon(
+    pipeline: Pipeline,
+    mhz: Sequence[int],
+    starts_ns: Sequence[int],
+    makespan_ns: int,
+    dwell_ns: int,
+) -> str | None:
+    """The first clock in a replay that a stage keeps for less than dwell_ns, in words.
+
+    Args:
+        mhz: of each operation, (N,); 0 where it asks for none.
+        starts_ns: when each starts, (N,), ns.
+        makespan_ns: when the next iteration begins, ns.
+    """
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        asking = [i for i in range(first, last) if mhz[i]]
         # An iteration begins with the clock that the one before it has left.
-        before = [*timed[-1:], *timed[:-1]]
+        before = [*asking[-1:], *asking[:-1]]
         requests = [
-            now.start_ns
-            for earlier, now in zip(before, timed, strict=True)
-            if now.frequency_mhz != earlier.frequency_mhz
+            starts_ns[now]
+            for earlier, now in zip(before, asking, strict=True)
+            if mhz[now] != mhz[earlier]
         ]
-        following = [*requests[1:], *(at + timeline.iteration_time_ns for at in requests[:1])]
+        following = [*requests[1:], *(at + makespan_ns for at in requests[:1])]
         for at, until in zip(requests, following, strict=True):
             if until - at < dwell_ns:
                 return (
@@ -232,6 +263,7 @@ class SwitchingSearch:
     Args:
         rounding: the problem without switching, rounded: its numbering and one of the starts.
         deadline_ns: when everything must be finished, ns.
+        moves_share: of the usual number of moves.
     """
 
     def __init__(
@@ -240,31 +272,44 @@ class SwitchingSearch:
         rounding: Rounding,
         switching: Switching,
         deadline_ns: int,
+        moves_share: float = 1.0,
     ) -> None:
         from envplan.plan import option_tables
 
         pipeline, order = frontier.pipeline, rounding.order
         tables = option_tables(pipeline, frontier.profile)
-        distinct = list({id(table): table for table in tables}.values())
-        number = {id(table): n for n, table in enumerate(distinct)}
+        keys = [(id(tables[i]), op.stage) for i, op in enumerate(pipeline.operations)]
+        known = dict(zip(keys, tables, strict=True))
+        distinct = list(known.values())
+        number = {key: n for n, key in enumerate(known)}
         clocks = sorted({int(mhz) for table in distinct for mhz in table.frequency_mhz if mhz})
         edges = np.array(sorted(rounding.edges, key=lambda edge: edge[1]), np.int64).reshape(-1, 3)
         counts = np.bincount(edges[:, 1], minlength=len(order))
         self._frontier = frontier
         self._order = order
         self._start = rounding.options[order]
+        powers = np.array(frontier.blocking_power_uw, np.float64)
+        energies = [table.energy_fj.astype(np.float64) for table in distinct]
+        if deadline_ns > frontier.min_energy_time_ns:
+            # Until the deadline everybody waits, however early the last one is: the time of waiting
+            # is what operations leave of it, whatever the makespan.
+            energies = [
+                energy - powers[stage] * table.time_ns
+                for energy, ((_, stage), table) in zip(energies, known.items(), strict=True)
+            ]
+            powers = np.zeros_like(powers)
         self._arrays = (
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             edges[:, 0].astype(np.int32),
             edges[:, 2].copy(),
             np.array([pipeline.operations[i].stage for i in order], np.int32),
-            np.array([number[id(tables[i])] for i in order], np.int32),
+            np.array([number[keys[i]] for i in order], np.int32),
             np.cumsum([0] + [len(table) for table in distinct], dtype=np.int32),
             np.concatenate([table.time_ns for table in distinct]),
-            np.concatenate([table.energy_fj for table in distinct]).astype(np.float64),
+            np.concatenate(energies),
             _clock_indices(distinct, clocks),
             np.concatenate(_nearest(distinct, clocks)),
-            np.array(frontier.blocking_power_uw, np.float64),
+            powers,
         )
         self._switching = switching
         self._deadline_ns = deadline_ns
@@ -273,7 +318,7 @@ class SwitchingSearch:
         wanted = count * _MOVES_PER_OPERATION + min(
             _FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION
         )
-        self._moves = max(1, min(wanted, _MOST_WORK // count))
+        self._moves = max(1, int(min(wanted, _MOST_WORK // count) * moves_share))
 
     def solve(self) -> NDArray[np.int32]:
         """The best options found, (N,): for each operation the row of its option table.
@@ -289,6 +334,9 @@ class SwitchingSearch:
         found = [
             self._annealed(problem, start, heat, seed) for seed, (start, heat) in enumerate(starts)
         ]
+        if all(self._rank(problem, choice)[0] > 0 for choice in found[: len(_ROUNDED_HEATS)]):
+            stiff = self._problem(self._deadline_ns, _HURRY)
+            found.append(self._annealed(stiff, self._start, _ROUNDED_HEATS[0], 0))
         best = min([*found, constant], key=lambda choice: self._rank(problem, choice))
         if self._rank(problem, best)[0] > 0:
             best = self._annealed(problem, self._hurried(best), _LAST_HEAT, len(starts))
@@ -297,6 +345,10 @@ class SwitchingSearch:
         if makespan_ns > self._deadline_ns or too_soon_ns > 0:
             raise NoPlanInTimeError(self._deadline_ns, problem.replay(self._hurried(best))[0])
         return self._by_operation(best)
+
+    def fastest(self) -> NDArray[np.int32]:
+        """The fastest options found whose clocks last long enough, (N,)."""
+        return self._by_operation(self._hurried(self._start))
 
     def tightened(self, options: NDArray[np.int32], by_ns: int) -> NDArray[np.int32]:
         """Options found from others, with a deadline and a dwell stricter by so many ns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,12 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network, replayed_events
 from envplan.frontier.rounding import HEATS, Rounding
 from envplan.frontier.start import start_at_t_star
-from envplan.frontier.switching import NoPlanInTimeError, Switching, plan_with_switching
+from envplan.frontier.switching import (
+    NoPlanInTimeError,
+    Switching,
+    bound_allowance_fj,
+    plan_with_switching,
+)
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.units import (
@@ -37,6 +42,9 @@ DEFAULT_BLOCKING_POWER_W = 70.0
 
 # Annealing of plans that are one of many: enough to come close.
 _SAMPLE_HEATS = (0.5,)
+_SAMPLE_MOVES_SHARE = 0.25  # of the moves of a search with slow clocks
+
+_AT_ONCE = Switching()
 
 # The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
 # than this it starts where going slower saves an eighth of what it saves at T_star.
@@ -146,7 +154,7 @@ class Frontier:
             network.base_cost_fj + cost + power * time
             for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
         ]
-        self._ladders: dict[int, list[Plan]] = {}
+        self._ladders: dict[tuple[int, Switching, float | None], list[Plan]] = {}
         self.slowest_time_ns: int = trace.max_time
         self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
 
@@ -339,6 +347,7 @@ class Frontier:
         *,
         slowdown: float | None = None,
         noise: float | None = None,
+        switch_latency: float = 0.0,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> Plan:
@@ -354,6 +363,7 @@ class Frontier:
             slowdown: as for plan.
             noise: standard deviation of times, as a fraction of them, up to 1; default: by the
                 profile's column time_std.
+            switch_latency: as for plan; the replays with noise are with it, too.
             seed: of the draws, not negative.
             progress: called now and then with (steps to go, 0).
 
@@ -366,7 +376,14 @@ class Frontier:
         target, asked = self._asked(target_time, slowdown)
         self._within(asked)
         return robust_plan(
-            self, asked, target, probability, Noise(noise), seed=seed, progress=progress
+            self,
+            asked,
+            target,
+            probability,
+            Noise(noise),
+            latency_ns=Switching.from_seconds(switch_latency, 0.0).latency_ns,
+            seed=seed,
+            progress=progress,
         )
 
     def rounding_at(self, time_ns: int) -> Rounding:
@@ -413,7 +430,15 @@ class Frontier:
             plans.append(self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS))
         return plans
 
-    def ladder(self, count: int = 32, *, progress: Progress | None = None) -> list[Plan]:
+    def ladder(
+        self,
+        count: int = 32,
+        *,
+        switch_latency: float = 0.0,
+        min_dwell: float = 0.0,
+        peak_power_cap: float | None = None,
+        progress: Progress | None = None,
+    ) -> list[Plan]:
         """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
 
         They lie between T_min and T_max, T_star's among them, and each saves about as much on the
@@ -421,31 +446,52 @@ class Frontier:
 
         Args:
             count: at most so many, from 1 up.
+            switch_latency, min_dwell: as for plan; of every plan.
+            peak_power_cap: W that all GPUs together never draw more than, waiting for a straggler
+                included; not with slow clocks. Times that no plan is found for, with such clocks
+                or under the cap, are left out.
             progress: called with (plans to go, 0), the former falling to the latter.
+
+        Raises:
+            InputError: a number is out of range, or two do not go together.
+            NoAnswerError: waiting alone draws more than the cap.
         """
-        if count not in self._ladders:
+        switching = Switching.from_seconds(switch_latency, min_dwell)
+        make = partial(self._rung, switching=switching)
+        if peak_power_cap is not None:
+            if switching:
+                raise InputError("a cap on the peak goes with clocks that change at once")
+            make = partial(self._rung_under_cap, cap_uw=self._cap_to_wait_under(peak_power_cap))
+        key = (count, switching, peak_power_cap)
+        if key not in self._ladders:
             first, *later = self._spread(self.min_time_ns, count)
             star = self.min_energy_time_ns
             if later:  # T_star's plan stands in for the one next to it
                 later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
             times = sorted({first, *later})
-            self._ladders[count] = self._rungs(times, progress)
-        return self._ladders[count]
+            self._ladders[key] = self._rungs(times, progress, make)
+        return self._ladders[key]
 
     def slower_plans(self, count: int) -> list[Plan]:
         """At most `count` plans between T_star and T_max, ascending in time, as in a ladder.
 
         Worth following only while a straggler makes everyone wait.
         """
-        return self._rungs(self._spread(self.min_energy_time_ns, count + 1), None)[1:]
+        times = self._spread(self.min_energy_time_ns, count + 1)
+        return self._rungs(times, None, self._rung)[1:]
 
-    def _rungs(self, times: Sequence[int], progress: Progress | None) -> list[Plan]:
+    def _rungs(
+        self, times: Sequence[int], progress: Progress | None, make: Callable[[int], Plan]
+    ) -> list[Plan]:
         """Plans for times in ns, ascending, without those that save nothing on one before."""
         rungs: list[Plan] = []
         for made, time_ns in enumerate(times):
             if progress is not None:
                 progress(len(times) - made, 0)
-            plan = self._rung(time_ns)
+            try:
+                plan = make(time_ns)
+            except NoAnswerError:
+                continue
             if not rungs or plan.beats_where_there_is_time(rungs[-1]):
                 rungs.append(plan)
         return rungs
@@ -459,13 +505,38 @@ class Frontier:
         wanted = np.linspace(0.0, saved[-1], max(1, count))
         return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
 
-    def _rung(self, time_ns: int) -> Plan:
-        target: dict[str, float | str] = {"kind": "time", "time_s": s_from_ns(time_ns)}
-        if time_ns < self.min_energy_time_ns:
-            return self._plan_at(time_ns, target, 0.0, heats=_SAMPLE_HEATS)
-        if time_ns == self.min_energy_time_ns:
-            return self._plan_at(time_ns, target, 0.0)
-        return self._plan_at(time_ns, {**target, "kind": "sync-time"}, 0.0, heats=_SAMPLE_HEATS)
+    def _rung(self, time_ns: int, switching: Switching = _AT_ONCE) -> Plan:
+        kind = "time" if time_ns <= self.min_energy_time_ns else "sync-time"
+        target: dict[str, float | str] = {"kind": kind, "time_s": s_from_ns(time_ns)}
+        heats = HEATS if time_ns == self.min_energy_time_ns else _SAMPLE_HEATS
+        return self._plan_at(time_ns, target, 0.0, heats=heats, switching=switching)
+
+    def _rung_under_cap(self, time_ns: int, cap_uw: int) -> Plan:
+        from envplan.frontier.peak_power import peak_of_plan_uw, plan_under_peak
+
+        plan = self._rung(time_ns)
+        if peak_of_plan_uw(self, plan) <= cap_uw:
+            return plan
+        found = plan_under_peak(self, cap_uw, time_ns)
+        target: dict[str, float | str] = {"kind": "sync-time", "time_s": s_from_ns(time_ns)}
+        return self.priced_plan(found.options, target, time_ns)
+
+    def _cap_to_wait_under(self, watts: float) -> int:
+        """A cap over all GPUs in W as one of a GPU a stage, uW, which waiting GPUs keep to."""
+        cap_uw = self._peak_cap_uw(watts)
+        if self._power_uw > cap_uw:
+            least = w_from_uw(self._power_uw * self.gpus_per_stage * self.replicas)
+            raise NoAnswerError(
+                f"GPUs that wait for a straggler draw {least:.10g} W, more than the cap of "
+                f"{watts:.10g} W"
+            )
+        return cap_uw
+
+    def _peak_cap_uw(self, watts: float) -> int:
+        """A cap over all GPUs in W as one of a GPU a stage, uW."""
+        if not 0 <= _finite(watts, "peak power cap") <= 1e12:
+            raise InputError(f"peak power cap must be between 0 and 1e12 W, not {watts}")
+        return uw_from_w(watts) // (self.gpus_per_stage * self.replicas)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -491,8 +562,13 @@ class Frontier:
         asked = ns_from_s_floor(_finite(time, "straggler time"))
         if time <= plan.iteration_time or asked < self.min_time_ns:
             return plan.with_straggler(time)
-        bound = max(0, self.waiting_bound_fj(asked)) * self.gpus_per_stage * self.replicas
-        return plan.with_straggler(time, j_from_fj(bound))
+        bound = self.waiting_bound_fj(asked)
+        if plan.job.switch_latency_s is not None:
+            from envplan.simulation import simulate
+
+            bound -= bound_allowance_fj(simulate(plan, self.profile), self.blocking_power_uw)
+        gpus = self.gpus_per_stage * self.replicas
+        return plan.with_straggler(time, j_from_fj(max(0, bound) * gpus))
 
     def plan_for_energy_budget(self, joules: float, *, polish: float = 0.0) -> Plan:
         """The fastest plan found that uses at most `joules` per iteration over all GPUs.
@@ -538,25 +614,36 @@ class Frontier:
 
             return slow_plan_under_cap(self, watts, target)
 
-    def plan_for_sync(self, time: float, *, polish: float = 0.0) -> Plan:
+    def plan_for_sync(
+        self,
+        time: float,
+        *,
+        polish: float = 0.0,
+        switch_latency: float = 0.0,
+        min_dwell: float = 0.0,
+    ) -> Plan:
         """The plan of least energy if everybody waits until `time` s whoever is ready earlier.
 
         Unlike plan(), it goes beyond T_star, up to T_max: what is saved by finishing early is spent
         on waiting.
 
         Args:
-            polish: seconds to spend on improving the plan with CP-SAT.
+            polish, switch_latency, min_dwell: as for plan.
 
         Raises:
-            NoAnswerError: time is below T_min.
+            NoAnswerError: time is below T_min, or no plan with such clocks was found in time.
         """
+        switching = Switching.from_seconds(switch_latency, min_dwell)
         asked, star = ns_from_s_floor(_finite(time, "time")), self.min_energy_time_ns
         self._within(asked)
         target: dict[str, float | str] = {"kind": "sync-time", "time_s": time}
         time_ns = min(asked, self.slowest_time_ns)
-        plan = self._plan_at(time_ns, target, polish, deadline_ns=asked)
+        plan = self._plan_at(time_ns, target, polish, switching=switching, deadline_ns=asked)
         if time_ns > star:
-            early = self._plan_at(star, target, 0.0, deadline_ns=asked)
+            try:
+                early = self._plan_at(star, target, 0.0, switching=switching, deadline_ns=asked)
+            except NoPlanInTimeError:
+                return plan
             if early.beats_where_there_is_time(plan):
                 return early
         return plan
@@ -589,9 +676,7 @@ class Frontier:
 
         if (target_time is not None) + (slowdown is not None) + min_energy > 1:
             raise InputError("give one of target_time, slowdown and min_energy")
-        if not 0 <= _finite(watts, "peak power cap") <= 1e12:
-            raise InputError(f"peak power cap must be between 0 and 1e12 W, not {watts}")
-        cap_uw = uw_from_w(watts) // (self.gpus_per_stage * self.replicas)
+        cap_uw = self._peak_cap_uw(watts)
         if target_time is None and slowdown is None:
             kind = "min-energy" if min_energy else "peak-power-cap"
             found = plan_under_peak(self, cap_uw, MAX_INTEGER if min_energy else None, progress)
@@ -650,12 +735,21 @@ class Frontier:
         event_times, flows = self._state_at(time_ns)
         rounding = Rounding(self.pipeline, self._network, event_times, time_ns)
         rounding.anneal(heats)
+        # Beyond T_star only what is used until the deadline counts, however early the last one is.
+        waits = time_ns > self.min_energy_time_ns
+        stated_ns = deadline_ns or time_ns
         if switching:
             if polish > 0:
                 raise InputError("polish goes with clocks that change at once and at any time")
-            return plan_with_switching(self, rounding, switching, time_ns, target)
-        # Beyond T_star only what is used until the deadline counts, however early the last one is.
-        waits = time_ns > self.min_energy_time_ns
+            return plan_with_switching(
+                self,
+                rounding,
+                switching,
+                stated_ns if waits else time_ns,
+                target,
+                stated_ns=stated_ns,
+                moves_share=1.0 if heats is HEATS else _SAMPLE_MOVES_SHARE,
+            )
         power, least_fj = self._power_uw, self.waiting_bound_fj(time_ns)
         if waits:
             power, least_fj = 0, least_fj - self._power_uw * time_ns
@@ -666,9 +760,7 @@ class Frontier:
             proved = polish_plan(rounding, self._network, flows, power, least_fj, polish)
             if proved > least_fj and not waits:
                 bound_fj, bound = proved, "cp-sat"
-        return self.priced_plan(
-            rounding.options, target, deadline_ns or time_ns, bound_fj=bound_fj, bound=bound
-        )
+        return self.priced_plan(rounding.options, target, stated_ns, bound_fj=bound_fj, bound=bound)
 
     def priced_plan(
         self,

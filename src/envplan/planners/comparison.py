@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.pipeline import Pipeline
-from envplan.pipeline.formats import shown
 from envplan.planners.baselines import (
     Candidate,
     MaxFrequency,

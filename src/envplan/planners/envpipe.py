@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.pipeline import Pipeline
-from envplan.pipeline.formats import shown, whole_number
+from envplan.pipeline.formats import whole_number
 from envplan.pipeline.graph import predecessors
 from envplan.pipeline.schedules import fitting_ahead
 from envplan.planners.base import Clocks, all_clocks, clocks_of_operations, refuse_target

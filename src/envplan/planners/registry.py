@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown
+from envplan.errors import InputError, shown
 from envplan.planners.base import Planner
 from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe

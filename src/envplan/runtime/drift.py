@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from envplan.costs import Run
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -76,7 +77,7 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
                 )
             key, at_clock = planned[stage, instruction, chunk]
             expected = at_clock(mhz, config)
-            if mhz and expected > 0:
+            if mhz and expected > 0 and mean > 0:
                 factors[key].append(mean / expected)
                 samples[key] += count
     if not factors:
@@ -131,21 +132,31 @@ def replan(
     target = plan.target
     frontier = trace_job(plan.job, profile, progress)
     if target.peak_power_w is not None:
-        return frontier.plan_for_peak_power_cap(
+        capped = frontier.plan_for_peak_power_cap(
             target.peak_power_w,
             target_time=target.time_s if target.kind == "time" else None,
             slowdown=target.slowdown,
             min_energy=target.kind == "min-energy",
         )
+        if plan.ladder is None:
+            return capped
+        return capped.with_ladder(frontier.ladder(peak_power_cap=target.peak_power_w))
+    latency, dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
     sure = plan.predicted.robustness
+    if sure is not None and sure.iterations is not None and plan.costs is not None:
+        run = Run.of(plan.costs)
+        fresh = run.cheapest_plan(
+            frontier, switch_latency=latency, probability=sure.probability, noise=sure.noise
+        )
+        return run.reckon(fresh)
     if sure is not None:
         return frontier.robust_plan(
             sure.probability,
             target.time_s if target.kind == "time" else None,
             slowdown=target.slowdown,
             noise=sure.noise,
+            switch_latency=latency,
         )
-    latency, dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
     match target.kind:
         case "min-energy":
             fresh = frontier.min_energy_plan(switch_latency=latency, min_dwell=dwell)
@@ -154,7 +165,9 @@ def replan(
         case "power-cap":
             fresh = frontier.plan_for_power_cap(target.power_w or 0.0)
         case "sync-time":
-            fresh = frontier.plan_for_sync(target.time_s or 0.0)
+            fresh = frontier.plan_for_sync(
+                target.time_s or 0.0, switch_latency=latency, min_dwell=dwell
+            )
         case "slowdown":
             fresh = frontier.plan(slowdown=target.slowdown, switch_latency=latency, min_dwell=dwell)
         case "time":
@@ -165,7 +178,9 @@ def replan(
             fresh = frontier.plan(switch_latency=latency, min_dwell=dwell)
     if target.straggler_time_s is not None:
         fresh = frontier.with_straggler(fresh, target.straggler_time_s)
-    return fresh if plan.ladder is None else fresh.with_ladder(frontier.ladder())
+    if plan.ladder is None:
+        return fresh
+    return fresh.with_ladder(frontier.ladder(switch_latency=latency, min_dwell=dwell))
 
 
 def _measurements(
@@ -181,13 +196,21 @@ def _measurements(
             return []
         return [
             (
-                *(int(line["stage"]), str(name), int(chunk), int(mhz), int(count), float(mean)),
+                *(int(line["stage"]), str(name), int(chunk), int(mhz), int(count), _seconds(mean)),
                 str(*config),
             )
             for name, chunk, mhz, count, mean, _least, *config in line["operations"]
         ]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise InputError("a step line of the run log is not as the shim writes them") from None
+
+
+def _seconds(value: Any) -> float:
+    """Raises: ValueError: it is no time that a profile could have."""
+    seconds = float(value)
+    if not 0 <= seconds <= s_from_ns(MAX_INTEGER):
+        raise ValueError
+    return seconds
 
 
 def _planned_times(

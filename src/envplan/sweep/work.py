@@ -226,6 +226,7 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
             value if kind == "time" else None,
             slowdown=None if point.slowdown is None else number / 100,
             noise=None if point.noise is None else point.noise / 100,
+            switch_latency=(point.switch_latency or 0.0) / 1000,
         )
     clocks = {
         "switch_latency": (point.switch_latency or 0.0) / 1000,
