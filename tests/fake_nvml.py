@@ -229,6 +229,7 @@ def open_fake_nvml(
     runtime = folder / "runtime"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
 

@@ -12,7 +12,7 @@ from cli_helpers import COMMAND, assert_refused, envplan
 from envplan.cli.profile import describe_progress
 from envplan.profile import Profile
 from envplan.profiling.sweep import Progress
-from fake_nvml import FakeNvml, fake_nvml
+from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
 
@@ -116,6 +116,15 @@ def folder(tmp_path: Path) -> Path:
 def rows_of(folder: Path) -> int:
     path = folder / "profile.csv"
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+
+def wait_for_rows(process: subprocess.Popen[str], fake: FakeNvml, folder: Path) -> None:
+    """Until a sweep is in the middle of its work."""
+    deadline = time.monotonic() + 300
+    while not (fake.locked() and rows_of(folder) > 2):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
 
 
 def made(folder: Path) -> set[str]:
@@ -279,21 +288,35 @@ def test_a_sweep_that_is_killed_gives_the_clock_back_and_continues(
         # Whoever runs these tests in the background has them ignore Ctrl-C; the command must not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 30
-    while not (fake_nvml.locked() and rows_of(folder) > 2):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.002)
+    wait_for_rows(process, fake_nvml, folder)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130)
     assert errors == ("" if number == signal.SIGKILL else "envplan: error: interrupted\n")
-    assert fake_nvml.wait_until_free(5.0) is not None
+    assert fake_nvml.wait_until_free(60.0) is not None
     before = (folder / "profile.csv").read_bytes()
     assert not json.loads((folder / "profile.meta.json").read_text())["complete"]
     assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
     assert (folder / "profile.csv").read_bytes().startswith(before)
     assert json.loads((folder / "profile.meta.json").read_text())["complete"]
+
+
+def test_a_sweep_under_nohup_lives_on_when_its_terminal_goes(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    process = subprocess.Popen(
+        [str(COMMAND), "profile", *QUICK, "--quiet"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
+    )
+    wait_for_rows(process, fake_nvml, folder)
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert json.loads((folder / "profile.meta.json").read_text())["complete"]
+    assert fake_nvml.locked() is None
 
 
 def test_no_lock_touches_no_clock(fake_nvml: FakeNvml, folder: Path) -> None:
@@ -306,6 +329,34 @@ def test_no_lock_touches_no_clock(fake_nvml: FakeNvml, folder: Path) -> None:
     assert Profile.read_csv(folder / "profile.csv").table(1, "forward").frequency_mhz[0] == 1740
     planned = envplan("frontier", "-q", cwd=folder)
     assert planned.code == 0, planned.err
+
+
+def test_a_gpu_that_cuda_hides_is_not_measured(
+    fake_nvml: FakeNvml, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    assert {call.gpu for call in fake_nvml.calls()} == {2}
+    assert fake_nvml.locked(2) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert_refused(envplan("profile", *QUICK, cwd=folder), 2, "there are 0", "CUDA_VISIBLE_DEVICES")
+
+
+def test_a_gpu_that_tells_no_energy_is_refused_with_its_clock_untouched(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    fake_nvml.gpu().energy_counter = 0
+    fake_nvml.fail("power", NOT_SUPPORTED)
+    ran = envplan("profile", *QUICK, cwd=folder)
+    assert_refused(ran, 2, "GPU 0", "its energy cannot be measured")
+    assert fake_nvml.clock_changes() == []
+    assert made(folder) == set()
+
+
+def test_another_gpu_that_is_lost_stands_in_no_way(fake_nvml: FakeNvml, folder: Path) -> None:
+    fake_nvml.fail("handle", GPU_IS_LOST, index=1)
+    ran = envplan("profile", *QUICK, "-q", cwd=folder)
+    assert ran.code == 0, ran.err
 
 
 def test_a_failing_driver_ends_the_sweep_in_one_line(fake_nvml: FakeNvml, folder: Path) -> None:

@@ -20,7 +20,7 @@ from envplan.runtime import Guard
 from envplan.runtime.guard import LockFile, give_back
 from fake_nvml import FakeNvml, open_fake_nvml
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 # An owner: it asks for a clock, waits for a line, and then ends in some way.
 OWNER = """
@@ -163,10 +163,10 @@ def test_a_full_pipe_neither_blocks_nor_raises(fake_nvml: FakeNvml) -> None:
         "os._exit(1)",
         "os.abort()",
         "guard.close()",
-        "del guard; time.sleep(30)",
+        "del guard; time.sleep(600)",
         "os.kill(os.getpid(), signal.SIGTERM)",
         "os.kill(os.getpid(), signal.SIGKILL)",
-        "os.execlp('sleep', 'sleep', '30')",
+        "os.execlp('sleep', 'sleep', '600')",
     ],
 )
 def test_however_the_owner_ends_the_clock_goes_back(fake_nvml: FakeNvml, end: str) -> None:
@@ -178,7 +178,7 @@ def test_however_the_owner_ends_the_clock_goes_back(fake_nvml: FakeNvml, end: st
 
 
 def test_killing_the_owner_gives_the_clock_back_within_a_second(fake_nvml: FakeNvml) -> None:
-    assert least_seconds_to_give_back(fake_nvml, "time.sleep(60)") < 1.0
+    assert least_seconds_to_give_back(fake_nvml, "time.sleep(600)") < 1.0
 
 
 def test_forked_children_that_outlive_the_owner_do_not_keep_the_clock(
@@ -192,7 +192,7 @@ def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) ->
         [
             "if os.fork() == 0:",
             "    guard.request(600); guard.close(); os._exit(0)",
-            "os.wait(); print(guard.alive, flush=True); time.sleep(30)",
+            "os.wait(); print(guard.alive, flush=True); time.sleep(600)",
         ]
     )
     process, _ = owner(fake_nvml, end)
@@ -204,7 +204,10 @@ def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) ->
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU],
+)
 def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number: int) -> None:
     guard = Guard.start("nvml", 0)
     guard.request(1005)
@@ -221,6 +224,40 @@ def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number:
     assert fake_nvml.clock_changes() == [1005, 0]
 
 
+def test_a_guard_can_be_asked_to_stop_though_its_owner_cannot(fake_nvml: FakeNvml) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        guard = Guard.start("nvml", 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    guard.request(1005)
+    wait_for(lambda: fake_nvml.locked() == 1005)
+    os.kill(guard.pid, signal.SIGTERM)
+    wait_for(lambda: fake_nvml.locked() is None)
+    guard.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
+def test_a_signal_meant_for_the_training_does_not_end_the_guard(
+    fake_nvml: FakeNvml, number: int
+) -> None:
+    with Guard.start("nvml", 0) as guard:
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        os.kill(guard.pid, number)
+        guard.request(600)
+        wait_for(lambda: fake_nvml.locked() == 600)
+    assert guard.problems() == []
+
+
+def test_a_guard_that_has_gone_is_missed_without_a_request(fake_nvml: FakeNvml) -> None:
+    with killed_guard(fake_nvml) as guard:
+        (problem,) = guard.problems()
+        assert "the clock guard is gone" in problem
+        assert not guard.alive
+        assert guard.problems() == []
+
+
 def test_killed_guard_is_cleaned_up_by_its_owner(fake_nvml: FakeNvml) -> None:
     with killed_guard(fake_nvml) as guard:
         guard.request(600)
@@ -229,8 +266,21 @@ def test_killed_guard_is_cleaned_up_by_its_owner(fake_nvml: FakeNvml) -> None:
     assert guard.problems()[1:] == []
 
 
+def test_killed_guard_is_cleaned_up_by_an_owner_that_ignores_its_children(
+    fake_nvml: FakeNvml,
+) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Ray's workers do
+    try:
+        with killed_guard(fake_nvml) as guard:
+            pass
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert fake_nvml.locked() is None
+    assert guard.problems() == []
+
+
 def test_killed_guard_is_cleaned_up_by_the_next_start(fake_nvml: FakeNvml) -> None:
-    process, guard = owner(fake_nvml, "time.sleep(60)")
+    process, guard = owner(fake_nvml, "time.sleep(600)")
     os.kill(guard, signal.SIGKILL)
     process.kill()
     process.wait()
@@ -240,7 +290,7 @@ def test_killed_guard_is_cleaned_up_by_the_next_start(fake_nvml: FakeNvml) -> No
 
 
 def test_killed_guard_is_cleaned_up_by_envplan_reset(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    process, guard = owner(fake_nvml, "time.sleep(60)")
+    process, guard = owner(fake_nvml, "time.sleep(600)")
     os.kill(guard, signal.SIGKILL)
     process.kill()
     process.wait()
@@ -262,6 +312,15 @@ def test_one_gpu_has_one_guard(fake_nvml: FakeNvml) -> None:
     Guard.start("nvml", 0).close()
 
 
+def test_a_restarted_job_waits_for_the_guard_of_the_one_before(fake_nvml: FakeNvml) -> None:
+    process, _ = owner(fake_nvml, "time.sleep(600)")
+    fake_nvml.fail("reset", times=25)  # it goes on trying for so long
+    process.kill()
+    process.wait()
+    Guard.start("nvml", 0).close()
+    assert fake_nvml.locked() is None
+
+
 def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvml) -> None:
     with pytest.raises(DeviceError, match="there is no GPU 7; there are 4"):
         Guard.start("nvml", 7)
@@ -274,6 +333,42 @@ def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvm
     with pytest.raises(DeviceError, match="there is no backend"):
         Guard.start("cuda", 0)
     assert fake_nvml.clock_changes() == fake_nvml.clock_changes(1) == []
+
+
+def test_a_guard_whose_process_cannot_be_made_is_refused_in_a_line(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(DeviceError, match="guard cannot be started: No such file"):
+        Guard.start("nvml", 0)
+
+
+def test_what_else_is_printed_in_the_guard_is_passed_over(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('welcome'); print(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Guard.start("nvml", 0) as guard:
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+    assert guard.problems() == []
+    assert fake_nvml.clock_changes() == [1005, 0]
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&- >&-", ">&- 2>&-"])
+def test_what_an_owner_without_standard_streams_prints_is_no_clock(
+    fake_nvml: FakeNvml, closed: str
+) -> None:
+    script = (
+        "import os, sys; from envplan.runtime import Guard\n"
+        "with Guard.start('nvml', 0, every_request=True) as guard:\n"
+        "    for stream in (1, 2): os.write(stream, b'a line\\n')\n"
+        "    guard.request(1005)\n"
+        "sys.exit(len(guard.problems()))"
+    )
+    command = [f'exec "$0" -c "$1" {closed}', sys.executable, script]
+    subprocess.run(["sh", "-c", *command], check=True)
+    assert fake_nvml.clock_changes() == [1005, 0]
 
 
 def test_modelled_gpus_have_guards_too() -> None:
@@ -293,6 +388,22 @@ def test_errors_are_reported_and_the_clock_is_set_once_they_pass(fake_nvml: Fake
         assert problem.startswith("GPU 0: ")
         assert guard.alive
     assert guard.problems() == []
+
+
+def test_an_error_that_lasts_is_reported_once_and_its_end_is_known(fake_nvml: FakeNvml) -> None:
+    with Guard.start("nvml", 0) as guard:
+        assert not guard.failing
+        fake_nvml.fail("lock")
+        guard.request(1005)
+        problems: list[str] = []
+        wait_for(lambda: bool(problems.extend(guard.problems()) or problems))
+        wait_for(lambda: len(fake_nvml.calls(kind="lock")) > 3)
+        assert guard.problems() == []
+        assert guard.failing
+        fake_nvml.fail("lock", 0)
+        wait_for(lambda: guard.problems() == [] and not guard.failing)
+        assert fake_nvml.locked() == 1005
+    assert len(problems) == 1
 
 
 def test_random_errors_never_reach_the_caller(fake_nvml: FakeNvml) -> None:
@@ -469,7 +580,7 @@ def test_no_clock_is_left_after_200_random_kills(
     while kills < KILLS:
         gpu = chance.randrange(KILLED_GPUS)
         if chance.random() < 0.7:  # while a clock is set; else anywhere, starting included
-            wait_until(lambda: bool(locked_gpus()), 2.0)
+            wait_until(lambda: bool(locked_gpus()), PATIENCE_S)
             gpu = chance.choice(locked_gpus() or [gpu])
         time.sleep(chance.uniform(0, 0.01))
         was_set = fake.locked(gpu) is not None

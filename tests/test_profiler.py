@@ -108,6 +108,16 @@ def test_clocks_are_left_alone_if_asked_to(fake_nvml: FakeNvml, tmp_path: Path) 
     assert len(Profile.read_csv(tmp_path / "profile.csv").table(0, "forward").time_ns) == 1
 
 
+def test_gpu_is_one_that_cuda_leaves_to_the_job(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with started(tmp_path) as profiler:
+        train(profiler, steps=3)
+    assert {call.gpu for call in fake_nvml.calls()} == {3}
+
+
 def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     def kill(step: int) -> None:
         if step == 4:

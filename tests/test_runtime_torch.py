@@ -18,6 +18,9 @@ from shim_helpers import A40, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
+import torch
+
+from envplan.runtime.torch import _driver_index
 from torch_jobs import RANKS, run, start, stop  # they import torch
 from torch_worker import CHUNKED, FOLDED, PROFILED, duration
 
@@ -139,6 +142,21 @@ def test_job_profiles_itself_and_the_profile_is_planned_with(
     for command in (["check", "profile.csv"], ["frontier", "--chunks", "2"]):
         done = envplan(*command, cwd=tmp_path)
         assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "index"), [(None, 1, 1), ("3,1", 1, 1), ("3,1", 0, 3), ("3", 1, None)]
+)
+def test_gpu_of_a_rank_is_found_as_cuda_counts(
+    fake_nvml: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    number: int,
+    index: int | None,
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _driver_index(torch.device("cuda", number)) == index
 
 
 def seconds_to_give_back(fake: FakeNvml, folder: Path) -> float:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -163,6 +164,27 @@ def test_clock_errors_at_random_do_not_stop_training_and_are_reported(
     assert lines(tmp_path, "end")[0]["clock_errors"] >= len(lines(tmp_path, "clock_error"))
 
 
+def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    with started(tmp_path) as shim:
+
+        def told_of_an_error() -> bool:
+            run_step(shim)
+            return shim.clock_errors > 0
+
+        assert not told_of_an_error()
+        fake_nvml.fail("lock")
+        wait_until(told_of_an_error)
+        told = shim.steps
+        for _ in range(3):
+            run_step(shim)
+        assert shim.clock_errors == 1
+    clocks = [{mhz for _, _, mhz, *_ in line["operations"]} for line in lines(tmp_path, "step")]
+    assert 0 not in clocks[0]
+    assert clocks[told - 1 :] == 4 * [{0}]
+
+
 def test_without_permission_training_goes_on_and_one_line_says_why(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,6 +198,19 @@ def test_without_permission_training_goes_on_and_one_line_says_why(
     (step,) = lines(tmp_path, "step")
     assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
     assert len(lines(tmp_path, "clock_error")) == 1
+
+
+def test_without_a_guard_training_goes_on_and_one_line_says_why(
+    fake_nvml: FakeNvml,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with started(tmp_path) as shim:
+        run_step(shim)
+    (record,) = caplog.records
+    assert "clocks are left alone: the clock guard cannot be started" in record.getMessage()
 
 
 def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
@@ -193,6 +228,38 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
         run_step(shim)
     assert fake_nvml.locked(0) is None
     assert lines(tmp_path, "end")[0]["clock_errors"] >= 1
+
+
+def test_guard_that_is_being_closed_is_left_to_whoever_closes_it(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path) as shim:
+        guard = shim._guard
+        assert guard is not None
+        go_on, close, problems = threading.Event(), guard.close, guard.problems
+        closers: list[threading.Thread] = []
+
+        def slow_close() -> None:
+            closers.append(threading.current_thread())
+            assert go_on.wait(60)
+            close()
+            closers.clear()
+
+        def problems_of_one_thread() -> list[str]:
+            assert closers in ([], [threading.current_thread()])
+            return problems()
+
+        monkeypatch.setattr(guard, "close", slow_close)
+        monkeypatch.setattr(guard, "problems", problems_of_one_thread)
+        os.kill(guard.pid, signal.SIGKILL)
+        guard._process.wait()
+        run_step(shim)
+        wait_until(lambda: bool(closers))
+        run_step(shim)
+        go_on.set()
+        wait_until(lambda: fake_nvml.locked(0) is None)
+        run_step(shim)
+    assert shim.steps > 2
 
 
 def test_config_of_the_operation_that_runs_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -235,6 +302,29 @@ def test_plan_for_another_gpu_is_refused(fake_nvml: FakeNvml, tmp_path: Path) ->
     assert fake_nvml.calls() == []
     with started(tmp_path, frequency_plan(PIPELINE, gpu=A40)) as shim:
         run_step(shim)
+
+
+def test_gpu_that_cuda_hides_from_the_job_is_left_alone(
+    fake_nvml: FakeNvml,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with started(tmp_path) as shim:
+        run_step(shim)
+    assert "GPU 0, which the plan names, is hidden by CUDA_VISIBLE_DEVICES=2,3" in caplog.text
+    assert fake_nvml.calls() == []
+
+
+def test_only_gpu_that_a_rank_has_is_its_own_whatever_the_plan_says(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with started(tmp_path) as shim:
+        run_step(shim)
+    assert set_clocks(fake_nvml) == []
+    assert set_clocks(fake_nvml, 3) == merged(shim.plan.ranks[0].frequencies)
 
 
 def test_plan_that_asks_for_a_clock_the_gpu_has_not_is_refused(
@@ -311,7 +401,7 @@ class DeviceMoment:
         self.at = time.perf_counter()
 
     def synchronize(self) -> None:
-        self.come.wait(10)
+        self.come.wait(120)
 
     def elapsed_time(self, end: DeviceMoment) -> float:
         return 1e3 * (end.at - self.at)
@@ -338,8 +428,16 @@ def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path
         wait_until(lambda: fake_nvml.locked(0) is not None)
         DeviceMoment.come.clear()
         run_step(shim)
-        threading.Timer(3.0, DeviceMoment.come.set).start()
-    assert fake_nvml.locked(0) is None
+        freed: list[float | None] = []
+
+        def let_go() -> None:
+            freed.append(fake_nvml.wait_until_free(60))
+            DeviceMoment.come.set()
+
+        waiting = threading.Thread(target=let_go)
+        waiting.start()
+    waiting.join()
+    assert freed[0] is not None
 
 
 def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:

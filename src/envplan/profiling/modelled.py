@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from envplan.devices.modelled import gpu
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling import models
 from envplan.profiling.builtin import Builtin, build
@@ -38,6 +38,9 @@ _TRANSFORMER_SIZES: Final = frozenset(
     {"layers", "hidden_size", "heads", "vocabulary_size", "sequence_length"}
 )
 _CONVOLUTIONAL_SIZES: Final = frozenset({"layers", "width_factor", "image_size"})
+#: Far beyond any model, and within what can be reckoned.
+_MOST_LAYERS: Final = 1000
+_LARGEST: Final = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,9 @@ def model_of(workload: str, sizes: Sizes) -> Model:
             raise InputError(f"{_option(name)} does not go with workload {workload}")
         if given[name] < (0 if name == "vocabulary_size" else 1):
             raise InputError(f"{_option(name)} must be at least 1, not {given[name]}")
+        most = _MOST_LAYERS if name == "layers" else _LARGEST
+        if given[name] > most:
+            raise InputError(f"{_option(name)} must be at most {most}, not {shown(given[name])}")
     if not given:
         return usual
     match usual:

@@ -410,6 +410,7 @@ def sweep(
         )
     if settings.lock and (refusal := device.can_lock(probe=True)):
         raise DeviceError(refusal + "; or --no-lock measures at the current clocks only")
+    device.energy()  # one that cannot tell it is refused before its clock is touched
     shared = {
         "gpu": info.name,
         "uuid": info.uuid,

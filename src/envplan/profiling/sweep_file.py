@@ -16,8 +16,8 @@ from typing import Any, Final, Self
 
 from envplan._files import append_whole, atomic_write
 from envplan.errors import InputError
-from envplan.profile import ProfileMetadata
-from envplan.profiling.smoothing import RAW, nine_digits
+from envplan.profile import RAW_COLUMNS, ProfileMetadata
+from envplan.profiling.smoothing import nine_digits
 
 __all__ = ["Row", "SweepFile"]
 
@@ -231,7 +231,7 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
 def _restore_raw(path: Path) -> None:
     """Undo the smoothing of a sweep, if it has been smoothed."""
     header, *rows = csv.reader(path.read_text("utf-8", errors="replace").splitlines() or [""])
-    if header != [*_COLUMNS, *RAW]:
+    if header != [*_COLUMNS, *RAW_COLUMNS]:
         return
     lines = [_line(_COLUMNS)]
     for values in rows:

@@ -3,7 +3,7 @@
 The owner writes clocks into a pipe and goes on; the guard sets them. The clock goes back to the
 driver when the owner says so, closes the pipe, or dies in any way: the kernel closes a dead
 process's pipe, and where forked children still hold it open the guard sees its parent change. It
-also goes back when the guard is asked to stop (SIGTERM, SIGINT, SIGHUP).
+also goes back when the guard is asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU).
 
 A guard killed by SIGKILL can do nothing. Therefore each locks a file, one per user and GPU, and
 keeps its own number in it for as long as it may have set the clock. The kernel unlocks what a dead
@@ -45,10 +45,20 @@ _CLOSE: Final = 2**32 - 1
 
 _START_TIMEOUT_S: Final = 60.0
 _CLOSE_TIMEOUT_S: Final = 10.0
-_HANDOVER_S: Final = 1.0
+_HANDOVER_S: Final = 5.0
 _PARENT_CHECK_S: Final = 0.2
 _RETRY_S: Final = 0.05
 _LAST_TRIES: Final = 40
+
+_STOPPING: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGXCPU,
+)
+#: Batch systems send these to every process of a job, such as Slurm with --signal.
+_FOR_THE_TRAINING: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 class Guard:
@@ -71,6 +81,9 @@ class Guard:
         self._unread = b""
         self._problems: list[str] = []
         self._lost = 0
+        # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
+        self._given_back = False
+        self._failing = False
         self._alive = True
         self._closed = False
 
@@ -95,8 +108,8 @@ class Guard:
             options: for the backend; JSON values.
 
         Raises:
-            DeviceError: there is no such GPU, this user may not set its clock, or another guard
-                has it; nothing was changed.
+            DeviceError: there is no such GPU, this user may not set its clock, another guard has
+                it, or no process can be started; nothing was changed.
         """
         arguments = {
             "backend": backend_name,
@@ -107,13 +120,17 @@ class Guard:
         }
         # -P: files in the folder that training was started in are no modules of ours. Its own
         # session: what a terminal sends to the training's processes is not for the guard.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        try:
+            _open_standard_streams()
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
         try:
             _await_ready(process)
         except BaseException:
@@ -139,8 +156,13 @@ class Guard:
 
     @property
     def alive(self) -> bool:
-        """Whether the guard was there when last written to."""
+        """Whether the guard was there when last written to or asked for problems."""
         return self._alive and not self._closed
+
+    @property
+    def failing(self) -> bool:
+        """Whether, when `problems` was last asked, the clock was not what was asked for."""
+        return self._failing
 
     def request(self, mhz: int) -> None:
         """Have the clock set soon; 0 gives it back. Never blocks, never raises; see `problems`."""
@@ -152,8 +174,8 @@ class Guard:
 
     def problems(self) -> list[str]:
         """What went wrong since last asked, a line each. Never blocks."""
-        if not self._closed:
-            self._read_reports()
+        if not self._closed and self._alive and self._read_reports():
+            self._gone()
         if self._lost:
             self._problems.append(
                 f"the clock guard does not keep up: {self._lost} requests were dropped"
@@ -177,7 +199,7 @@ class Guard:
         _close_pipes(self._process)
         if self._process.returncode is None:
             self._problems.append("the clock guard hangs in the driver; see dmesg, envplan reset")
-        elif self._process.returncode != 0:
+        elif not self._given_back:
             self._take_over()
 
     def __enter__(self) -> Guard:
@@ -200,11 +222,14 @@ class Guard:
         except struct.error:
             self._problems.append(f"{mhz} MHz is not a clock")
         except OSError:
-            self._alive = False
-            self._problems.append(
-                "the clock guard is gone; the clock may stay where it is until training ends "
-                "or envplan reset"
-            )
+            self._gone()
+
+    def _gone(self) -> None:
+        self._alive = False
+        self._problems.append(
+            "the clock guard is gone; the clock may stay where it is until training ends "
+            "or envplan reset"
+        )
 
     def _finish(self) -> None:
         assert self._process.stdin is not None
@@ -227,12 +252,23 @@ class Guard:
         if problem is not None:
             self._problems.append(f"the clock may still be set: {problem}; run: envplan reset")
 
-    def _read_reports(self) -> None:
+    def _read_reports(self) -> bool:
+        """Take in what the guard has said; whether that was the end."""
+        ended = False
         with suppress(BlockingIOError):
             while chunk := os.read(self._reports, 65536):
                 self._unread += chunk
+            ended = True
         *lines, self._unread = self._unread.split(b"\n")
-        self._problems += [json.loads(line)["problem"] for line in lines]
+        for said in map(_said, lines):
+            if "problem" in said:
+                self._problems.append(said["problem"])
+                self._failing = True
+            elif "recovered" in said:
+                self._failing = False
+            elif "given_back" in said:
+                self._given_back = True
+        return ended
 
 
 class LockFile:
@@ -354,14 +390,25 @@ def _try_to_reset(device: Device) -> str | None:
 
 
 def _await_ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the guard's first line.
+    """Wait until the guard says that it is ready.
 
     Raises:
         DeviceError: it says why it cannot start, or says nothing.
     """
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while "ready" not in (said := _said(_read_line(process, deadline))):
+        if "refused" in said:
+            raise DeviceError(said["refused"])
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """A line and nothing behind it.
+
+    Raises:
+        DeviceError: none came in time, or the guard ended.
+    """
     assert process.stdout is not None
     line = b""
-    deadline = time.monotonic() + _START_TIMEOUT_S
     while not line.endswith(b"\n"):
         left = max(0.0, deadline - time.monotonic())
         if not select.select([process.stdout], [], [], left)[0]:
@@ -370,9 +417,26 @@ def _await_ready(process: subprocess.Popen[bytes]) -> None:
         if not byte:
             raise DeviceError("the clock guard did not start; what it wrote is above")
         line += byte
-    refused = json.loads(line).get("refused")
-    if refused:
-        raise DeviceError(refused)
+    return line
+
+
+def _said(line: bytes) -> dict[str, Any]:
+    """What a line of the guard says; nothing, where something else in its process printed it."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _open_standard_streams() -> None:
+    """Open those of 0, 1 and 2 that are closed, as a daemon's may be, on nothing.
+
+    Else the pipes made next would be them, and what a library prints would be clocks for the guard.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
@@ -477,7 +541,9 @@ class _GuardProcess:
             self._complain(str(error))
         else:
             self._set = self._wanted
-            self._complained = None
+            if self._complained is not None:
+                self._complained = None
+                _report(recovered=True)
 
     def _complain(self, problem: str) -> None:
         # Once for each failure that lasts: it is tried again many times a second.
@@ -513,8 +579,10 @@ def _main(arguments: Sequence[str]) -> int:
     finally:
         # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
         restored = _restore(device)
-    if restored and lock is not None:
-        lock.clear()
+    if restored:
+        if lock is not None:
+            lock.clear()
+        _report(given_back=True)
     return 0 if restored else 1
 
 
@@ -532,8 +600,11 @@ def _stop_signals() -> int:
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _STOPPING:
         signal.signal(number, lambda *_: None)
+    for number in _FOR_THE_TRAINING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)  # whatever the owner had blocked
     return readable
 
 
@@ -562,7 +633,10 @@ def _prepare(devices: Sequence[Device], index: int) -> tuple[Device, LockFile | 
 
 
 def _acquire_soon(lock: LockFile) -> bool:
-    """Take it, also from a guard that is about to end because its owner did."""
+    """Take it, also from a guard that is about to end because its owner did.
+
+    That one may go on trying to give the clock back for a while: see `_insist`.
+    """
     deadline = time.monotonic() + _HANDOVER_S
     while not lock.acquire():
         if time.monotonic() > deadline:

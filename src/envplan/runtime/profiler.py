@@ -39,6 +39,7 @@ from typing import Final, Self
 
 from envplan.devices import Device, DeviceError, backend
 from envplan.devices.base import Backend, DeviceInfo, device_at
+from envplan.devices.visible import gpu_of_rank
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
@@ -78,7 +79,8 @@ class Profiler:
         world_size: number of ranks of the job; default: $WORLD_SIZE.
         stages: the model stage of each chunk of this rank; default: its rank, for one chunk and
             one GPU per stage.
-        device: index of this rank's GPU as the driver counts; default: $LOCAL_RANK, else the rank.
+        device: index of this rank's GPU as the driver counts; default: that of $LOCAL_RANK, else
+            of the rank, among those that CUDA_VISIBLE_DEVICES leaves.
         frequencies: clocks to measure at, MHz; default: all that the GPU supports, `step` apart.
         step: MHz between clocks at least.
         iterations_per_frequency: that count at each clock.
@@ -245,10 +247,14 @@ class Profiler:
         Raises:
             DeviceError: there is no such GPU, or its energy is not its own.
         """
-        if index is None:
-            index = int(os.environ.get("LOCAL_RANK", self.rank))
         self._source = backend("nvml")
-        return _device(self._source.devices(), index)
+        devices = self._source.devices()
+        if index is None:
+            local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
+            index = gpu_of_rank(
+                devices, environment_number("Profiler", "device", "LOCAL_RANK", local_rank)
+            )
+        return _device(devices, index)
 
     def _take_clock(self, index: int, clocks: Sequence[int]) -> None:
         """Start the guard, without which only the current clock is measured."""

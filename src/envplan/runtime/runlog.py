@@ -22,7 +22,9 @@ from queue import Full, Queue
 from typing import Any, Final, Protocol
 
 RUN_SCHEMA: Final = "envplan/run/v1"
+MAX_LOG_BYTES: Final = 2**30
 
+_LONGEST_S: Final = 1e9
 _WAITING_STEPS: Final = 64
 _CLOSE_S: Final = 10.0
 
@@ -214,15 +216,14 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
     A last line that was cut short, as a killed job leaves it, is passed over.
 
     Raises:
-        InputError: a file cannot be read, or a line is not an object with `event` and `rank`.
+        InputError: a file cannot be read, a line is not an object with `event` and `rank`, or a
+            step is not as RunLog writes it; says the line.
     """
+    from envplan._files import read_bounded
     from envplan.errors import InputError
 
     for path in paths:
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(f"cannot be read ({error.strerror})", path=path) from None
+        data = read_bounded(path, MAX_LOG_BYTES)
         whole, _, _cut = data.rpartition(b"\n")
         for number, text in enumerate(whole.splitlines(), 1):
             try:
@@ -232,7 +233,38 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
                 event = rank = None
             if not isinstance(event, str) or not isinstance(rank, int):
                 raise InputError("is not a line of a run log", path=path, line=number)
+            if event == "step" and not _is_step(line):
+                raise InputError(
+                    "a step line of the run log is not as the shim writes them",
+                    path=path,
+                    line=number,
+                )
             yield line
+
+
+def _is_step(line: Mapping[str, Any]) -> bool:
+    operations = line.get("operations")
+    return (
+        _is_count(line.get("stage"))
+        and _is_count(line.get("step"))
+        and isinstance(operations, list)
+        and all(map(_is_operation, operations))
+    )
+
+
+def _is_operation(value: object) -> bool:
+    if not isinstance(value, list) or not 6 <= len(value) <= 7:
+        return False
+    name, chunk, mhz, count, mean, least, *config = value
+    return (
+        all(isinstance(text, str) for text in (name, *config))
+        and all(map(_is_count, (chunk, mhz, count)))
+        and all(isinstance(s, int | float) and 0 <= s <= _LONGEST_S for s in (mean, least))
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def steps_of_plan(lines: Iterable[Mapping[str, Any]], sha256: str) -> Iterator[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ from typing import Any, Final, Self
 from envplan.devices import DeviceError, DeviceInfo
 from envplan.devices import backend as open_backend
 from envplan.devices.base import device_at
+from envplan.devices.visible import planned_gpu
 from envplan.freqplan import FrequencyPlan, RankPlan
 from envplan.runtime.guard import Guard
 from envplan.runtime.moments import Follower, environment_number, recorder
@@ -70,16 +71,17 @@ class Shim:
         plan: a frequency plan, or the path of one.
         rank: global rank; default: $RANK, as torchrun sets it.
         world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
-        device: index of this rank's GPU as the driver counts; default: what the plan says.
+        device: index of this rank's GPU as the driver counts; default: what the plan says, or the
+            only one that CUDA_VISIBLE_DEVICES leaves.
         backend: where clocks are set, "nvml" or "modelled"; options of it may follow by keyword.
         log: file that the run log is appended to (see runlog); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
         log_limit: bytes of measured times that this rank logs at most.
         every_request: see Guard.start.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
-            `lambda: torch.cuda.Event(enable_timing=True)`. Clocks are then asked for when the GPU
-            gets there, by a thread that waits for it. Default: begin and end are called when the
-            work begins and ends.
+            `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
+            when the GPU gets there, by a thread that waits for it (and would spin without
+            blocking=True). Default: begin and end are called when the work begins and ends.
 
     Raises:
         InputError: the plan cannot be read, is of another schema version, for another number of
@@ -133,8 +135,7 @@ class Shim:
         self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else recorder(marker)
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
         self._guard: Guard | None = None
-        index = mine.device if device is None else device
-        refusal = self._take_clock(backend, index, every_request, backend_options)
+        refusal = self._take_clock(backend, mine.device, device, every_request, backend_options)
         self._follower = None if marker is None else Follower(self._send, self._hear)
         self._log = RunLog(
             _log_path(log, path),
@@ -208,7 +209,8 @@ class Shim:
             self._lost_in_a_row += 1
         elif self._spans:
             self._lost_in_a_row = 0
-            controlled = self._guard is not None and self._guard.alive
+            guard = self._guard
+            controlled = guard is not None and guard.alive and not guard.failing
             self._log.iteration(self._iteration(controlled and self.clock_errors == errors))
         self.steps += 1
         self._spans = []
@@ -285,7 +287,12 @@ class Shim:
         )
 
     def _take_clock(
-        self, name: str, index: int, every_request: bool, options: dict[str, Any]
+        self,
+        name: str,
+        planned: int,
+        device: int | None,
+        every_request: bool,
+        options: dict[str, Any],
     ) -> str | None:
         """Start the guard, or say why there is none.
 
@@ -293,9 +300,9 @@ class Shim:
             InputError: the GPU is not what the plan is for.
         """
         try:
-            info = _device_info(name, index, options)
+            info = _device_info(name, planned, device, options)
             self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
-            self._guard = Guard.start(name, index, every_request=every_request, **options)
+            self._guard = Guard.start(name, info.index, every_request=every_request, **options)
         except DeviceError as error:
             return str(error)
         self._max_clock = info.max_clock
@@ -315,7 +322,7 @@ class Shim:
     def _hear(self) -> None:
         """Take note of what the guard reports; if it is gone, its clock is given back."""
         guard = self._guard
-        if guard is None:
+        if guard is None or (self._closing is not None and self._closing.is_alive()):
             return
         for problem in guard.problems():
             self.clock_errors += 1
@@ -382,15 +389,20 @@ def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | No
     return _Rung(iteration_s, (*clocks, 0), (*(configs or [""] * len(clocks)), ""))
 
 
-def _device_info(name: str, index: int, options: dict[str, Any]) -> DeviceInfo:
-    """What a GPU is.
+def _device_info(
+    name: str, planned: int, device: int | None, options: dict[str, Any]
+) -> DeviceInfo:
+    """What this rank's GPU is: the one given, or else the planned one.
 
     Raises:
         DeviceError: there is none.
     """
     source = open_backend(name, **options)
     try:
-        return device_at(source.devices(), index).info
+        devices = source.devices()
+        if device is None:
+            device = planned_gpu(devices, planned) if name == "nvml" else planned
+        return device_at(devices, device).info
     finally:
         source.close()
 

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from envplan.devices import DeviceError, backend
+from envplan.devices.visible import visible_gpus
 from envplan.profile import ProfileMetadata
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
@@ -169,7 +171,8 @@ def followed(
     Raises:
         InputError: as for Shim.
     """
-    with Shim(plan, **{**_known(device), **options}) as shim:
+    known = _known(device, options.get("backend", "nvml"))
+    with Shim(plan, **{**known, **options}) as shim:
         watch = None
         if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
             watch = StragglerWatch(shim)
@@ -195,7 +198,7 @@ def profiled(
     Raises:
         InputError: as for Profiler.
     """
-    with Profiler(path, **{**_known(device), **options}) as profiler:
+    with Profiler(path, **{**_known(device, "nvml"), **options}) as profiler:
         detach = attach(profiler)
         try:
             yield profiler
@@ -250,13 +253,31 @@ def _stages(schedule: Any) -> Sequence[Any]:
     return sorted(schedule._stages, key=lambda stage: stage.stage_index)
 
 
-def _known(device: torch.device) -> dict[str, Any]:
+def _known(device: torch.device, backend_name: str) -> dict[str, Any]:
     """Options that a running job knows itself."""
+    on_gpu = device.type == "cuda"
     return {
         "rank": dist.get_rank(),
         "world_size": dist.get_world_size(),
-        "marker": _cuda_event if device.type == "cuda" else None,
+        "marker": _cuda_event if on_gpu else None,
+        "device": _driver_index(device) if on_gpu and backend_name == "nvml" else None,
     }
+
+
+def _driver_index(device: torch.device) -> int | None:
+    """Which GPU it is as the driver counts; None if the driver does not say."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        source = backend("nvml")
+    except DeviceError:
+        return None
+    try:
+        visible = visible_gpus(source.devices())
+    except DeviceError:
+        return None
+    finally:
+        source.close()
+    return visible[number] if number < len(visible) else None
 
 
 def _hook(listener: Listener, stage: Any, chunk: int, method: str, instruction: str) -> None:
@@ -276,7 +297,8 @@ def _hook(listener: Listener, stage: Any, chunk: int, method: str, instruction: 
 
 
 def _cuda_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    # Blocking: else a thread that waits for one spins, on a core that training may need.
+    return torch.cuda.Event(enable_timing=True, blocking=True)
 
 
 class StragglerWatch:
