@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
+from benchmarks import serving_results
 from envplan import Frontier, Pipeline, Profile, builtin_profiles, strong_scaling, trace_frontier
 from envplan._files import atomic_write
 from envplan.planners import Comparison, compare
+from envplan.serving import ServingProfile
 
 STRAGGLER = 0.2  # slower than maximum frequency by this fraction
 PLANNERS = ("zeus_global", "zeus_per_stage", "envpipe")
@@ -26,7 +28,8 @@ replayed by envplan, against maximum frequency everywhere. `make results` writes
 Published figures were measured by their authors on real GPUs, with their own profiles; nothing here
 was tuned to them, and where the two differ, that is how far the models are from their clusters.
 
-What inference fleets save over a week is on [a page of its own](results-serving.md).
+What inference fleets save over a week is [at the end](#inference-fleets-a-week), and in full on
+[a page of its own](results-serving.md).
 """
 
 INTRINSIC = """## No straggler: intrinsic bloat
@@ -49,6 +52,12 @@ emulates it: more pipelines with fewer microbatches each, one of them slower by 
 plans at T_min. Identical pipelines are simulated once.
 """
 
+SERVING = """## Inference fleets: a week
+
+Percent of energy saved by `envplan serving`'s policies against TP8 at maximum frequency, on the
+traces that ship; [more about them](results-serving.md).
+"""
+
 
 def main(path: str) -> None:
     """Write the page."""
@@ -61,6 +70,8 @@ def main(path: str) -> None:
         _total(comparisons),
         SCALING,
         _scaling(),
+        SERVING,
+        serving_results.headline(serving_results.weeks(ServingProfile.builtin())),
     ]
     atomic_write(path, "\n".join(section.strip() + "\n" for section in sections))
 

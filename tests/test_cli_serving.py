@@ -121,7 +121,7 @@ def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "GPU 0: 1200 MHz\n"
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=300)
     assert rest.endswith("clocks given back\n")
     assert process.returncode == 0
 
@@ -161,6 +161,23 @@ def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) 
     assert_refused(over, 2, "trace.csv", "the trace itself")
     table = inside("simulate", "--trace", "trace.csv")
     assert "energy (kWh)" in table.out
+
+
+def test_an_hour_is_replayed_request_by_request(inside: Inside, tmp_path: Path) -> None:
+    rows = [f"{300 * slot},SM,{900 + 40 * (slot % 5)}" for slot in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["timestamp,class,requests", *rows]) + "\n")
+    ran = inside("simulate", "--trace", "t.csv", "--requests", "1.5")
+    assert ran.code == 0, ran.err
+    assert "hours 1.5 to 2.5 again, " in ran.out
+    assert "one by one" in ran.out
+    document = json.loads(inside("simulate", "--trace", "t.csv", "--requests", "0", "--json").out)
+    found = document["requests_one_by_one"]
+    assert found["requests"] == sum(900 + 40 * (slot % 5) for slot in range(12))
+    assert found["attained"] <= found["requests"]
+    assert found["energy_j"] == pytest.approx(found["flow_energy_j"], rel=0.05)
+    beyond = inside("simulate", "--trace", "t.csv", "--requests", "2.5")
+    assert_refused(beyond, 2, "--requests 2.5 lies beyond the trace, which lasts 2.5 hours")
+    assert_refused(inside("simulate", "--trace", "t.csv", "--requests", "-1"), 2, "--requests")
 
 
 def test_compare_puts_all_policies_side_by_side(inside: Inside, tmp_path: Path) -> None:
@@ -255,6 +272,31 @@ def test_a_profile_with_mistakes_is_one_line(
     for command in (["profile"], ["solve", "--load", "SS=5"]):
         ran = inside(command[0], "p.csv", *command[1:])
         assert_refused(ran, 2, *words)
+
+
+def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(
+    inside: Inside, tmp_path: Path
+) -> None:
+    lines = [
+        f"{name},2,1000,{load},,{100 + load},0.1,0.01" for name in ("SS", "SM") for load in (0, 90)
+    ]
+    lines += [f"SS,2,2000,{load},,{200 + load},0.1,0.01" for load in (0, 150)]
+    write_profile(tmp_path / "p.csv", lines)
+    rows = [f"{60 * slot},SM,9" for slot in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["timestamp,class,requests", *rows]) + "\n")
+    for command in (
+        ["profile", "p.csv"],
+        ["solve", "p.csv", "--load", "SS=5"],
+        ["simulate", "p.csv", "--trace", "t.csv"],
+        ["compare", "p.csv", "--trace", "t.csv"],
+    ):
+        ran = inside(*command)
+        assert ran.code == 0, ran.err
+        (warning,) = [line for line in ran.out.splitlines() if line.startswith("warning:")]
+        assert "no rows for SM on TP2 at 2000 MHz, but for fewer GPUs or a lower clock" in warning
+    document = json.loads(inside("profile", "p.csv", "--json").out)
+    assert document["gaps"] == [{"class": "SM", "tp": 2, "frequency_mhz": 2000}]
+    assert "warning" not in inside("profile").out
 
 
 @pytest.mark.parametrize(

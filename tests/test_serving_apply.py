@@ -110,6 +110,11 @@ def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> Non
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="instances 0 and 1 share GPU 3 of node 0"):
         ServingApplied.load(path)
+    for devices, node in (([4, 4], 0), ([4], 0), ([4, 5, 6], 0), ([7, 8], 0), ([0, 1], 1)):
+        document["instances"][1] |= {"devices": devices, "node": node}
+        path.write_text(json.dumps(document))
+        with pytest.raises(InputError, match="instance 1 is to have 2 different GPUs"):
+            ServingApplied.load(path)
     document["instances"][1]["devices"] = ["x"]
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="instances"):

@@ -16,6 +16,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.serving.builtin import CLOCKS_MHZ, TABLE_WH
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
+from envplan.serving.hierarchy import hierarchical_plan
 from envplan.serving.profile import ServingProfile, with_slos
 from serving_helpers import (
     EQUAL,
@@ -106,6 +107,20 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
     except NoAnswerError:
         found = math.inf
     assert found == pytest.approx(least_power(curves, demand, gpus), rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("steep", [500, 540, 600])
+def test_a_best_fleet_that_the_solver_lost_in_presolve_is_found_again(steep: float) -> None:
+    # Power is flat up to 40 tokens/s and then rises; the SLO is reached at 50. For 85 tokens/s two
+    # instances must rise by 5 tokens/s in all, where 50 and 35 would be 10.
+    rows = [
+        row("SS", 1, 1000, 40, power_w=310, ttft_s=0.5),
+        row("SS", 1, 1000, 80, power_w=steep, ttft_s=2.5),
+    ]
+    profile = ServingProfile.from_rows(rows, sidecar={"classes": {"SS": EQUAL}})
+    plan = exact_plan(profile, {"SS": 85.0}, 2)
+    assert plan.power == pytest.approx(620 + 5 * (steep - 310) / 40)
+    assert plan.predicted.gap == pytest.approx(0.0, abs=1e-6)
 
 
 @st.composite
@@ -261,6 +276,14 @@ def test_too_few_gpus_are_counted_and_the_class_is_named() -> None:
     profile = ServingProfile.builtin()
     with pytest.raises(NoAnswerError, match=r"at least \d+ GPUs, \d+ more than the 8 .* LL"):
         exact_plan(profile, {"SS": 100.0, "LL": 20_000.0}, 8)
+
+
+def test_the_class_that_is_named_is_one_that_was_asked_for() -> None:
+    # Only SM's pool can serve SS, which brings it most.
+    profile = small_serving_profile({("SM", 2, 1000): [(0, 10), (3, 20)]})
+    for planner in (exact_plan, hierarchical_plan):
+        with pytest.raises(NoAnswerError, match=r"8 GPUs, 6 more than the 2 .*class SS takes"):
+            planner(profile, {"SS": 90.0, "SM": 10.0}, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
@@ -64,6 +64,21 @@ def test_power_is_exact_at_knots_and_straight_between() -> None:
         curve.power_at(200.1)
 
 
+def test_blanks_that_no_slo_explains_are_named() -> None:
+    points = [(0, 10), (10, 20)]
+    full = {("SS", tp, clock): points for tp in (2, 4) for clock in (1000, 2000)}
+    assert small_serving_profile(full).gaps() == []
+    # Too slow on few GPUs and at low clocks: that is what blanks are for.
+    slow = {("LL", 4, 2000): points, ("MM", 2, 2000): points}
+    slow |= {("MM", 4, 1000): points, ("MM", 4, 2000): points}
+    assert small_serving_profile(full | slow).gaps() == []
+    without = {key: full[key] for key in full if key != ("SS", 2, 2000)}
+    assert small_serving_profile(without).gaps() == [("SS", 2, 2000)]
+    fewer = full | {("LL", 2, 1000): points, ("LL", 2, 2000): points}
+    assert small_serving_profile(fewer).gaps() == [("LL", 4, 1000), ("LL", 4, 2000)]
+    assert ServingProfile.builtin().gaps() == []
+
+
 def test_below_the_lowest_load_an_instance_draws_as_at_it() -> None:
     profile = small_serving_profile({("SS", 2, 1000): [(10, 200), (20, 500)]})
     assert profile.curves["SS", 2, 1000].power_at(1) == 200
@@ -86,6 +101,7 @@ def test_energy_per_request_becomes_power_and_back() -> None:
     st.floats(0.02, 0.25),
     st.floats(0, 1),
 )
+@example(latencies=[(1.01, 0.25), (0.01, 0.25)], ttft=0.05, tbt=0.25, share=0.0)
 def test_a_load_lies_in_a_segment_only_if_it_meets_the_slo(
     latencies: list[tuple[float, float]], ttft: float, tbt: float, share: float
 ) -> None:

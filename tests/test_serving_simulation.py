@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving import policies
 from envplan.serving.classes import CLASSES, Slo
-from envplan.serving.exact import exact_plan
+from envplan.serving.exact import TIME_LIMIT_S, exact_plan
 from envplan.serving.plan import Fleet
 from envplan.serving.policies import POLICIES, Settings, compare_policies, simulate
 from envplan.serving.profile import ServingProfile
@@ -27,10 +28,7 @@ from envplan.serving.simulation import (
     spec_of,
 )
 from envplan.serving.trace import Trace
-from serving_helpers import Scripted, offered_of, small_serving_profile
-
-SLO = Slo(1.0, 1.0)
-QUICK = Overheads(new_vm=60, distributed_setup=0, download=0, engine_setup=30, install=0)
+from serving_helpers import QUICK, Scripted, fleet, offered_of, small_serving_profile
 
 
 def profile_of_one() -> ServingProfile:
@@ -41,11 +39,6 @@ def profile_of_one() -> ServingProfile:
             curves[name, tp, 1000] = [(0, 10.0 * tp), (10 * tp, 110.0 * tp)]
             curves[name, tp, 2000] = [(0, 20.0 * tp), (15 * tp, 320.0 * tp)]
     return small_serving_profile(curves)
-
-
-def fleet(*pools: tuple[str, dict[tuple[int, int | None], int]]) -> FleetSpec:
-    made = {(name, SLO): PoolSpec(name, SLO, groups) for name, groups in pools}
-    return FleetSpec(made, {name: (((name, SLO), 1.0),) for name, _ in pools})
 
 
 def replay(
@@ -231,10 +224,14 @@ def test_waiting_counts_beside_the_time_that_the_first_token_takes_itself() -> N
     assert attainment(9.9) < attainment(5.0)
 
 
+#: Tokens/s: any, but for what is as good as nothing and whose shares are lost in rounding.
+RATES = st.just(0.0) | st.floats(1e-6, 500)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.floats(0, 500), min_size=2, max_size=6),
-    st.lists(st.floats(0, 500), min_size=2, max_size=6),
+    st.lists(RATES, min_size=2, max_size=6),
+    st.lists(RATES, min_size=2, max_size=6),
     st.integers(1, 3),
 )
 def test_nothing_is_served_twice(ss: list[float], sm: list[float], count: int) -> None:
@@ -369,6 +366,19 @@ def test_the_instance_manager_reshards_between_epochs() -> None:
     assert result.series.gpus[-1] == 1
     assert result.series.power_w[-1] == pytest.approx(5 + 215 * 6 / 8)
     assert result.attainment == 1.0
+
+
+def test_the_static_plan_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, limits = policies.exact_fleet, []
+
+    def watched(*arguments: Any, time_limit: float = TIME_LIMIT_S, **options: Any) -> Fleet:
+        limits.append(time_limit)
+        return usual(*arguments, time_limit=time_limit, **options)
+
+    monkeypatch.setattr(policies, "exact_fleet", watched)
+    simulate(ServingProfile.builtin(), short_trace(0.05), "static")
+    # A week's peak takes seconds: within a plan's usual limit, a slow machine would find another.
+    assert limits == [10 * TIME_LIMIT_S]
 
 
 def test_unknown_policies_and_empty_traces_are_refused() -> None:

@@ -31,6 +31,21 @@ def test_counts_are_taken_by_slot_and_class(tmp_path: Path) -> None:
     assert tokens[2].sum() == 0
 
 
+@pytest.mark.parametrize("newline", ["\r", "\r\n"])
+def test_counts_are_counts_whatever_ends_a_line(tmp_path: Path, newline: str) -> None:
+    path = tmp_path / "trace.csv"
+    lines = ["timestamp,class,requests", "0,SS,5", "60,SS,7", ""]
+    path.write_bytes(newline.join(lines).encode())
+    trace = Trace.read_csv(path)
+    assert trace.requests[:, CLASSES.index("SS")].tolist() == [5, 7]
+
+
+def test_a_column_of_nearly_the_right_name_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "timestamp,class,request", "0,SS,5", "60,SS,7")
+    with pytest.raises(InputError, match=r"trace\.csv:1, column request: .* is requests meant"):
+        Trace.read_csv(path)
+
+
 def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> None:
     path = written(
         tmp_path,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _HOME: Final = {
     "CLASSES": "classes",
+    "Excerpt": "requests",
     "ServingApplied": "apply",
     "ServingPlan": "plan",
     "ServingProfile": "profile",
@@ -23,11 +24,13 @@ _HOME: Final = {
     "exact_plan": "exact",
     "hierarchical_plan": "hierarchy",
     "hold_clocks": "apply",
+    "replay_requests": "requests",
     "simulate": "policies",
 }
 
 __all__ = [
     "CLASSES",
+    "Excerpt",
     "ServingApplied",
     "ServingPlan",
     "ServingProfile",
@@ -39,6 +42,7 @@ __all__ = [
     "exact_plan",
     "hierarchical_plan",
     "hold_clocks",
+    "replay_requests",
     "simulate",
 ]
 

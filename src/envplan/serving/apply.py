@@ -79,6 +79,14 @@ class Instance(_Model):
     load_tokens_s: Annotated[float, Field(ge=0)]
     slo_proven: bool = True
 
+    def fits(self, nodes: int, gpus_per_node: int) -> bool:
+        """Whether its GPUs are as many as it needs, and there."""
+        return (
+            len(set(self.devices)) == len(self.devices) == self.tp
+            and max(self.devices) < gpus_per_node
+            and self.node < nodes
+        )
+
 
 class ServingApplied(_Model):
     """The file: all instances, and what they come from."""
@@ -105,11 +113,18 @@ class ServingApplied(_Model):
         """Read and check a file.
 
         Raises:
-            InputError: it is none, or two instances share a GPU.
+            InputError: it is none, or an instance's GPUs are not those of a node for it alone.
         """
         applied = read_model(cls, path, CLOCKS_SCHEMA, "file of serving clocks")
         taken: dict[tuple[int, int], int] = {}
         for instance in applied.instances:
+            if not instance.fits(applied.nodes, applied.gpus_per_node):
+                raise InputError(
+                    f"instance {instance.instance} is to have {instance.tp} different GPUs of one "
+                    f"of {applied.nodes} nodes with {applied.gpus_per_node} each, not "
+                    f"{instance.devices} of node {instance.node}",
+                    path=path,
+                )
             for device in instance.devices:
                 other = taken.setdefault((instance.node, device), instance.instance)
                 if other != instance.instance:

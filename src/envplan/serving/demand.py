@@ -81,11 +81,11 @@ def _missed(name: str, slo: Slo, reached: list[tuple[float, float]]) -> str:
 
 
 def too_few(
-    gpus: int, needed: int, by_pool: Mapping[str, int], what: str = "the loads need at least"
+    gpus: int, needed: int, by_class: Mapping[str, int], what: str = "the loads need at least"
 ) -> NoAnswerError:
     """That the fleet is too small, by how much, and which class takes most of it, if known."""
-    largest = max(by_pool, key=lambda name: by_pool[name], default=None)
-    most = "" if largest is None else f"; class {largest} takes most, {by_pool[largest]} GPUs"
+    largest = max(by_class, key=lambda name: by_class[name], default=None)
+    most = "" if largest is None else f"; class {largest} takes most, {by_class[largest]} GPUs"
     return NoAnswerError(
         f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

@@ -34,7 +34,15 @@ from typing import Any, Final
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import check_demand, check_reachable, too_few
-from envplan.serving.plan import Fleet, Pool, ServingPlan, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Fleet,
+    Pool,
+    ServingPlan,
+    main_class,
+    make_plan,
+    make_pool,
+    needed_for,
+)
 from envplan.serving.profile import Curve, Segment, ServingProfile
 
 __all__ = ["TIME_LIMIT_S", "exact_fleet", "exact_plan", "pool_slos"]
@@ -43,6 +51,7 @@ __all__ = ["TIME_LIMIT_S", "exact_fleet", "exact_plan", "pool_slos"]
 TIME_LIMIT_S: Final = 6.0
 
 _RELATIVE_GAP: Final = 1e-6
+_NO_GAP: Final = 1e-6  # of the objective: HiGHS stops at an absolute gap of this, too
 _AT_LEAST: Final = 0.2  # of the time limit is left to count GPUs in, if no plan was found
 _WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for rounding
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
@@ -111,10 +120,12 @@ def exact_fleet(
     left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
     smallest, needed = program.fewest_gpus(left)
     if needed > gpus:
-        by_pool: dict[str, int] = {}
+        by_class: dict[str, int] = {}
         for pool in () if smallest is None else smallest.pools:
-            by_pool[pool.request_class] = by_pool.get(pool.request_class, 0) + pool.gpus
-        raise too_few(gpus, needed, by_pool)
+            served = {part.request_class: part.load_tokens_s for part in pool.serves}
+            name = main_class(profile, pool.request_class, served)
+            by_class[name] = by_class.get(name, 0) + pool.gpus
+        raise too_few(gpus, needed, by_class)
     if smallest is None or smallest.gpus > gpus:
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
@@ -427,14 +438,35 @@ class _Program:
         return terms
 
     def _solve(self, time_limit: float, gap: float) -> Any:
+        """What the solver finds; without presolve if its best was lost on the way back from it.
+
+        HiGHS then claims an optimum whose bounds lie further apart than was asked for.
+        """
+        begin = time.monotonic()
+        result = self._solve_once(time_limit, gap)
+        if not self._claims_too_much(result, gap):
+            return result
+        left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
+        again = self._solve_once(left, gap, presolve=self._mathopt.Emphasis.OFF)
+        return again if again.has_primal_feasible_solution() else result
+
+    def _solve_once(self, time_limit: float, gap: float, presolve: Any = None) -> Any:
         mathopt = self._mathopt
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=time_limit),
             relative_gap_tolerance=gap,
             random_seed=1,
+            presolve=presolve,
         )
         with _silenced():
             return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
+
+    def _claims_too_much(self, result: Any, gap: float) -> bool:
+        if result.termination.reason != self._mathopt.TerminationReason.OPTIMAL:
+            return False
+        bounds = result.termination.objective_bounds
+        allowed: float = max(2 * gap * abs(bounds.primal_bound), _NO_GAP)
+        return bool(bounds.primal_bound - bounds.dual_bound > allowed)
 
     def _pools(self, result: Any) -> list[Pool]:
         values = result.variable_values()

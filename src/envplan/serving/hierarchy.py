@@ -25,7 +25,15 @@ import numpy.typing as npt
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.demand import check_demand, check_reachable, hosts, too_few
-from envplan.serving.plan import Fleet, Pool, ServingPlan, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Fleet,
+    Pool,
+    ServingPlan,
+    main_class,
+    make_plan,
+    make_pool,
+    needed_for,
+)
 from envplan.serving.profile import Curve, ServingProfile
 
 __all__ = [
@@ -186,7 +194,7 @@ def size_pools(
                 )
     if merge:
         _merge(sizing, options)
-    return _fit(options, gpus)
+    return _fit(profile, options, gpus)
 
 
 def _merge(sizing: _Sizing, options: dict[str, list[SizedPool]]) -> None:
@@ -212,7 +220,9 @@ def _merge(sizing: _Sizing, options: dict[str, list[SizedPool]]) -> None:
                 del options[name]
 
 
-def _fit(options: Mapping[str, list[SizedPool]], gpus: int) -> list[SizedPool]:
+def _fit(
+    profile: ServingProfile, options: Mapping[str, list[SizedPool]], gpus: int
+) -> list[SizedPool]:
     """The cheapest choices, made denser one after another until they fit."""
     chosen = dict.fromkeys(options, 0)
 
@@ -226,8 +236,9 @@ def _fit(options: Mapping[str, list[SizedPool]], gpus: int) -> list[SizedPool]:
                 old, new = options[name][at], options[name][at + 1]
                 steps.append(((new.power_w - old.power_w) / (old.gpus - new.gpus), name))
         if not steps:
-            held = {pool.model.name: pool.gpus for pool in now()}
-            raise too_few(gpus, sum(held.values()), held, "the hierarchical planner needs at least")
+            held = {main_class(profile, p.model.name, p.served): p.gpus for p in now()}
+            needed = sum(pool.gpus for pool in now())
+            raise too_few(gpus, needed, held, "the hierarchical planner needs at least")
         chosen[min(steps)[1]] += 1
     return now()
 

@@ -27,6 +27,7 @@ __all__ = [
     "Pool",
     "Served",
     "ServingPlan",
+    "main_class",
     "make_plan",
     "max_frequency_fleet",
     "needed_for",
@@ -342,6 +343,11 @@ def needed_for(profile: ServingProfile, request: str, pool: str) -> float:
     A request counts there as one of the pool's own, so by the ratio of their mean lengths.
     """
     return profile.classes[pool].tokens / profile.classes[request].tokens
+
+
+def main_class(profile: ServingProfile, pool: str, served: Mapping[str, float]) -> str:
+    """The class, of those that a pool serves (tokens/s of each), that brings most of its load."""
+    return max(served, key=lambda name: served[name] * needed_for(profile, name, pool))
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ POLICIES: Final[Mapping[str, str]] = {
 
 _GRID: Final = 1.02  # loads of the exact policy are rounded up to powers of this, and kept
 _GAP: Final = 1e-4
+_PATIENCE_S: Final = 60.0  # for the static plan, which must not depend on how fast a machine is
 
 
 @dataclass(frozen=True)
@@ -335,7 +336,14 @@ def _policy(name: str, room: _Room) -> _Static | _PerEpoch:
             )
         return _Static(name, spec_of(fleet, managed=name == "frequency_only"))
     if name == "static":
-        fleet = exact_fleet(room.profile, peaks, room.settings.gpus, gap=_GAP, at_any_load=True)
+        fleet = exact_fleet(
+            room.profile,
+            peaks,
+            room.settings.gpus,
+            gap=_GAP,
+            at_any_load=True,
+            time_limit=_PATIENCE_S,
+        )
         return _Static(name, spec_of(fleet, managed=False))
     if name == "exact":
         return _PerEpoch(name, room, _exact_planner(room))

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envplan._files import atomic_write
-from envplan.errors import InputError
+from envplan._files import atomic_write, parse_json, refuse_slip
+from envplan.errors import InputError, shown
 from envplan.profile import builtin_paths
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
 from envplan.serving.tables import Row, exists, read_bytes, read_rows
@@ -55,6 +55,7 @@ DEGREES: Final = (1, 2, 4, 8)
 COLUMNS: Final = ("class", "tp", "frequency", "load", "ttft_s", "tbt_s")
 ENERGY: Final = "energy_per_request_j"
 POWER: Final = "power_w"
+_FIELDS: Final = ("schema", "gpu", "model", "source", "modelled", "classes")  # of a sidecar
 _SIDECAR_KIND: Final = "envplan/serving-profile/v1"
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
 _CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
@@ -135,10 +136,11 @@ class Curve:
             begin, end = max(begin, first), min(end, last)
             if begin >= end:
                 continue
-            # Rounded inwards, so that the SLO is met at the ends whatever the last bit says.
-            start = low if begin == 0 else math.ceil((low + begin * (high - low)) * _CLIP) / _CLIP
-            stop = high if end == 1 else math.floor((low + end * (high - low)) * _CLIP) / _CLIP
-            if start < stop:
+            # The next millionth inwards, so that the SLO is met there whatever the last bit says.
+            first_in, last_in = (low + share * (high - low) for share in (begin, end))
+            start = low if begin == 0 else (math.floor(first_in * _CLIP) + 1) / _CLIP
+            stop = high if end == 1 else (math.ceil(last_in * _CLIP) - 1) / _CLIP
+            if start < stop and self.meets(slo, start) and self.meets(slo, stop):
                 found.append(Segment(start, stop, self.power_at(start), self.power_at(stop)))
         return found
 
@@ -212,6 +214,23 @@ class ServingProfile:
     def of(self, name: str) -> list[Curve]:
         """All configurations of a class, by TP and clock."""
         return [self.curves[key] for key in sorted(self.curves) if key[0] == name]
+
+    def gaps(self) -> list[tuple[str, int, int]]:
+        """Class, TP and clock of blanks that no SLO explains.
+
+        Other configurations have this TP and this clock, and the class itself has rows with no more
+        GPUs at no higher clock, which are slower.
+        """
+        degrees = sorted({tp for _, tp, _ in self.curves})
+        clocks = sorted({clock for _, _, clock in self.curves})
+        return [
+            (name, tp, clock)
+            for name in CLASSES
+            for tp in degrees
+            for clock in clocks
+            if (name, tp, clock) not in self.curves
+            and any(curve.tp <= tp and curve.frequency_mhz <= clock for curve in self.of(name))
+        ]
 
     def energy_per_request(self, curve: Curve, load: float) -> float:
         """J per request at a load above 0, in the terms of the CSV's column."""
@@ -335,12 +354,11 @@ def sidecar_path(path: Path) -> Path:
 def _read_sidecar(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        document = json.loads(read_bytes(path).decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise InputError("is not valid JSON; mend it or delete it", path=path) from None
+    document = parse_json(read_bytes(path), path)
     if not isinstance(document, dict):
         raise InputError("must hold one JSON object, {...}", path=path)
+    for name in document.keys() - set(_FIELDS):
+        refuse_slip(name, _FIELDS, path)
     return document
 
 
@@ -367,7 +385,7 @@ def _built(
 def _text(sidecar: Mapping[str, Any], key: str, where: Path | None) -> str | None:
     value = sidecar.get(key)
     if value is not None and not isinstance(value, str):
-        raise InputError(f"must be text, not {value!r}", path=where, column=key)
+        raise InputError(f"must be text, not {shown(value)}", path=where, column=key)
     return value
 
 
@@ -390,7 +408,7 @@ def _classes(given: Any, where: Path | None) -> dict[str, RequestClass]:
             positive = isinstance(value, int | float) and 0 < value < math.inf
             if not positive or isinstance(value, bool):
                 raise InputError(
-                    f"must be a number above 0, not {value!r}",
+                    f"must be a number above 0, not {shown(value)}",
                     path=where,
                     column=f"classes.{name}.{key}",
                 )

@@ -41,7 +41,9 @@ __all__ = [
     "Series",
     "Simulation",
     "Simulator",
+    "Stage",
     "offer",
+    "routes_of",
     "spec_of",
 ]
 
@@ -192,14 +194,19 @@ class Offered(NamedTuple):
         requests: that arrive, by the class they are taken for.
         tokens: that these bring to that class's pool.
         moved: tokens that come to it with requests from a lower pool.
-        moves: requests that move, in all.
+        wrong: requests of the class that are first taken for one with shorter outputs.
     """
 
     step_s: float
     requests: FloatArray
     tokens: FloatArray
     moved: FloatArray
-    moves: int
+    wrong: FloatArray
+
+    @property
+    def moves(self) -> int:
+        """Requests that move to a higher pool, in all."""
+        return round(float(self.wrong.sum()))
 
     @property
     def rates(self) -> FloatArray:
@@ -228,7 +235,7 @@ def offer(
     """
     random = np.random.default_rng(seed)
     arriving, brought, moved = requests.copy(), tokens.copy(), np.zeros_like(tokens)
-    moves = 0
+    longer = np.zeros_like(requests)
     for place, name in enumerate(CLASSES):
         lower = shorter_output(name)
         if lower is None or mispredicted == 0:
@@ -243,8 +250,8 @@ def offer(
         brought[:, place] -= share * tokens[:, place]
         brought[:, taken] += share * requests[:, place] * profile.classes[lower].tokens
         moved[:, place] += share * tokens[:, place]
-        moves += int(wrong.sum())
-    return Offered(step_s, arriving, brought, moved, moves)
+        longer[:, place] = wrong
+    return Offered(step_s, arriving, brought, moved, longer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +275,14 @@ class Series:
     attained: FloatArray
 
 
+class Stage(NamedTuple):
+    """What runs from some time on: a fleet, and what starting instances draw beside it, W."""
+
+    begin_s: float
+    fleet: FleetSpec
+    starting_w: float
+
+
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """What came of a policy.
@@ -280,10 +295,13 @@ class Simulation:
         started: instances started.
         resharded: instances made of other instances' GPUs.
         clock_changes: of instances, from slot to slot.
-        raised: times a pool went to the clocks of its highest capacity in an emergency.
+        raised: times a pool with planned clocks went to those of its highest capacity in an
+            emergency; the GPU manager's clocks go there as the load does.
         spilled: requests that went to a higher pool for want of room.
         moved: requests that moved because their output was longer than predicted.
         series: over time.
+        offered: what arrived.
+        stages: what ran, in order of time.
     """
 
     policy: str
@@ -297,6 +315,8 @@ class Simulation:
     spilled: float
     moved: int
     series: Series
+    offered: Offered
+    stages: tuple[Stage, ...]
 
     @property
     def attainment(self) -> float:
@@ -393,6 +413,7 @@ class Simulator:
                 f"the {gpus} there are"
             )
         self._change: _Change | None = None
+        self._stages = [Stage(0.0, self._fleet, 0.0)]
         self._queues: dict[Key, _Queue] = {}
         self._clocks: dict[tuple[Key, int], int] = {}
         self._in_emergency: set[Key] = set()
@@ -430,7 +451,13 @@ class Simulator:
                 ready = self._decide(kind, slot)
                 if ready is not None:
                     heapq.heappush(events, (now + ready, _READY, next(order), slot))
+            self._note_stage(now)
         return self._result()
+
+    def _note_stage(self, now: float) -> None:
+        starting = 0.0 if self._change is None else self._change.starting_w
+        if self._stages[-1][1:] != (self._fleet, starting):
+            self._stages.append(Stage(now, self._fleet, starting))
 
     def _decide(self, kind: int, slot: int) -> float | None:
         """Ask the policy; the time until a change is ready, None where there is none."""
@@ -534,26 +561,12 @@ class Simulator:
                 continue
             requests = float(offered.requests[slot, place]) / offered.step_s
             slo = self._profile.classes[name].slo
-            for key, share in self._routes(name):
+            for key, share in routes_of(self._fleet, self._profile, name):
                 factor = needed_for(self._profile, name, key[0])
                 met = share if key[1].covers(slo) else 0.0
                 flow = _Flow(name, requests * met, tokens * share * factor)
                 flows.setdefault(key, []).append(flow)
         return flows
-
-    def _routes(self, name: str) -> Sequence[tuple[Key, float]]:
-        planned = self._fleet.routes.get(name)
-        if planned and all(self._fleet.pools[key].groups for key, _ in planned):
-            return planned
-        able = [
-            key
-            for host in hosts(name, merge=True)
-            for key, pool in self._fleet.pools.items()
-            if key[0] == host and pool.groups
-        ]
-        slo = self._profile.classes[name].slo
-        able.sort(key=lambda key: not key[1].covers(slo))  # those that keep the SLO first
-        return tuple((key, 1.0) for key in able[:1])
 
     def _capacity(self, pool: PoolSpec, *, raised: bool) -> float:
         model = self._model(pool.key)
@@ -718,6 +731,8 @@ class Simulator:
             spilled=self._spilled,
             moved=self._offered.moves,
             series=series,
+            offered=self._offered,
+            stages=tuple(self._stages),
         )
 
 
@@ -749,6 +764,22 @@ def _take(queue: _Queue, most: float) -> tuple[float, float]:
     late = min(left, queue.late)
     queue.late -= late
     return most - left + late, attained
+
+
+def routes_of(fleet: FleetSpec, profile: ServingProfile, name: str) -> Sequence[tuple[Key, float]]:
+    """Where a class goes, and what share: as planned, or to the lowest pool that may serve it."""
+    planned = fleet.routes.get(name)
+    if planned and all(fleet.pools[key].groups for key, _ in planned):
+        return planned
+    able = [
+        key
+        for host in hosts(name, merge=True)
+        for key, pool in fleet.pools.items()
+        if key[0] == host and pool.groups
+    ]
+    slo = profile.classes[name].slo
+    able.sort(key=lambda key: not key[1].covers(slo))  # those that keep the SLO first
+    return tuple((key, 1.0) for key in able[:1])
 
 
 def missing_instances(now: FleetSpec, wanted: FleetSpec) -> dict[int, int]:

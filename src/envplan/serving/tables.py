@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from envplan._files import decimal, read_bounded, refuse_slip
 from envplan.errors import InputError
 
 __all__ = ["Row", "exists", "read_bytes", "read_rows"]
 
+MAX_TABLE_BYTES: Final = 256 * 2**20
 _MAX_NUMBER: Final = 1e15
 
 
@@ -51,7 +53,7 @@ class Row:
         """
         text = self.text(column)
         try:
-            value = float(text)
+            value = decimal(text)
         except ValueError:
             raise self.error(column, f"must be a number, not {text!r}") from None
         if not (math.isfinite(value) and value >= least and value <= _MAX_NUMBER) or (
@@ -87,19 +89,12 @@ def exists(path: str) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """A file's content.
+    """A file's content, of at most 256 MiB.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read or is larger.
     """
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError("no such file; check the path", path=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", path=path) from None
-    except ValueError as error:
-        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    return read_bounded(path, MAX_TABLE_BYTES)
 
 
 def read_rows(
@@ -125,7 +120,10 @@ def read_rows(
             )
         if twice := [name for k, name in enumerate(header) if name in header[:k]]:
             raise InputError(f"column {twice[0]!r} is there twice", path=path, line=1)
-        wanted = {*required, *optional}
+        wanted = [*required, *optional]
+        for name in header:
+            if name not in wanted:
+                refuse_slip(name, wanted, path, 1)
         for cells in reader:
             if not cells:
                 continue

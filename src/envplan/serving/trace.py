@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -110,11 +110,12 @@ def builtin_traces() -> dict[str, Path]:
 
 
 def _built(content: bytes, name: str, path: Path | None) -> Trace:
-    arrivals = list(_arrivals(content, path))
-    if not arrivals:
+    rows = list(read_rows(content, path, ("timestamp",), ("class", *_LENGTHS, "requests")))
+    if not rows:
         raise InputError("has no rows", path=path)
+    arrivals = list(_arrivals(rows, path))
     first = arrivals[0].at
-    counted = "requests" in _header(content)
+    counted = "requests" in rows[0].cells
     step = _step(arrivals, path) if counted else _SLOT_S
     if not counted:
         _refuse_silence(arrivals, path)
@@ -132,14 +133,9 @@ def _built(content: bytes, name: str, path: Path | None) -> Trace:
     return Trace(name, step, requests, tokens)
 
 
-def _header(content: bytes) -> list[str]:
-    line = content.split(b"\n", 1)[0].decode("utf-8-sig")
-    return [cell.strip().strip('"') for cell in line.split(",")]
-
-
-def _arrivals(content: bytes, path: Path | None) -> Iterator[_Arrival]:
+def _arrivals(rows: Sequence[Row], path: Path | None) -> Iterator[_Arrival]:
     before = -math.inf
-    for row in read_rows(content, path, ("timestamp",), ("class", *_LENGTHS, "requests")):
+    for row in rows:
         at = _time(row)
         if at < before:
             raise row.error(
