@@ -32,6 +32,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("solve", *job, "--slowdown", "1"),
         ("report",),
         ("timeline", "-o", "timeline.html"),
+        ("solve", *job, "--straggler-time", "4.6", "-o", "waits.json"),
+        ("report", "waits.json", "--no-compare", "-o", "waits.html"),
         ("frontier", *job, "--plot", "frontier.html", "--plans", "9"),
         ("frontier", *job, "--animate", "animation.html", "--plans", "9"),
         ("serving", "compare", "--plot", "serving.html"),
@@ -96,6 +98,41 @@ def test_the_straggler_slider_moves_the_line_and_the_plan(
     assert browser.find_element(By.CSS_SELECTOR, "line.straggler").get_attribute("x1") > line
     moved = browser.find_element(By.CSS_SELECTOR, "circle.followed").get_attribute("cx")
     assert float(moved) > float(followed)
+
+
+def test_a_plan_for_a_straggler_opens_at_it_and_saves_what_its_card_says(
+    browser: webdriver.Chrome, pages: Path
+) -> None:
+    visit(browser, pages / "waits.html")
+    answer = browser.find_element(By.CSS_SELECTOR, ".answer").text
+    assert answer.startswith("A straggler takes 4.6000 s")
+    cards = browser.find_elements(By.CSS_SELECTOR, ".card")
+    saved = next(card for card in cards if "until the straggler" in card.text)
+    assert f"{saved.find_element(By.TAG_NAME, 'b').text} saved" in answer
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_ends_of_the_frontier_are_named_above_it_and_apart(
+    browser: webdriver.Chrome, pages: Path, width: int
+) -> None:
+    visit(browser, pages / "frontier.html", width=width)
+    low, high = (label.rect for label in browser.find_elements(By.CSS_SELECTOR, "text.end"))
+    assert 0 <= low["x"] < low["x"] + low["width"] < high["x"]
+    assert high["x"] + high["width"] <= width
+    points = browser.find_elements(By.CSS_SELECTOR, "circle[r='4']")
+    assert max(low["y"], high["y"]) + 10 < min(point.rect["y"] for point in points)
+
+
+def test_before_and_after_scroll_together(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "timeline.html", width=390)
+    box = browser.find_element(By.CSS_SELECTOR, ".scroll")
+    charts = box.find_elements(By.CSS_SELECTOR, "canvas, svg")
+    before = [chart.rect["x"] for chart in charts]
+    browser.execute_script("arguments[0].scrollLeft = 100", box)
+    script = "return arguments[0].getBoundingClientRect().x"
+    after = [browser.execute_script(script, chart) for chart in charts]
+    assert len(charts) == 3
+    assert after == [x - 100 for x in before]
 
 
 def test_a_straggler_beyond_t_star_is_waited_for_with_a_slower_plan(

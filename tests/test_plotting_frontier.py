@@ -13,6 +13,8 @@ from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.frontier import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
+from envplan.planners import compare
+from envplan.plotting.compare import comparison_figure
 from envplan.plotting.frontier import frontier_figure, plot_frontier
 from envplan.profile import Profile
 
@@ -109,6 +111,22 @@ def test_savings_are_those_of_the_plans() -> None:
     plans = frontier.sample_plans(5)
     texts = [t.get_text() for t in frontier_figure(frontier, plans).axes[0].texts]
     assert f"{plans[0].predicted.savings_percent:.1f}% saved,\nno slowdown" in texts
+
+
+def test_beside_other_planners_are_our_plans_and_both_ends() -> None:
+    frontier = traced()
+    plans = frontier.sample_plans(5)
+    axes = comparison_figure(compare(frontier), plans).axes[0]
+    ours = next(line for line in axes.lines if line.get_label() == "Plans along it")
+    assert list(ours.get_xdata()) == [plan.iteration_time for plan in plans]
+    texts = " ".join(text.get_text() for text in axes.texts)
+    assert "$T_{min}$ =" in texts
+    assert "$T^*$ =" in texts
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.savefig(io.BytesIO())
+    (legend,) = figure.legends
+    assert not legend.get_window_extent().overlaps(axes.bbox)
 
 
 def test_svg_is_well_formed_and_the_same_every_time(tmp_path: Path) -> None:

@@ -79,7 +79,11 @@ def test_the_chart_has_every_plan_and_planner(report: Report) -> None:
     chart = data_of(report_page(report))["frontier"]
     assert [point["time"] for point in chart["plans"]] == [p.iteration_time for p in report.along]
     planners = [point["planner"] for point in chart["points"]]
-    assert planners == ["max_frequency", "zeus_global", "zeus_per_stage", "envpipe", "this_plan"]
+    rivals = ["zeus_global", "zeus_per_stage", "envpipe"]
+    assert planners == ["max_frequency", *rivals, "frontier", "this_plan"]
+    # Neither EnvPipe's plan nor ours on its schedule contradicts this schedule's T_min.
+    labels = [point["label"] for point in chart["points"] if point["time"] < chart["t_min"]]
+    assert all("(schedule envpipe)" in label for label in labels)
     assert chart["curve"][0][0] == report.frontier.min_time
     assert chart["curve"][-1][0] == report.frontier.min_energy_time
 
@@ -210,6 +214,7 @@ def test_a_report_of_a_plan_for_a_straggler_counts_the_waiting(plan_folder: Path
     text = (plan_folder / "report.html").read_text()
     assert f"<b>{saved:.1f}%</b><span>energy saved until the straggler has finished" in text
     assert f"<b>{100 * until['gap']:.3f}%</b><span>certified gap, waiting included" in text
+    assert data_of(text)["frontier"]["straggler"] == 9
 
 
 def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
@@ -221,7 +226,9 @@ def test_a_report_says_what_it_takes_for_granted(plan_folder: Path) -> None:
     ):
         assert envplan(*job, *options, cwd=plan_folder).code == 0
         assert envplan("report", "--no-compare", cwd=plan_folder).code == 0
-        assert words in (plan_folder / "report.html").read_text()
+        text = (plan_folder / "report.html").read_text()
+        assert words in text
+        assert "`" not in text.partition("<script")[0]
 
 
 def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:

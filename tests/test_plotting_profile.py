@@ -20,8 +20,11 @@ def test_each_stage_is_a_curve_with_its_valley_named() -> None:
     assert "MHz" in axes.get_xlabel()
 
 
-def test_many_stages_go_without_a_legend() -> None:
-    assert profile_figure(small_profile(stages=12)).axes[0].get_legend() is None
+def test_of_many_stages_a_bar_says_whose_colour_is_whose() -> None:
+    axes, bar = profile_figure(small_profile(stages=12)).axes
+    assert axes.get_legend() is None
+    assert bar.get_ylabel().startswith("Stage")
+    assert bar.get_ylim() == (-0.5, 11.5)
 
 
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
@@ -30,8 +33,71 @@ def test_every_stage_has_a_row_and_power_lies_below(timeline: Timeline) -> None:
     assert power.get_ylim()[1] > timeline.peak_power
 
 
-def test_modelled_profiles_are_labelled_so(timeline: Timeline) -> None:
-    assert "(modelled)" in timeline_figure(timeline).axes[0].get_title(loc="left")
+def headline(figure: Figure) -> str:
+    return figure.legends[0].get_title().get_text()
+
+
+def timelines(pipeline: Pipeline) -> tuple[Timeline, Timeline]:
+    """At maximum frequency and under a plan."""
+    profile = small_profile(stages=pipeline.num_profile_stages)
+    frontier = trace_frontier(pipeline, profile)
+    plan = frontier.plan(slowdown=0.05)
+    return simulate(frontier.max_frequency_plan(), profile), simulate(plan, profile)
+
+
+def test_the_headline_says_what_ran_and_that_it_is_modelled(timeline: Timeline) -> None:
+    words = headline(timeline_figure(timeline))
+    assert words.endswith("(modelled): 1f1b, 3 stages, 4 microbatches, 3 GPUs")
+
+
+def test_before_and_after_share_an_axis_and_say_what_is_saved() -> None:
+    before, after = timelines(Pipeline("1f1b", 3, 4))
+    figure = timeline_figure(after, before=before)
+    above, below, power, *_ = figure.axes
+    assert above.get_xlim() == below.get_xlim() == power.get_xlim()
+    assert above.get_title(loc="left").startswith("Maximum frequency: ")
+    predicted = after.plan.predicted
+    assert below.get_title(loc="left").endswith(
+        f"{predicted.savings_percent:.1f}% saved, {predicted.slowdown_percent:.1f}% slower"
+    )
+
+
+@pytest.mark.parametrize(
+    "pipeline", [Pipeline("1f1b", 3, 6), Pipeline("interleaved", 2, 4, num_chunks=2)]
+)
+def test_numbers_stay_inside_their_bars(pipeline: Pipeline) -> None:
+    _, timeline = timelines(pipeline)
+    figure = timeline_figure(timeline)
+    figure.savefig(io.BytesIO())
+    axes = figure.axes[0]
+    bars = [
+        axes.transData.transform([(timed.start_ns / 1e9, 0), (timed.finish_ns / 1e9, 0)])[:, 0]
+        for timed in timeline.operations
+    ]
+    assert len(axes.texts) > 10
+    for text in axes.texts:
+        box = text.get_window_extent()
+        middle = (box.x0 + box.x1) / 2
+        own = min(bars, key=lambda bar: abs(sum(bar) / 2 - middle))
+        assert own[0] <= box.x0 < box.x1 <= own[1]
+
+
+def test_numbers_of_chunks_are_told_apart() -> None:
+    _, timeline = timelines(Pipeline("interleaved", 2, 4, num_chunks=2))
+    figure = timeline_figure(timeline)
+    assert {"3₀", "3₁"} <= {text.get_text() for text in figure.axes[0].texts}
+    assert "chunk 1" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "2 stages x 2 chunks" in headline(figure)
+
+
+def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> None:
+    profile = small_profile(stages=1, clocks=(1740,))
+    timeline = simulate(trace_frontier(Pipeline("1f1b", 1, 1), profile).plan(), profile)
+    figure = timeline_figure(timeline)
+    assert headline(figure).endswith("1 stage, 1 microbatch, 1 GPU")
+    colours = [bars.get_facecolor()[0].tolist() for bars in figure.axes[0].collections[2:4]]
+    assert colours == [pytest.approx(colormaps["cividis"](1.0))] * 2  # forwards, backwards
+    assert figure.axes[-1].get_yticks().tolist() == [1740]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.plotting import page
-from envplan.plotting.frontier import STYLE, energy_unit, title
+from envplan.plotting.frontier import STYLE, energy_unit, in_joules, label_job, title
 from envplan.simulation import simulate
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _FRAME_MS: Final = 180
 _LAST_FRAME_MS: Final = 1600
 _DPI: Final = 100
 _FIGURE_IN: Final = (9.6, 7.2)
+_STAGES_IN: Final = 7.4  # how wide the stages' axes come out
 
 Progress = Callable[[int, int], None]
 
@@ -77,10 +78,10 @@ def _page(frontier: Frontier, plans: Sequence[Plan], timelines: Sequence[Timelin
         for mhz, watts in zip(frame["ops"]["mhz"], frame["ops"]["watts"], strict=True)
         if mhz
     ] or [(0, 0.0)]
-    ranges = {}
-    for key, values in zip(("mhz", "watts"), zip(*clocked, strict=True), strict=True):
-        low, high = min(values), max(values)
-        ranges[key] = [low, high if high > low else low + 1]
+    ranges = {
+        key: [min(values), max(values)]
+        for key, values in zip(("mhz", "watts"), zip(*clocked, strict=True), strict=True)
+    }
     data = {
         "animation": {
             "frames": frames,
@@ -89,7 +90,7 @@ def _page(frontier: Frontier, plans: Sequence[Plan], timelines: Sequence[Timelin
             "frontier": page.frontier_data(frontier, plans),
         }
     }
-    body = page.heading(name, title(frontier).replace("\n", "; "), frontier.profile.metadata.source)
+    body = page.heading(name, label_job(frontier), frontier.profile.metadata.source)
     body += page.section("Along the frontier", page.chart("animation", "animation"))
     return page.document(name, body, data)
 
@@ -106,7 +107,14 @@ def _frames(
     from matplotlib.figure import Figure
     from PIL import Image
 
-    from envplan.plotting.timeline import colour_scale, draw_bubbles, draw_operations, label_stages
+    from envplan.plotting.timeline import (
+        colour_scale,
+        draw_bubbles,
+        draw_colour_bar,
+        draw_legend,
+        draw_operations,
+        label_stages,
+    )
 
     span = max(timeline.sync_time for timeline in timelines)
     scale = colour_scale(timelines, "frequency")
@@ -114,18 +122,21 @@ def _frames(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_FIGURE_IN, dpi=_DPI, layout="constrained")
         stages, curve = figure.subplots(2, 1, height_ratios=[1.25, 1])
-        figure.colorbar(scale, ax=stages, label="SM clock (MHz)", pad=0.01, fraction=0.03)
+        draw_colour_bar(figure, [stages], scale, "frequency")
+        draw_legend(figure, timelines[:1], title(frontier))
         for k, (plan, timeline) in enumerate(zip(plans, timelines, strict=True)):
             if progress is not None:
                 progress(len(plans) - k, 0)
             stages.clear()
             draw_bubbles(stages, timeline)
-            draw_operations(stages, timeline, scale, "frequency", span * 13 / _FIGURE_IN[0])
+            draw_operations(stages, timeline, scale, "frequency", _STAGES_IN / span)
             label_stages(stages, timeline)
             stages.set_xlim(0, span)
             stages.set_xlabel("Time (s)")
-            stages.set_title(title(frontier), loc="left")
             _draw_curve(curve, frontier, plans, plan)
+            if k == 0:
+                figure.draw_without_rendering()
+                figure.set_layout_engine("none")  # nothing moves from frame to frame but the data
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png")
             pictures.append(np.asarray(Image.open(buffer).convert("RGB")))
@@ -135,19 +146,38 @@ def _frames(
 def _draw_curve(axes: Axes, frontier: Frontier, plans: Sequence[Plan], now: Plan) -> None:
     axes.clear()
     scale, unit = energy_unit(now.predicted.baseline.energy_j)
-    axes.plot(frontier.times, frontier.energies / scale, color="#0072B2", linewidth=2.2)
+    axes.plot(
+        frontier.times,
+        frontier.energies / scale,
+        color="#0072B2",
+        linewidth=2.2,
+        label="Exact relaxed frontier (lower bound)",
+    )
     axes.plot(
         [plan.iteration_time for plan in plans],
         [plan.energy / scale for plan in plans],
         "o",
         color="#E69F00",
         markersize=4,
+        label="Plans",
     )
     axes.plot(now.iteration_time, now.energy / scale, "o", color="#6D28D9", markersize=11)
     predicted = now.predicted
-    slower = max(0.0, predicted.slowdown_percent)
+    baseline = predicted.baseline
+    axes.plot(
+        baseline.iteration_time_s,
+        baseline.energy_j / scale,
+        "X",
+        color="#D55E00",
+        markersize=11,
+        linestyle="none",
+        label="Maximum frequency everywhere",
+    )
+    slower = predicted.slowdown_percent
     axes.set_title(
-        f"{now.iteration_time:.4g} s, {predicted.savings_percent:.1f}% saved, {slower:.1f}% slower",
+        f"{now.iteration_time:#.4g} s, {in_joules(now.energy)}, "
+        f"{predicted.savings_percent:.1f}% saved, "
+        + (f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"),
         loc="left",
         color="#007A5A",
         weight="bold",
@@ -155,6 +185,7 @@ def _draw_curve(axes: Axes, frontier: Frontier, plans: Sequence[Plan], now: Plan
     axes.set_xlabel("Iteration time (s), axis does not start at 0")
     axes.set_ylabel(f"Energy ({unit}),\naxis does not start at 0")
     axes.ticklabel_format(useOffset=False, style="plain")
+    axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from envplan.plotting.frontier import STYLE, energy_unit, label_axes, save_figure
+from envplan.plotting.frontier import STYLE, draw_ends, energy_unit, label_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from envplan.plan import Plan
     from envplan.planners import Comparison
 
 __all__ = ["comparison_figure", "plot_comparison"]
 
 # Okabe and Ito's palette again; every planner has a shape of its own as well.
 _CURVE: Final = "#0072B2"
+_PLANS: Final = "#E69F00"
 _OURS: Final = ("D", "#000000")
 _MARKS: Final = {
     "max_frequency": ("X", "#D55E00"),
@@ -29,28 +32,40 @@ _MARKS: Final = {
 _SIZES: Final = {"max_frequency": 15}
 
 
-def plot_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+def plot_comparison(
+    comparison: Comparison, path: str | os.PathLike[str], along: Sequence[Plan] = ()
+) -> None:
     """Draw the comparison to a .png, .svg or .pdf file, whole or not at all.
+
+    Args:
+        along: further plans of ours along the frontier.
 
     Raises:
         InputError: the file cannot be written.
     """
-    save_figure(comparison_figure(comparison), path)
+    save_figure(comparison_figure(comparison, along), path)
 
 
-def comparison_figure(comparison: Comparison) -> Figure:
-    """The figure: exact relaxed curve, the planners' own frontiers and everyone's plans."""
+def comparison_figure(comparison: Comparison, along: Sequence[Plan] = ()) -> Figure:
+    """The figure: exact relaxed curve, the planners' own frontiers and everyone's plans.
+
+    Args:
+        along: further plans of ours along the frontier.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     scale, unit = energy_unit(comparison.baseline.energy_j)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 5.2), layout="constrained")
+        figure = Figure(figsize=(10.4, 5.0), layout="constrained")
         axes = figure.add_subplot()
         _draw_curves(axes, comparison, scale)
+        _draw_along(axes, along, scale)
         _draw_plans(axes, comparison, scale)
         _set_limits(axes, comparison, scale)
+        draw_ends(axes, comparison.frontier, scale)
         label_axes(axes, comparison.frontier, unit)
+        figure.legend(loc="outside right upper", frameon=False)  # curves are all over the axes
     return figure
 
 
@@ -84,6 +99,20 @@ def _draw_curves(axes: Axes, comparison: Comparison, scale: float) -> None:
         )
 
 
+def _draw_along(axes: Axes, along: Sequence[Plan], scale: float) -> None:
+    if along:
+        axes.plot(
+            [plan.iteration_time for plan in along],
+            [plan.energy / scale for plan in along],
+            "o",
+            color=_PLANS,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            markersize=5.5,
+            label="Plans along it",
+        )
+
+
 def _draw_plans(axes: Axes, comparison: Comparison, scale: float) -> None:
     named: set[str] = set()
     for entry in comparison.entries:
@@ -103,15 +132,16 @@ def _draw_plans(axes: Axes, comparison: Comparison, scale: float) -> None:
     if comparison.straggler_time is not None:
         axes.axvline(
             comparison.straggler_time,
-            color="0.45",
-            linestyle=":",
-            linewidth=1.2,
+            color="#6D28D9",
+            linestyle="--",
+            linewidth=1.4,
             label="Straggler finished",
         )
 
 
 def _set_limits(axes: Axes, comparison: Comparison, scale: float) -> None:
-    """Around the frontier and all plans; the planners' own frontiers may run out on the right."""
+    """Around the frontier and all plans, with room below for T_min and T_star; the planners' own
+    frontiers may run out on the right."""
     curves = (comparison.frontier, comparison.envpipe_frontier)
     times = [entry.plan.iteration_time for entry in comparison.entries]
     times += [time for curve in curves for time in curve.times]
@@ -122,4 +152,4 @@ def _set_limits(axes: Axes, comparison: Comparison, scale: float) -> None:
     width = max(times) - min(times) or 0.1 * min(times)
     height = max(energies) - min(energies) or 0.1 * max(energies) or 1.0
     axes.set_xlim(min(times) - 0.06 * width, max(times) + 0.08 * width)
-    axes.set_ylim((min(energies) - 0.1 * height) / scale, (max(energies) + 0.15 * height) / scale)
+    axes.set_ylim((min(energies) - 0.2 * height) / scale, (max(energies) + 0.15 * height) / scale)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from envplan._files import atomic_write
+from envplan._words import job_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STYLE",
+    "draw_ends",
     "energy_unit",
     "frontier_figure",
+    "in_joules",
+    "ink",
     "label_axes",
+    "label_job",
     "plot_frontier",
     "profile_title",
     "save_figure",
@@ -72,14 +77,15 @@ def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
         axes = figure.add_subplot()
         _set_limits(axes, frontier, plans, scale)
         _draw_points(axes, frontier, plans, scale)
-        _draw_ends(axes, frontier, scale)
+        draw_ends(axes, frontier, scale)
         _draw_savings(axes, plans, scale)
         label_axes(axes, frontier, unit)
+        axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
     return figure
 
 
 def label_axes(axes: Axes, frontier: Frontier, unit: str) -> None:
-    """Title, axes, grid and legend of a figure of energy against time, once all is drawn.
+    """Title, axes and grid of a figure of energy against time, once all is drawn.
 
     Args:
         unit: of energy, see energy_unit.
@@ -91,7 +97,6 @@ def label_axes(axes: Axes, frontier: Frontier, unit: str) -> None:
     axes.set_title(title(frontier), loc="left")
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -116,6 +121,20 @@ def energy_unit(joules: float) -> tuple[float, str]:
     """What to divide joules by, and what they are then called."""
     factors = {1e9: "GJ", 1e6: "MJ", 1e3: "kJ"}
     return next(((f, unit) for f, unit in factors.items() if joules >= 10 * f), (1.0, "J"))
+
+
+def in_joules(joules: float) -> str:
+    """An energy to five digits, with its unit."""
+    scale, unit = energy_unit(joules)
+    return f"{joules / scale:#.5g}".rstrip(".") + f" {unit}"
+
+
+def ink(fill: Any) -> str:
+    """Black or white, whichever is legible on a colour."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(fill)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
 
 
 def _set_limits(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
@@ -164,8 +183,12 @@ def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: f
     )
 
 
-def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
-    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve."""
+def draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
+    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve.
+
+    Args:
+        scale: of the axis of energies, see energy_unit.
+    """
     low, high = frontier.min_time, frontier.min_energy_time
     ends = [(low, 0, "$T_{min}$", "left"), (high, -1, "$T^*$", "right")]
     if low == high:
@@ -231,11 +254,20 @@ def _note(
 
 def title(frontier: Frontier) -> str:
     """Two lines that say what a figure is about."""
-    pipeline, profile = frontier.pipeline, frontier.profile
+    profile = frontier.profile
+    return f"{profile_title(profile.name, profile.metadata.source)}\n{label_job(frontier)}"
+
+
+def label_job(frontier: Frontier) -> str:
+    """Such as "1f1b, 4 stages, 8 microbatches, 4 GPUs"."""
+    pipeline = frontier.pipeline
     gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
-    return (
-        f"{profile_title(profile.name, profile.metadata.source)}\n{pipeline.schedule}, "
-        f"{pipeline.num_stages} stages, {pipeline.num_microbatches} microbatches, {gpus} GPUs"
+    return job_in_words(
+        pipeline.schedule,
+        pipeline.num_stages,
+        pipeline.num_chunks,
+        pipeline.num_microbatches,
+        gpus,
     )
 
 

@@ -10,6 +10,7 @@ import html
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ __all__ = [
     "frontier_data",
     "heading",
     "histogram_data",
+    "notes",
     "picture",
     "plan_point",
     "save_page",
@@ -123,13 +125,19 @@ def picture(figure: Figure, what: str) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """HTML of a table; its first column is text, all others are numbers."""
+    """HTML of a table; its first column is text and stays in sight, all others are numbers."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in headers)
     lines = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll">{whole}</div>'
+
+
+def notes(items: Sequence[str]) -> str:
+    """HTML of a list of sentences; what stands between backquotes is code."""
+    lines = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(item)) for item in items)
+    return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
 
 
 def cards(shown: Sequence[tuple[str, str, str]]) -> str:
@@ -151,6 +159,7 @@ def frontier_data(
     plans: Sequence[Plan],
     points: Sequence[dict[str, Any]] = (),
     slower: Sequence[Plan] = (),
+    straggler_time: float | None = None,
 ) -> dict[str, Any]:
     """What the frontier chart draws.
 
@@ -158,6 +167,7 @@ def frontier_data(
         plans: along the frontier, at least one, by ascending time.
         points: further plans to show, as plan_point makes them.
         slower: plans beyond T_star to look up for stragglers.
+        straggler_time: s that a straggler takes when the page opens; None: there is none.
     """
     baseline = plans[0].predicted.baseline
     highest = {
@@ -182,6 +192,7 @@ def frontier_data(
         "t_star": frontier.min_energy_time,
         "t_max": frontier.slowest_time,
         "waiting_w": waiting_w,
+        "straggler": straggler_time,
         "modelled": frontier.profile.metadata.source == "modelled",
     }
 
@@ -215,7 +226,7 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    from envplan.plotting.frontier import energy_unit
+    from envplan.plotting.frontier import in_joules
 
     path = set(timeline.critical_path)
     kinds = list(dict.fromkeys(timed.operation.instruction for timed in timeline.operations))
@@ -251,10 +262,10 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         for column, value in zip(ops.values(), values, strict=True):
             column.append(value)
     times, watts = timeline.power
-    scale, unit = energy_unit(timeline.energy)
     return {
         "name": name,
-        "title": f"{name}: {timeline.iteration_time:.4g} s, {timeline.energy / scale:.5g} {unit}",
+        "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_joules(timeline.energy)}",
+        "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": ops,

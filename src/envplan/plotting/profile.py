@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_profile", "profile_figure"]
 
-# Stages are told apart by colour up to this many, and are one grey bundle beyond.
+# So many stages have a line in the legend each; of more a bar says whose colour is whose.
 _NAMED_STAGES = 10
+_LIGHTEST = 0.88  # of the colour map: the yellow at its end is too pale for lines on white
 
 
 def plot_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
@@ -31,6 +32,8 @@ def plot_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 def profile_figure(profile: Profile) -> Figure:
     """The figure: forward + backward energy of each stage by clock, a diamond at each valley."""
     import matplotlib as mpl
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.figure import Figure
 
     from envplan.profiling.sweep import energy_by_clock
@@ -39,7 +42,9 @@ def profile_figure(profile: Profile) -> Figure:
         figure = Figure(figsize=(7.2, 4.8), layout="constrained")
         axes = figure.add_subplot()
         named = profile.num_stages <= _NAMED_STAGES
-        colors = mpl.colormaps["viridis"].resampled(max(2, profile.num_stages))
+        last = max(1, profile.num_stages - 1)
+        shares = [_LIGHTEST * stage / last for stage in range(last + 1)]
+        colors = ListedColormap(mpl.colormaps["viridis"](shares))
         for stage in range(profile.num_stages):
             energy = energy_by_clock(profile, stage)
             clocks = sorted(energy)
@@ -57,4 +62,7 @@ def profile_figure(profile: Profile) -> Figure:
         axes.set_axisbelow(True)
         if named:
             axes.legend(frameon=True, edgecolor="0.85", framealpha=1)
+        else:
+            scale = ScalarMappable(Normalize(-0.5, last + 0.5), colors)
+            figure.colorbar(scale, ax=axes, label="Stage; diamond: valley", pad=0.02)
     return figure

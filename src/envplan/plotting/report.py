@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from envplan._words import counted, job_in_words
 from envplan.plotting import page
-from envplan.plotting.frontier import energy_unit
+from envplan.plotting.frontier import in_joules, label_job
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
         timelines, names = [before, timeline], ["maximum frequency", "plan"]
     title = f"Timeline of {plan.profile.name}"
     job = plan.job
-    about = (
-        f"{job.schedule}, {job.stages} stages, {job.microbatches} microbatches, planner "
-        f"{plan.planner}"
+    words = job_in_words(
+        job.schedule, job.stages, job.chunks, job.microbatches, job.stages * job.num_gpus
     )
-    body = page.heading(title, about, plan.profile.source)
+    body = page.heading(title, f"{words}, planner {plan.planner}", plan.profile.source)
     body += page.section("What runs when", page.chart("timeline", "timeline"))
     return page.document(title, body, {"timeline": page.timelines_data(timelines, names)})
 
@@ -95,7 +95,11 @@ def report_page(report: Report) -> str:
     points.append(page.plan_point(plan, f"this plan ({plan.planner})", planner="this_plan"))
     data: dict[str, Any] = {
         "frontier": page.frontier_data(
-            frontier, report.along, points, frontier.slower_plans(_SLOWER)
+            frontier,
+            report.along,
+            points,
+            frontier.slower_plans(_SLOWER),
+            plan.target.straggler_time_s,
         ),
         "timeline": page.timelines_data(
             [report.before, report.after], ["maximum frequency", "this plan"]
@@ -120,17 +124,9 @@ def report_page(report: Report) -> str:
 
 
 def _about(frontier: Frontier) -> str:
-    pipeline, metadata = frontier.pipeline, frontier.profile.metadata
-    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
-    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
+    metadata = frontier.profile.metadata
     known = [str(text) for text in (metadata.workload, metadata.gpu) if text]
-    return "; ".join(
-        [
-            *known,
-            f"{pipeline.schedule}, {pipeline.num_stages} stages{chunks}, "
-            f"{pipeline.num_microbatches} microbatches, {gpus} GPUs",
-        ]
-    )
+    return "; ".join([*known, label_job(frontier)])
 
 
 def _cards(report: Report) -> str:
@@ -140,7 +136,7 @@ def _cards(report: Report) -> str:
     cards = [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
         (_signed(after.slowdown_percent), "iteration time against maximum frequency", ""),
-        (_joules(after.energy_j), f"an iteration, was {_joules(before.energy_j)}", ""),
+        (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
         (
             f"{after.iteration_time_s:.5g} s",
             f"an iteration, was {before.iteration_time_s:.5g} s",
@@ -215,8 +211,8 @@ def _stage_table(report: Report) -> str:
         rows.append(
             [
                 f"stage {after.stage}",
-                _joules(was),
-                _joules(now),
+                in_joules(was),
+                in_joules(now),
                 f"{100 * (1 - now / was):.1f}" if was else "–",
                 f"{100 * before.blocked_ns / max(1, report.before.sync_time_ns):.1f}",
                 f"{100 * after.blocked_ns / max(1, span):.1f}",
@@ -234,7 +230,7 @@ def _stage_table(report: Report) -> str:
         "mean clock (MHz)",
         "clock changes",
     ]
-    note = f"<p class='about'>Energies over {gpus} GPUs a stage.</p>" if gpus > 1 else ""
+    note = f"<p class='about'>Energies over {counted(gpus, 'GPU')} a stage.</p>"
     return note + page.table(headers, rows)
 
 
@@ -244,7 +240,7 @@ def _planner_table(comparison: Comparison) -> str:
             _entry_name(entry.planner, entry.point),
             entry.plan.job.schedule,
             f"{entry.plan.iteration_time:.6g}",
-            f"{entry.slowdown_percent:+.2f}",
+            _signed(entry.slowdown_percent).rstrip("%"),
             f"{entry.plan.energy:.6g}",
             f"{entry.savings_percent:.2f}",
             f"{100 * entry.plan.gap:.3f}",
@@ -285,7 +281,7 @@ def _assumptions(report: Report) -> str:
         "at its own deadline.",
         *_conditions(plan),
     ]
-    return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>"
+    return page.notes(items)
 
 
 def _conditions(plan: Plan) -> list[str]:
@@ -301,8 +297,11 @@ def _conditions(plan: Plan) -> list[str]:
     if robust is not None:
         times = (
             "The iteration ends in time with a probability of at least "
-            f"{100 * robust.share_at_least:.2f}%: {robust.held_runs} of {robust.runs} noisy "
+            f"{robust.percent_at_least}: {robust.held_runs} of {robust.runs} noisy "
             "replays did."
+            if robust.iterations is None
+            else f"The run of {robust.iterations} iterations ends in time with a probability of at "
+            f"least {robust.percent_at_least}, as {robust.runs} noisy replays show."
         )
     return [clocks, times]
 
@@ -333,12 +332,16 @@ def _footer() -> str:
 
 
 def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
-    """The other planners' points; maximum frequency is on every chart anyway."""
+    """The points of other planners, and of ours on other schedules; maximum frequency and our
+    plans on this one are on every chart anyway."""
     shown = []
     for entry in comparison.entries:
-        if entry.planner in ("max_frequency", "frontier"):
+        own = entry.plan.job.schedule
+        elsewhere = own != comparison.frontier.pipeline.schedule
+        if entry.planner == "max_frequency" or (entry.planner == "frontier" and not elsewhere):
             continue
-        point = page.plan_point(entry.plan, _entry_name(entry.planner, entry.point))
+        name = _entry_name(entry.planner, entry.point)
+        point = page.plan_point(entry.plan, f"{name} (schedule {own})" if elsewhere else name)
         point["planner"] = entry.planner
         point["saved"], point["slower"] = entry.savings_percent, entry.slowdown_percent
         shown.append(point)
@@ -348,11 +351,6 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
 def _entry_name(planner: str, point: str | None) -> str:
     name = _PLANNER_NAMES.get(planner, planner)
     return name + (f" at {point}" if point in ("T_min", "T_star") else "")
-
-
-def _joules(joules: float) -> str:
-    scale, unit = energy_unit(joules)
-    return f"{joules / scale:#.5g}".rstrip(".") + f" {unit}"
 
 
 def _watts(watts: float) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from envplan.plotting.frontier import STYLE, save_figure
+from envplan.plotting.frontier import STYLE, ink, save_figure
 from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
 
 __all__ = [
+    "HEADERS",
+    "comparison_rows",
+    "kwh",
     "over_time_figure",
     "plan_figure",
     "plot_over_time",
@@ -58,6 +61,7 @@ def save_comparison_page(
         InputError: the file cannot be written.
     """
     from envplan.plotting import page
+    from envplan.serving.policies import POLICIES
 
     base = simulations[0]
     shown = []
@@ -72,6 +76,10 @@ def save_comparison_page(
             page.section("Over time", page.picture(over_time_figure(simulations, title), title)),
             page.section(
                 "Policies side by side", page.table(HEADERS, comparison_rows(simulations))
+            ),
+            page.section(
+                "What the policies do",
+                page.notes([f"{each.policy}: {POLICIES[each.policy]}." for each in simulations]),
             ),
         ]
     )
@@ -105,7 +113,11 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
         figure.supxlabel("SM clock (MHz)")
         figure.supylabel("Energy per request (kJ)")
         modelled = " (modelled)" if profile.source == "modelled" else ""
-        figure.suptitle(f"{profile.name}{modelled}, {load:g} tokens/s per instance")
+        figure.suptitle(
+            f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
+            "only clocks that meet the SLOs; circled: least energy",
+            fontsize=11,
+        )
     return figure
 
 
@@ -156,7 +168,7 @@ def plan_figure(plan: ServingPlan) -> Figure:
                 axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
                 if group.gpus > plan.gpus / 60:
                     axes.text(left + group.gpus / 2, row, f"{group.frequency_mhz}",
-                              ha="center", va="center", color="white", fontsize=9)  # fmt: skip
+                              ha="center", va="center", color=ink(color), fontsize=10)  # fmt: skip
                 left += group.gpus
         names = [" + ".join(s.request_class for s in pool.serves) for pool in plan.pools]
         axes.set_yticks(range(len(plan.pools)), names)
@@ -213,7 +225,7 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
             slo.plot(days, 100 * met.clip(0, 1), **style)
         power.set_ylabel("Power of all GPUs (kW)")
         gpus.set_ylabel("GPUs in use")
-        slo.set_ylabel("SLOs met (%)")
+        slo.set_ylabel("SLOs met (%),\nnot from 0")
         slo.set_xlabel("Days")
         for axes in (load, power, gpus):
             axes.set_ylim(bottom=0)
@@ -239,13 +251,19 @@ HEADERS: Final = (
 )
 
 
+def kwh(joules: float) -> str:
+    """An energy in kWh, to a tenth, or to three digits where there is little."""
+    energy = joules / J_PER_KWH
+    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
+
+
 def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
     """The table of a comparison; savings are against the first one."""
     saved = [simulation.saved_percent(simulations[0]) for simulation in simulations]
     return [
         [
             simulation.policy,
-            f"{simulation.energy_j / J_PER_KWH:.1f}",
+            kwh(simulation.energy_j),
             "-" if percent is None else f"{percent:.1f}",
             f"{100 * simulation.attainment:.3f}",
             f"{simulation.series.gpus.mean():.1f}",

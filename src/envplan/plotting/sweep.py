@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from envplan._words import counted
 from envplan.errors import InputError
 from envplan.plotting.frontier import STYLE, save_figure
 
@@ -29,6 +30,9 @@ _MARKS: Final = {
     "envpipe": "^",
 }
 _MAX_NAMED: Final = 12
+_LINE_IN: Final = 0.23  # of the legend
+_CHARACTERS: Final = 106  # fit side by side under the axes
+_HANDLE: Final = 7  # characters that a line or mark in the legend takes
 
 
 def plot_sweep(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -54,20 +58,27 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
 
     modelled = " (modelled)" if any(row.source == "modelled" for row in rows) else ""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 5.4), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.add_subplot()
-        _draw(axes, rows)
+        entries, columns = _draw(axes, rows)
+        lines = -(-entries // columns)
+        figure.set_size_inches(9.6, 4.9 + _LINE_IN * lines)
         axes.axhline(0, color="0.6", linewidth=0.8)
         axes.set_xlabel("Slower than maximum frequency (%)")
         axes.set_ylabel("Energy saved against maximum frequency (%)")
         axes.set_title(f"{len(rows)} plans{modelled}", loc="left")
         axes.grid(color="0.92", linewidth=0.8)
         axes.set_axisbelow(True)
-        figure.legend(loc="outside right upper", frameon=False)
+        figure.legend(loc="outside lower left", frameon=False, ncols=columns)
     return figure
 
 
-def _draw(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw(axes: Axes, rows: Sequence[Row]) -> tuple[int, int]:
+    """Draws all rows.
+
+    Returns:
+        How many entries the legend has, and in how many columns they fit under the axes.
+    """
     jobs = sorted({_job(row) for row in rows})
     styles = {job: _style(k) for k, job in enumerate(jobs)}
     names = _names(jobs)
@@ -88,6 +99,9 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
     for planner in sorted({row.planner for row in rows}):
         mark = _MARKS.get(planner, "v")
         axes.plot([], [], mark, color="0.3", markersize=6, label=planner)
+    _, labels = axes.get_legend_handles_labels()
+    columns = max(1, _CHARACTERS // (max(map(len, labels)) + _HANDLE))
+    return len(labels), min(columns, len(labels))
 
 
 _Job = tuple[str, str, int, int, int, int, bool, str]
@@ -119,13 +133,13 @@ def _style(k: int) -> dict[str, Any]:
 
 def _names(jobs: Sequence[_Job]) -> dict[_Job, str]:
     """Each job by its profile and, of the rest, what differs between jobs."""
-    words = ("{}", "{}", "{} microbatches", "{} chunks", "{} GPUs a stage", "{} replicas")
-    differs = [k == 0 or len({job[k] for job in jobs}) > 1 for k in range(len(words))]
+    nouns = ("", "", "microbatch", "chunk", "GPU", "replica")
+    differs = [k == 0 or len({job[k] for job in jobs}) > 1 for k in range(len(nouns))]
     names = {}
     for job in jobs:
         parts = [
-            word.format(value)
-            for word, value, told in zip(words, job, differs, strict=False)
+            counted(value, noun) if isinstance(value, int) else str(value)
+            for noun, value, told in zip(nouns, job, differs, strict=False)
             if told
         ]
         recomputed = ["recomputation"] if job[6] else []

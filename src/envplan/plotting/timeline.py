@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from envplan.plotting.frontier import profile_title, save_figure
+from envplan._words import job_in_words
+from envplan.plotting.frontier import in_joules, ink, profile_title, save_figure
 from envplan.units import UW_PER_W, s_from_ns
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-    from envplan.simulation import Slice, Timeline
+    from envplan.simulation import Slice, TimedOperation, Timeline
 
 __all__ = [
     "Colour",
     "colour_scale",
     "draw_bubbles",
+    "draw_colour_bar",
+    "draw_legend",
     "draw_operations",
     "label_stages",
     "plot_timeline",
@@ -49,13 +52,18 @@ _BAR: Final = 0.84
 #: How high an operation stands in its row, as a share of it; all but these fill it.
 _HEIGHTS: Final = {"forward": 0.62, "backward_weight": 0.8}
 _HATCHED: Final = "backward_weight"  # too busy for a number
+_WEIGHT_HATCH: Final = "\\\\\\\\"
 _WIDTH_IN: Final = 13.0
 _ROW_IN: Final = 0.42
 _LOW_ROW_IN: Final = 0.3  # where there are many
 _MANY_STAGES: Final = 8
+_AXES_SHARE: Final = 0.85  # of the figure's width
 _MOST_EDGES: Final = 1500  # operations; white edges of more would hide what is in them
-_POINTS_PER_DIGIT: Final = 4.4  # at the font size of microbatch numbers
-_NUMBER_SIZE: Final = 6.5
+_DIGIT: Final = 0.66  # width of a digit, in sizes of its font
+_SUBSCRIPT: Final = 0.65  # of that
+_LEAST_NUMBER: Final = 6.5
+_LARGEST_NUMBER: Final = 10.0
+_SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def plot_timeline(
@@ -99,20 +107,21 @@ def timeline_figure(
     shown = [timeline] if before is None else [before, timeline]
     rows = [_height(len(each.stages)) for each in shown]
     span = max(each.sync_time for each in shown)
+    inches_per_s = _AXES_SHARE * _WIDTH_IN / span
     with mpl.rc_context(_STYLE):
         figure = Figure(
-            figsize=(_WIDTH_IN, 2.6 + sum(rows) + 0.5 * len(rows)),
+            figsize=(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows)),
             layout="constrained",
         )
         *charts, power = figure.subplots(len(shown) + 1, 1, sharex=True, height_ratios=[*rows, 1.3])
         scale = colour_scale(shown, colour)
         for axes, each in zip(charts, shown, strict=True):
             draw_bubbles(axes, each)
-            draw_operations(axes, each, scale, colour, span)
+            draw_operations(axes, each, scale, colour, inches_per_s)
             label_stages(axes, each)
-            axes.set_title(_title(each, last=each is timeline), loc="left")
-        _draw_legend(charts[0], shown)
-        figure.colorbar(scale, ax=charts, label=_COLOUR_LABELS[colour], pad=0.01, fraction=0.03)
+            axes.set_title(_title(each, before if each is timeline else None), loc="left")
+        draw_legend(figure, shown, _headline(timeline))
+        draw_colour_bar(figure, charts, scale, colour)
         _draw_power(power, timeline, before)
         power.set_xlim(0, span)
         power.set_xlabel("Time (s)")
@@ -125,7 +134,7 @@ def _height(stages: int) -> float:
 
 
 def colour_scale(shown: Sequence[Timeline], colour: Colour) -> ScalarMappable:
-    """One scale for all timelines drawn."""
+    """One scale for all timelines drawn; a single clock is a highest one."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -138,7 +147,21 @@ def colour_scale(shown: Sequence[Timeline], colour: Colour) -> ScalarMappable:
         if part.frequency_mhz
     ] or [0.0]
     low, high = min(values), max(values)
-    return ScalarMappable(Normalize(low, high if high > low else low + 1), colormaps[_COLOURS])
+    scale = ScalarMappable(Normalize(low if low < high else high - 1, high), colormaps[_COLOURS])
+    scale.set_array(sorted(set(values)))
+    return scale
+
+
+def draw_colour_bar(
+    figure: Figure, charts: Sequence[Axes], scale: ScalarMappable, colour: Colour
+) -> None:
+    """What the colours of the charts stand for."""
+    values = scale.get_array()
+    assert values is not None
+    single = values.tolist() if len(values) == 1 else None
+    figure.colorbar(
+        scale, ax=charts, label=_COLOUR_LABELS[colour], pad=0.01, fraction=0.03, ticks=single
+    )
 
 
 def _value(part: Slice, colour: Colour) -> float:
@@ -148,13 +171,13 @@ def _value(part: Slice, colour: Colour) -> float:
 
 
 def draw_operations(
-    axes: Axes, timeline: Timeline, scale: ScalarMappable, colour: Colour, span: float
+    axes: Axes, timeline: Timeline, scale: ScalarMappable, colour: Colour, inches_per_s: float
 ) -> None:
     """Bars; those on the critical path are outlined, and microbatches numbered where they fit.
 
     Args:
         scale: gives colours, see colour_scale.
-        span: s that the axes show, where they are as wide as a figure of our own.
+        inches_per_s: how wide a second is drawn.
     """
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -164,6 +187,7 @@ def draw_operations(
     bars: dict[str, list[Rectangle]] = {}
     fills: dict[str, list[Any]] = {}
     outlines: list[Rectangle] = []
+    sizes = _number_sizes(timeline, inches_per_s)
     parts = [part for timed in timeline.operations for part in timed.slices]
     shades = iter(scale.to_rgba(np.array([_value(part, colour) for part in parts])))
     for index, timed in enumerate(timeline.operations):
@@ -179,16 +203,16 @@ def draw_operations(
         begin, width = s_from_ns(timed.start_ns), s_from_ns(timed.time_ns)
         if index in path:
             outlines.append(Rectangle((begin, bottom), width, height))
-        number = str(timed.operation.microbatch)
-        if kind != _HATCHED and _fits(number, width, span):
+        number = _number(timed, timeline)
+        if kind in sizes and _room(number, width, inches_per_s) >= _LEAST_NUMBER:
             axes.text(
                 begin + width / 2,
                 bottom + height / 2,
                 number,
-                fontsize=_NUMBER_SIZE,
+                fontsize=sizes[kind],
                 ha="center",
                 va="center_baseline",
-                color=_ink(fills[kind][-1]),
+                color=ink(fills[kind][-1]),
                 clip_on=True,
                 zorder=4,
             )
@@ -199,7 +223,7 @@ def draw_operations(
                 facecolor=fills[kind],
                 edgecolor="white" if edged else "none",
                 linewidth=0.5 if edged else 0,
-                hatch="xxxx" if kind == _HATCHED else None,
+                hatch=_WEIGHT_HATCH if kind == _HATCHED else None,
                 zorder=2,
             )
         )
@@ -214,17 +238,27 @@ def draw_operations(
     )
 
 
-def _fits(number: str, width: float, span: float) -> bool:
-    points = width / span * _WIDTH_IN * 72 * 0.85  # the axes' share of the figure
-    return points >= _POINTS_PER_DIGIT * len(number) + 2
+def _number(timed: TimedOperation, timeline: Timeline) -> str:
+    """The microbatch, and where stages have several chunks the chunk as a subscript."""
+    chunk = str(timed.operation.chunk) if timeline.pipeline.num_chunks > 1 else ""
+    return f"{timed.operation.microbatch}{chunk.translate(_SUBSCRIPTS)}"
 
 
-def _ink(fill: Any) -> str:
-    """Black or white, whichever is legible on a colour."""
-    from matplotlib.colors import to_rgb
+def _number_sizes(timeline: Timeline, inches_per_s: float) -> dict[str, float]:
+    """For each kind of operation the size of its numbers: as large as the narrowest one allows."""
+    sizes: dict[str, float] = {}
+    for timed in timeline.operations:
+        kind = timed.operation.instruction
+        room = _room(_number(timed, timeline), s_from_ns(timed.time_ns), inches_per_s)
+        if kind != _HATCHED and room >= _LEAST_NUMBER:
+            sizes[kind] = min(sizes.get(kind, _LARGEST_NUMBER), room)
+    return sizes
 
-    red, green, blue = to_rgb(fill)
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
+
+def _room(number: str, width: float, inches_per_s: float) -> float:
+    """The largest font in which a number fits into a bar, with a point left on either side."""
+    digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
+    return (width * inches_per_s * 72 - 2) / (_DIGIT * digits)
 
 
 def draw_bubbles(axes: Axes, timeline: Timeline) -> None:
@@ -247,7 +281,8 @@ def label_stages(axes: Axes, timeline: Timeline) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_legend(axes: Axes, shown: Sequence[Timeline]) -> None:
+def draw_legend(figure: Figure, shown: Sequence[Timeline], headline: str) -> None:
+    """What heights, hatches and outlines stand for, in a line above the charts."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -259,16 +294,26 @@ def _draw_legend(axes: Axes, shown: Sequence[Timeline]) -> None:
         handles.append(Patch(color="0.4", label="backward (high)"))
     if _HATCHED in kinds:
         handles.append(
-            Patch(facecolor="0.4", edgecolor="white", hatch="xxxx", label="weight gradient")
+            Patch(facecolor="0.4", edgecolor="white", hatch=_WEIGHT_HATCH, label="weight gradient")
         )
     handles += [
         Patch(**_USABLE, linewidth=0, label="usable bubble"),
         Patch(**_UNUSABLE, linewidth=0, label="unusable bubble"),
         Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path"),
     ]
-    assert axes.figure is not None
-    axes.figure.legend(
-        handles=handles, loc="outside upper right", ncols=len(handles), frameon=False
+    if any(each.pipeline.num_chunks > 1 for each in shown):
+        mark = Line2D([], [], marker="$3_1$", markersize=13, color="black", linestyle="none")
+        mark.set_label("chunk 1")
+        handles.append(mark)
+    figure.legend(
+        handles=handles,
+        title=headline,
+        title_fontsize="large",
+        alignment="left",
+        loc="outside upper left",
+        ncols=len(handles),
+        frameon=False,
+        columnspacing=1.4,
     )
 
 
@@ -291,15 +336,28 @@ def _stairs(axes: Axes, times: Any, watts: Any, label: str, **look: Any) -> None
     axes.stairs(watts, [s_from_ns(time) for time in times.tolist()], label=label, **look)
 
 
-def _title(timeline: Timeline, *, last: bool) -> str:
-    """Such as "a40-gpt3 (modelled), planner frontier: 14.2 s, 12.3 kJ"; short on all but the last
-    chart."""
-    from envplan.plotting.frontier import energy_unit
+def _headline(timeline: Timeline) -> str:
+    """The profile and the job."""
+    reference, job = timeline.plan.profile, timeline.plan.job
+    words = job_in_words(
+        job.schedule, job.stages, job.chunks, job.microbatches, job.stages * job.num_gpus
+    )
+    return f"{profile_title(reference.name, reference.source)}: {words}"
 
-    scale, unit = energy_unit(timeline.energy)
-    result = f"{timeline.iteration_time:.4g} s, {timeline.energy / scale:.5g} {unit}"
-    planner = timeline.plan.planner.replace("_", " ").replace("max ", "maximum ")
-    if not last:
-        return f"{planner}: {result}"
-    reference = timeline.plan.profile
-    return f"{profile_title(reference.name, reference.source)}, planner {planner}: {result}"
+
+def _title(timeline: Timeline, before: Timeline | None) -> str:
+    """Such as "Plan (frontier): 14.20 s, 12.300 kJ, 11.2% saved, 1.0% slower".
+
+    Args:
+        before: what is saved and slower against it; None: say neither.
+    """
+    planner = timeline.plan.planner.replace("_", " ")
+    name = "Maximum frequency" if planner == "max frequency" else f"Plan ({planner})"
+    parts = [f"{timeline.iteration_time:#.4g} s", in_joules(timeline.energy)]
+    if timeline.sync_time_ns > timeline.iteration_time_ns:
+        parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
+    if before is not None and before.energy_fj and before.iteration_time_ns:
+        slower = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
+        parts.append(f"{100 * (1 - timeline.energy_fj / before.energy_fj):.1f}% saved")
+        parts.append(f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown")
+    return f"{name}: {', '.join(parts)}"

@@ -80,11 +80,11 @@ function ticks(low, high, count) {
 }
 
 function axes(svg, area, x, y, xLabel, yLabel) {
-  for (const [value, text] of ticks(x.low, x.high, area.width / 110)) {
+  for (const [value, text] of ticks(x.low, x.high, area.width / 64)) {
     make(svg, "line", { x1: x.at(value), x2: x.at(value), y1: area.top, y2: area.bottom, stroke: "var(--grid)" });
     make(svg, "text", { x: x.at(value), y: area.bottom + 18, "text-anchor": "middle" }, text);
   }
-  for (const [value, text] of ticks(y.low, y.high, area.height / 60)) {
+  for (const [value, text] of ticks(y.low, y.high, area.height / 45)) {
     make(svg, "line", { x1: area.left, x2: area.right, y1: y.at(value), y2: y.at(value), stroke: "var(--grid)" });
     make(svg, "text", { x: area.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, text);
   }
@@ -94,8 +94,8 @@ function axes(svg, area, x, y, xLabel, yLabel) {
   const middle = (area.top + area.bottom) / 2;
   make(svg, "text", { x: 16, y: middle, "text-anchor": "middle", transform: `rotate(-90 16 ${middle})` }, yLabel);
 }
-function plotArea(width, height, left) {
-  const area = { left, right: width - 16, top: 14, bottom: height - 50 };
+function plotArea(width, height, left, top = 14) {
+  const area = { left, right: width - 16, top, bottom: height - 50 };
   return { ...area, width: area.right - area.left, height: area.bottom - area.top };
 }
 function scale(low, high, from, to) {
@@ -132,8 +132,11 @@ function frontierChart(host, data) {
   const answer = html(host, "p", "answer");
   answer.setAttribute("aria-live", "polite");
   const first = data.baseline.time, near = Math.max(data.t_star * 1.12, data.baseline.time * 1.05);
-  const last = data.slower.length ? Math.max(near, data.t_max) : near;
-  const state = { straggler: first };
+  const given = Math.max(first, data.straggler || 0);
+  const last = Math.max(near, given, data.slower.length ? data.t_max : 0);
+  const state = { straggler: given };
+  const follow = () => { slider.value = Math.round(((state.straggler - first) / (last - first)) * 1000); };
+  follow();
   slider.addEventListener("input", () => {
     state.straggler = first + (slider.value / 1000) * (last - first);
     draw();
@@ -143,7 +146,7 @@ function frontierChart(host, data) {
     const end = state.straggler > near ? last : near;
     drawFrontier(canvas, data, state, end, (time) => {
       state.straggler = Math.min(end, Math.max(first, time));
-      slider.value = Math.round(((state.straggler - first) / (last - first)) * 1000);
+      follow();
       draw();
     });
     sayStraggler(answer, data, state.straggler);
@@ -153,7 +156,7 @@ function frontierChart(host, data) {
 
 function lookUp(data, time) {
   let chosen = data.plans[0], least = Infinity;
-  for (const plan of [...data.plans, ...data.slower]) {
+  for (const plan of [...data.plans, ...data.slower, ...data.points.filter((p) => p.planner === "this_plan")]) {
     if (plan.time > time + 1e-12) continue;
     const energy = plan.energy + data.waiting_w * (time - plan.time);
     if (energy < least) { least = energy; chosen = plan; }
@@ -201,17 +204,12 @@ function drawFrontier(host, data, state, last, moveTo) {
     const low = Math.min(...list), high = Math.max(...list), room = (high - low || low * 0.1 || 1) * share;
     return [low - room, high + room];
   };
-  const area = plotArea(width, height, 74);
+  const area = plotArea(width, height, 74, 26);
   const [x0, x1] = pad([...times, last], 0.03), [y0, y1] = pad(energies, 0.12);
   const x = scale(x0, x1, area.left, area.right), y = scale(y0, y1, area.bottom, area.top);
   axes(svg, area, x, y, "Iteration time (s), axis does not start at 0", `Energy (${unit}), axis does not start at 0`);
 
-  const crowded = x.at(data.t_star) - x.at(data.t_min) < 230;
-  for (const [time, name, anchor] of [[data.t_min, "T_min", "start"], [data.t_star, "T*", crowded ? "start" : "end"]]) {
-    const line = crowded && name === "T_min" ? 24 : 8;
-    make(svg, "line", { x1: x.at(time), x2: x.at(time), y1: area.top, y2: area.bottom, stroke: "var(--muted)", "stroke-dasharray": "2 4" });
-    make(svg, "text", { x: x.at(time) + (anchor === "start" ? 6 : -6), y: area.bottom - line, "text-anchor": anchor, class: "muted" }, `${name} ${shown(time, 5)} s`);
-  }
+  nameEnds(svg, data, area, x);
   make(svg, "path", {
     d: "M" + data.curve.map((p) => `${x.at(p[0]).toFixed(1)} ${y.at(p[1] / factor).toFixed(1)}`).join("L"),
     fill: "none", stroke: "var(--curve)", "stroke-width": 2.5,
@@ -230,7 +228,7 @@ function drawFrontier(host, data, state, last, moveTo) {
   for (const point of data.points) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
     const cx = x.at(point.time), cy = y.at(point.energy / factor);
-    symbol(svg, shape, cx, cy, 7, colour);
+    symbol(svg, shape, cx, cy, shape === "cross" ? 10 : 7, colour);
     spots.push([cx, cy, describePlan(point, point.label)]);
   }
   if (state.straggler !== undefined) {
@@ -251,6 +249,19 @@ function drawFrontier(host, data, state, last, moveTo) {
   });
   pane.addEventListener("pointerdown", (event) => moveTo && moveTo(x.value(place(event)[0])));
   pane.addEventListener("pointerleave", (event) => showTip(event, ""));
+}
+
+// T_min and T*: lines, named above the plot, where nothing is in their way.
+function nameEnds(svg, data, area, x) {
+  const ends = [[data.t_min, "T_min", "end"], [data.t_star, "T*", "start"]];
+  if (data.t_min === data.t_star) ends.splice(0, 2, [data.t_min, "T_min = T*", "start"]);
+  for (const [time, name, anchor] of ends) {
+    make(svg, "line", { x1: x.at(time), x2: x.at(time), y1: area.top - 8, y2: area.bottom, stroke: "var(--muted)", "stroke-dasharray": "2 4" });
+    const label = make(svg, "text", { x: x.at(time), y: area.top - 12, "text-anchor": anchor, class: "muted end" }, `${name} ${shown(time, 5)} s`);
+    const wide = label.getComputedTextLength();
+    if (anchor === "end") label.setAttribute("x", Math.max(x.at(time), wide + 2));
+    else label.setAttribute("x", Math.min(x.at(time), area.right + 14 - wide));
+  }
 }
 
 function describePlan(plan, name) {
@@ -282,17 +293,20 @@ function timelineChart(host, data) {
   for (const [value, text] of [["mhz", "SM clock (MHz)"], ["watts", "power of one GPU (W)"]])
     html(select, "option", "", text).value = value;
   const legend = html(host, "div", "legend");
+  // All in one box: what is scrolled aside stays on one time axis.
+  const box = html(host, "div", "scroll");
   const charts = data.timelines.map((timeline) => {
-    html(host, "h3", "", timeline.title);
-    const box = html(host, "div", "scroll");
-    return { timeline, canvas: html(box, "canvas"), box };
+    const title = html(box, "h3", "", timeline.title);
+    return { timeline, title, canvas: html(box, "canvas"), box };
   });
-  const power = html(host, "div", "scroll");
+  const said = html(box, "div", "legend");
+  const power = html(box, "div");
+  const showPower = (timelines) => { legendOfPower(said, timelines); drawPower(power, { timelines, span: data.span }); };
   const draw = () => {
     const range = colourRange(data.timelines, select.value);
     legendOfTimeline(legend, data, range, select.options[select.selectedIndex].text);
     for (const chart of charts) drawTimeline(chart, data.span, range, select.value);
-    drawPower(power, data);
+    showPower(data.timelines);
   };
   select.addEventListener("change", draw);
   for (const chart of charts) {
@@ -300,7 +314,7 @@ function timelineChart(host, data) {
     chart.canvas.addEventListener("pointerleave", (event) => showTip(event, ""));
   }
   redraws.push(draw);
-  return { draw, charts };
+  return { chart: charts[0], legend, showPower };
 }
 
 function colourRange(timelines, key) {
@@ -310,15 +324,19 @@ function colourRange(timelines, key) {
       if (!timeline.ops.mhz[i]) return;
       low = Math.min(low, value); high = Math.max(high, value);
     });
-  if (!(low <= high)) { low = 0; high = 1; }
-  return [low, high > low ? high : low + 1];
+  return low <= high ? [low, high] : [0, 0];
 }
+// A single value is a highest one.
+const shareOf = (value, [low, high]) => (high > low ? (value - low) / (high - low) : 1);
+const SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉";
+const lowered = (number) => [...String(number)].map((digit) => SUBSCRIPTS[digit]).join("");
 
 function legendOfTimeline(legend, data, range, text) {
   legend.textContent = "";
-  const ramp = html(legend, "span", "ramp", shown(range[0], 4));
+  const single = range[0] === range[1];
+  const ramp = html(legend, "span", "ramp", single ? "" : shown(range[0], 4));
   const stops = CIVIDIS.map((c) => rgb(c)).join(",");
-  html(ramp, "i").style.background = `linear-gradient(90deg,${stops})`;
+  html(ramp, "i", single ? "single" : "").style.background = single ? rgb(cividis(1)) : `linear-gradient(90deg,${stops})`;
   ramp.append(`${shown(range[1], 4)}  ${text}`);
   const kinds = new Set(data.timelines.flatMap((timeline) => timeline.kinds));
   const entry = (className, style, label) => {
@@ -332,6 +350,7 @@ function legendOfTimeline(legend, data, range, text) {
   entry("", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "usable bubble");
   entry("", "radial-gradient(var(--unusable-mark) 1px,var(--unusable) 1.5px) 0 0/5px 5px", "unusable bubble");
   entry("outline", "transparent", "critical path");
+  if (data.timelines.some((timeline) => timeline.chunks > 1)) html(legend, "span", "", `3${lowered(1)}: microbatch 3, chunk 1`);
 }
 
 const BAR = 0.84;
@@ -367,13 +386,13 @@ function drawTimeline(chart, span, range, key) {
     const kind = timeline.kinds[ops.kind[i]], tall = row * BAR * (HEIGHT[kind] || 1);
     const from = x.at(ops.start[i]), wide = x.at(ops.start[i] + ops.time[i]) - from;
     const top = ops.stage[i] * row + row * (1 + BAR) / 2 - tall;
-    const colour = cividis((ops[key][i] - range[0]) / (range[1] - range[0]));
+    const colour = cividis(shareOf(ops[key][i], range));
     c.fillStyle = ops.mhz[i] ? rgb(colour) : css("--constant");
     c.fillRect(from, top, Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4), tall);
     const bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 115;
     if (kind === "backward_weight" && wide > 4) stripe(c, from, top, wide, tall, bright);
-    const text = String(ops.microbatch[i]);
-    if (wide > 6 * text.length + 3) {
+    const text = ops.microbatch[i] + (timeline.chunks > 1 ? lowered(ops.chunk[i]) : "");
+    if (wide > c.measureText(text).width + 3 && kind !== "backward_weight") {
       c.fillStyle = bright ? "#000" : "#fff";
       c.fillText(text, from + wide / 2, top + tall / 2 + 0.5);
     }
@@ -430,26 +449,38 @@ function operationAt(chart, event) {
   return "";
 }
 
+function powerUnit(timelines) {
+  const peak = timelines.reduce((most, t) => t.power.watts.reduce((a, b) => Math.max(a, b), most), 0);
+  return peak >= 1e4 ? [peak, 1e3, "kW"] : [peak, 1, "W"];
+}
+const isPlan = (k, timelines) => k === timelines.length - 1;
+
+function legendOfPower(legend, timelines) {
+  legend.textContent = "";
+  const [, factor, unit] = powerUnit(timelines);
+  timelines.forEach((timeline, k) => {
+    const item = html(legend, "span");
+    const plan = isPlan(k, timelines);
+    html(item, "i", plan ? "" : "line").style.background = plan ? "var(--power)" : "var(--muted)";
+    item.append(`${timeline.name}, average ${shown(timeline.average_w / factor, 4)} ${unit}`);
+  });
+}
+
 function drawPower(host, data) {
   host.textContent = "";
-  const width = Math.max(680, host.clientWidth), height = 190;
+  const width = Math.max(680, host.clientWidth), height = 170;
   const svg = make(host, "svg", { width, height, role: "img", "aria-label": "Power of all GPUs over time" });
   const area = { ...plotArea(width, height, 66), right: width - 10 };
   area.width = area.right - area.left;
-  const peak = Math.max(...data.timelines.flatMap((t) => t.power.watts));
-  const [factor, unit] = peak >= 1e4 ? [1e3, "kW"] : [1, "W"];
-  const x = scale(0, data.span, area.left, area.right), y = scale(0, (1.4 * peak) / factor, area.bottom, area.top);
+  const [peak, factor, unit] = powerUnit(data.timelines);
+  const x = scale(0, data.span, area.left, area.right), y = scale(0, (1.1 * peak) / factor || 1, area.bottom, area.top);
   axes(svg, area, x, y, "Time (s)", `All GPUs (${unit})`);
   data.timelines.forEach((timeline, k) => {
-    const plan = k === data.timelines.length - 1, { times, watts } = timeline.power;
+    const plan = isPlan(k, data.timelines), { times, watts } = timeline.power;
     let d = `M${x.at(times[0])} ${plan ? area.bottom : y.at(watts[0] / factor)}`;
     watts.forEach((w, i) => { d += `L${x.at(times[i]).toFixed(1)} ${y.at(w / factor).toFixed(1)}L${x.at(times[i + 1]).toFixed(1)} ${y.at(w / factor).toFixed(1)}`; });
     if (plan) d += `L${x.at(times[times.length - 1])} ${area.bottom}Z`;
     make(svg, "path", plan ? { d, fill: "var(--power)", "fill-opacity": 0.6 } : { d, fill: "none", stroke: "var(--muted)" });
-    const swatch = { x: area.right - 290, y: area.top + 4 + k * 18, width: 16, height: plan ? 10 : 2, fill: plan ? "var(--power)" : "var(--muted)" };
-    if (!plan) swatch.y += 4;
-    make(svg, "rect", swatch);
-    make(svg, "text", { x: area.right - 268, y: area.top + 13 + k * 18 }, `${timeline.name}, average ${shown(timeline.average_w / factor, 4)} ${unit}`);
   });
 }
 
@@ -499,16 +530,18 @@ function animationChart(host, data) {
   const says = html(controls, "span");
   const chart = html(host, "div");
   const curve = html(host, "div");
+  legendOfFrontier(html(host, "div", "legend"), data.frontier);
   const timeline = timelineChart(chart, { timelines: [data.frames[0]], span: data.span });
   let timer = null;
   const show = () => {
     const frame = data.frames[slider.value], plan = data.frontier.plans[slider.value];
-    timeline.charts[0].timeline = frame;
-    chart.querySelector("h3").textContent = frame.title;
-    says.textContent = `${shown(plan.time, 5)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved`;
+    timeline.chart.timeline = frame;
+    timeline.chart.title.textContent = frame.title;
+    says.textContent = `${shown(plan.time, 5)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}${data.frontier.modelled ? " (modelled)" : ""}`;
     const range = data.range, select = chart.querySelector("select");
-    drawTimeline(timeline.charts[0], data.span, range[select.value], select.value);
-    drawPower(chart.lastElementChild, { timelines: [frame], span: data.span });
+    legendOfTimeline(timeline.legend, { timelines: [frame] }, range[select.value], select.options[select.selectedIndex].text);
+    drawTimeline(timeline.chart, data.span, range[select.value], select.value);
+    timeline.showPower([frame]);
     drawFrontier(curve, data.frontier, { straggler: plan.time }, data.frontier.t_star);
   };
   slider.addEventListener("input", show);
