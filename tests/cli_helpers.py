@@ -42,7 +42,7 @@ class Ran:
     err: str
 
 
-def envplan(*arguments: object, cwd: Path, timeout: float = 60) -> Ran:
+def envplan(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
     """Run the installed command."""
     done = subprocess.run(
         [str(COMMAND), *map(str, arguments)],

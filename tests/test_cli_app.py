@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import COMMAND, assert_refused, envplan, small_profile
 from envplan.cli import app
 
 HEAVY = ("numpy", "pandas", "ortools", "matplotlib", "rich")
@@ -137,6 +137,93 @@ def test_reader_who_leaves_early_causes_no_traceback(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [
+        (">/dev/full", 2, "envplan: error: the output cannot be written or read (No space left"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_causes_no_traceback(
+    redirection: str, code: int, words: str, tmp_path: Path
+) -> None:
+    small_profile().save_csv(tmp_path / "profile.csv")
+    shell = f"{COMMAND} check profile.csv {redirection}"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == bool(words)
+
+
+def test_file_names_of_any_bytes_are_printed(tmp_path: Path) -> None:
+    small_profile().save_csv(tmp_path / "\udcff.csv")
+    ran = envplan("solve", "\udcff.csv", "-o", "\udcfe.json", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert "wrote \\udcfe.json" in ran.out
+
+
+def test_what_an_error_quotes_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app._fail("p.csv:3: is " + "x" * 10**6 + "; mend it", 2) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("envplan: error: p.csv:3: is xxx")
+    assert line.endswith("xxx; mend it\n")
+    assert len(line) < 1100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["solve", "--price", "p.csv", "-o", "p.csv"], "p.csv: is the file of prices itself"),
+        (["solve", "--dag", "d.json", "-o", "d.json"], "d.json: is the DAG file itself"),
+        (["solve", "-o", "profile.meta.json"], "is the profile's sidecar itself"),
+        (["refine", "plan.json", "p.csv", "-o", "p.csv"], "p.csv: is a run log itself"),
+        (
+            ["refine", "plan.json", "p.csv", "-o", "x.csv", "--profile-output", "x.csv"],
+            "x.csv: is named for two outputs",
+        ),
+        (["sweep", "s.toml", "-o", "gone/s.csv"], "gone/s.csv: cannot be written (No such file"),
+        (["smooth", "--plot", "gone/s.png"], "gone/s.png: cannot be written (No such file"),
+        (["solve", "-o", "x" * 5000], "File name too long"),
+        (["apply", "-o", "loop"], "loop: cannot be written (it is a link that leads back"),
+        (["apply", "--gpus-per-node", "9" * 100], "must be at most 1000000, not a number beyond"),
+        (["solve", "--replicas", "9" * 400], "must be at most 2147483647, not a number beyond"),
+        (["report", "--iterations", "9" * 400], "between 1 and 10^18, not a number beyond"),
+        (["check", "empty"], "empty: is empty"),
+        (["check", "/dev/zero"], "is larger than 256 MiB"),
+        (
+            ["profile", "--backend", "modelled", "--layers", "9999", "-o", "x.csv"],
+            "--layers must be at most 1000, not 9999",
+        ),
+        (["serving", "simulate", "--epoch", "1e308"], "--epoch must be at most 1e+06, not 1e+308"),
+        (["serving", "compare", "--headroom", "1e18"], "--headroom must be at most 10000"),
+        (
+            ["profile", "--backend", "modelled", "-m", str(2**31), "-o", "x.csv"],
+            "--microbatches must be at most 2147483647",
+        ),
+    ],
+)
+def test_slips_are_found_before_anything_is_written(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_profile().save_csv("profile.csv")
+    for name in ("p.csv", "d.json", "plan.json", "s.toml"):
+        Path(name).write_text("0,1\n")
+    Path("empty").write_text("\n")
+    Path("loop").symlink_to("loop")
+    before = {path: path.lstat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert app._run(arguments) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert {path: path.lstat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:

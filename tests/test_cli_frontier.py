@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.cli.frontier import distinct, evenly, name_bare_plot
+from envplan.cli.output import print_table
 from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -294,3 +297,23 @@ def test_chunks_alone_mean_interleaved_1f1b(tmp_path: Path) -> None:
     )
     assert ran.code == 0, ran.err
     assert "interleaved, 4 stages x 2 chunks, 8 microbatches" in ran.out
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_a_narrow_terminal_wraps_words_and_cuts_no_number(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows = [["maximum frequency", "4.14904", "3677.2"], ["", "14.22638", "3104.6"]]
+    print_table("", ("", "iteration time (s)", "energy of all GPUs (J)"), rows)
+    text = re.sub("\x1b.*?m", "", capsys.readouterr().out)
+    assert "…" not in text
+    assert all(cell in text.split() for row in rows for cell in row[1:])
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_table_in_a_file_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("A title", ("", "time (s)"), [["a", "1.5"], ["b", ""]])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line.rstrip() for line in lines]

@@ -110,7 +110,7 @@ def test_grid_on_a_terminal_is_coloured_and_goes_on_below() -> None:
         stdout=theirs,
         env={**environment, "TERM": "xterm-256color"},
         check=True,
-        timeout=60,
+        timeout=300,
     )
     os.close(theirs)
     out = b""

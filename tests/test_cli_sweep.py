@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -168,7 +169,7 @@ def test_the_example_runs(folder: Path, sweep: Callable[..., Ran]) -> None:
         (("nothere.toml",), ("nothere.toml", "cannot be read")),
         (("sweep.toml", "-o", "table.txt"), ("table.txt", ".csv or .parquet")),
         (("sweep.toml", "--plot", "plot.gif"), ("plot.gif",)),
-        (("sweep.toml", "-o", "nothere/sweep.csv"), ("nothere/sweep.csv.journal", "written")),
+        (("sweep.toml", "-o", "nothere/sweep.csv"), ("nothere/sweep.csv", "cannot be written")),
         (("sweep.toml", "--jobs", "0"), ("--jobs must be at least 1",)),
         (("sweep.toml", "--ray", "auto"), ("--jobs and --ray exclude each other",)),
         (("profile.csv",), ("profile.csv: is not valid TOML",)),
@@ -234,6 +235,17 @@ def test_a_legend_names_a_dozen_jobs_at_most() -> None:
     words = [text.get_text() for text in legend.get_texts()]
     assert words[:2] == ["job00", "job01"]
     assert words[12:] == ["and 8 more", "frontier"]
+
+
+def test_long_names_leave_the_axes_their_room() -> None:
+    rows = [planned("a-very-long-name-of-a-profile" * 3 + str(k), "frontier", 0, k) for k in (1, 2)]
+    figure = sweep_figure(rows)
+    figure.savefig(io.BytesIO())
+    (legend,) = figure.legends
+    box, axes = legend.get_window_extent(), figure.axes[0]
+    assert axes.bbox.width > 0.8 * figure.bbox.width
+    assert not box.overlaps(axes.get_tightbbox())
+    assert box.x1 <= figure.bbox.width
 
 
 def test_nothing_is_drawn_of_failures_only(tmp_path: Path) -> None:

@@ -176,6 +176,12 @@ def test_empty_file_is_called_empty(tmp_path: Path, text: str) -> None:
     assert "is empty" in refusal(tmp_path, text).message
 
 
+def test_byte_order_mark_alone_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(InputError, match="is empty"):
+        Profile.read_csv(tmp_path / "p.csv")
+
+
 def test_header_alone_has_no_rows(tmp_path: Path) -> None:
     assert "no rows" in refusal(tmp_path, HEADER).message
 
@@ -285,20 +291,20 @@ def test_split_backward_must_be_split_on_every_stage(tmp_path: Path) -> None:
 
 
 def test_missing_file_folder_and_impossible_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match=r"cannot be read \(No such file"):
         Profile.read_csv(tmp_path / "none.csv")
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory"):
         Profile.read_csv(tmp_path)
     with pytest.raises(InputError, match="not a usable file name"):
         Profile.read_csv("a\0b")
 
 
 def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(path: Path) -> bytes:
+    def deny(path: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", deny)
-    with pytest.raises(InputError, match="may not be read"):
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
         Profile.read_csv(tmp_path / "p.csv")
 
 
@@ -339,6 +345,25 @@ def test_broken_sidecar_is_refused_by_its_own_name(tmp_path: Path, text: str) ->
     with pytest.raises(InputError) as caught:
         read(tmp_path, HEADER + STAGE_0)
     assert caught.value.path == str(tmp_path / "p.meta.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schedule": "gpipe", "schedule": "1f1b"}', "twice"),
+        ('{"scheduel": "gpipe"}', "column scheduel: is not known; is schedule meant"),
+        ('{"num-microbatches": 8}', "is num_microbatches meant"),
+        ('{"recompute": "no"}', "column recompute: must be true or false"),
+        ('{"note": NaN}', "NaN"),
+        ('{"note": [1, -1e400]}', "beyond 1e308"),
+        ('{"gpu": "\\ud800"}', "half a character"),
+        ('{"driver": ' + "[" * 9 + "]" * 9 + "}", "must be text, not a list"),
+    ],
+)
+def test_sidecar_that_would_be_misread_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "p.meta.json").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read(tmp_path, HEADER + STAGE_0)
 
 
 def test_broken_sidecar_states_line_and_column(tmp_path: Path) -> None:

@@ -186,6 +186,25 @@ def test_a_smoothed_file_is_smoothed_from_its_raw_values(tmp_path: Path) -> None
     assert again.sha256 == smoothed.sha256
 
 
+@pytest.mark.parametrize("raw", ["abc", "-1", "0", "nan", "1_0"])
+def test_raw_times_are_checked_as_times_are(tmp_path: Path, raw: str) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(
+        "stage,instruction,frequency,time,energy,raw_time\n"
+        f"0,forward,1740,1,1,{raw}\n0,backward,1740,1,1,\n"
+    )
+    with pytest.raises(InputError, match=r"profile\.csv:2, column raw_time: "):
+        smooth_profile(path)
+
+
+def test_a_file_is_smoothed_as_it_is_read_elsewhere(tmp_path: Path) -> None:
+    path = noisy_file(tmp_path / "profile.csv")
+    plain, _ = smooth_profile(path)
+    path.write_bytes(b"\xef\xbb\xbf\n" + path.read_bytes().replace(b"\n", b"\r"))
+    smoothed, _ = smooth_profile(path)
+    assert smoothed.sha256 == plain.sha256
+
+
 def test_a_profile_without_curves_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.csv"
     path.write_text(

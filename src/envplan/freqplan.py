@@ -19,14 +19,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
-from envplan._files import atomic_write
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown
+from envplan._files import atomic_write, read_bounded
+from envplan.errors import InputError, shown
 from envplan.plan import (
     MAX_PLAN_BYTES,
     first_problem,
     json_schema,
-    read_bounded,
     read_json,
     readable_json,
 )

@@ -34,9 +34,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import atomic_write
+from envplan._files import atomic_write, decimal, parse_json, read_bounded, refuse_slip
 from envplan.adjustments import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.units import MAX_INTEGER, fj_from_j, ns_from_s
 
 __all__ = [
@@ -73,8 +73,11 @@ INCLUDES_RECOMPUTATION: Final = "recompute"
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
 _SPREAD_COLUMNS: Final = ("time_std", "energy_std", "samples")
+#: What was measured, in a profile whose times and energies were smoothed.
+RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 _SOME_STAGES_ONLY: Final = frozenset({"optimizer", "load", "recompute", "all_reduce", BLOCKING})
 
+_MAX_BYTES: Final = 256 * 2**20
 _MAX_TIME_S: Final = 1e9
 _MAX_ENERGY_J: Final = 9e3
 _MAX_FREQUENCY_MHZ: Final = 1_000_000
@@ -267,32 +270,31 @@ class ProfileMetadata:
         """The metadata of a sidecar file; an empty one where there is no such file.
 
         Raises:
-            InputError: the file cannot be read, is not a JSON object, or a field has a wrong type.
+            InputError: the file cannot be read, is not a JSON object, a field has a wrong type, or
+                one that it has is nearly one that decides how plans are made.
         """
-        try:
-            text = Path(path).read_bytes().decode("utf-8-sig")
-            document = json.loads(text)
-        except FileNotFoundError:
+        if not _exists(path):
             return cls()
-        except OSError as error:
-            raise _unreadable(error, path) from error
-        except json.JSONDecodeError as error:
+        try:
+            document = parse_json(read_bounded(path, _MAX_BYTES), path)
+        except InputError as error:
             raise InputError(
-                f"is not valid JSON ({error.msg}); mend it or delete it, a sidecar is optional",
+                f"{error.message}; mend it or delete it, a sidecar is optional",
                 path=path,
-                line=error.lineno,
-                column=error.colno,
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                "is not valid JSON text; mend it or delete it, a sidecar is optional", path=path
-            ) from error
+                line=error.line,
+                column=error.column,
+            ) from None
         if not isinstance(document, dict):
             raise InputError("must hold one JSON object, {...}", path=path)
+        _refuse_unwritable(document, path)
         gpus = _gpu_list(document.get("gpu"), path)
         if gpus is not None:
             document["gpu"] = " and ".join(dict.fromkeys(gpus))
         known = {name: _known_field(name, document.pop(name, None), path) for name in _FIELDS}
+        if not isinstance(document.get(INCLUDES_RECOMPUTATION, False), bool):
+            raise InputError("must be true or false", path=path, column=INCLUDES_RECOMPUTATION)
+        for name in document.keys() - set(_DECISIVE):
+            refuse_slip(name, _DECISIVE, path)
         return cls(**known, stage_gpus=gpus, extra=document)
 
     def to_json(self) -> str:
@@ -305,9 +307,19 @@ class ProfileMetadata:
 
 
 _INTEGER_FIELDS: Final = frozenset({"microbatch_size", "tensor_parallel", "num_microbatches"})
+#: Fields that plans and their labels depend on.
+_DECISIVE: Final = ("schedule", "num_microbatches", "gpu", "source", INCLUDES_RECOMPUTATION)
 _FIELDS: Final = tuple(
     f.name for f in dataclasses.fields(ProfileMetadata) if f.name not in ("stage_gpus", "extra")
 )
+
+
+def _refuse_unwritable(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """What is read here is written again with what is made from the profile."""
+    try:
+        json.dumps(document, indent=2, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise InputError("has a number beyond 1e308, or is nested too deeply", path=path) from None
 
 
 def _gpu_list(value: object, path: str | os.PathLike[str]) -> tuple[str, ...] | None:
@@ -325,11 +337,15 @@ def _known_field(name: str, value: object, path: str | os.PathLike[str]) -> Any:
     if name in _INTEGER_FIELDS:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
             return value
-        raise InputError(f"must be a positive whole number, not {value!r}", path=path, column=name)
+        raise InputError(
+            f"must be a positive whole number, not {shown(value)}", path=path, column=name
+        )
     if not isinstance(value, str):
-        raise InputError(f"must be text, not {value!r}", path=path, column=name)
+        raise InputError(f"must be text, not {shown(value)}", path=path, column=name)
     if name == "source" and value not in ("measured", "modelled"):
-        raise InputError(f'must be "measured" or "modelled", not {value!r}', path=path, column=name)
+        raise InputError(
+            f'must be "measured" or "modelled", not {shown(value)}', path=path, column=name
+        )
     return value
 
 
@@ -387,6 +403,11 @@ class Profile:
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
+
+    @property
+    def sidecar(self) -> Path | None:
+        """Where its sidecar is, if it has one; None when made by from_rows."""
+        return None if self.path is None else _sidecar(self.path)
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
@@ -502,10 +523,7 @@ class Profile:
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        try:
-            content = file.read_bytes()
-        except (OSError, ValueError) as error:
-            raise _unreadable(error, path) from error
+        content = read_bounded(file, _MAX_BYTES)
         metadata = ProfileMetadata.read_json(_sidecar(file))
         return cls(content, name=file.stem, path=file, metadata=metadata)
 
@@ -602,6 +620,16 @@ def builtin_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.csv"))}
 
 
+def read_cells(path: Path) -> list[dict[str, str]]:
+    """The text of every cell of a profile's rows, by column.
+
+    Raises:
+        InputError: it is no such table.
+    """
+    content = read_bounded(path, _MAX_BYTES)
+    return [dict(cells.texts) for cells in _read_cells(_decoded(content, path), path)]
+
+
 def _sidecar(path: Path) -> Path:
     return path.with_name(path.stem + ".meta.json")
 
@@ -609,23 +637,8 @@ def _sidecar(path: Path) -> Path:
 def _exists(path: str | os.PathLike[str]) -> bool:
     try:
         return Path(path).exists()
-    except OSError:  # a name too long for the file system
+    except (OSError, ValueError):  # a name too long for the file system, or no name at all
         return False
-
-
-def _unreadable(error: Exception, path: str | os.PathLike[str]) -> InputError:
-    match error:
-        case FileNotFoundError():
-            message = "no such file; check the path"
-        case IsADirectoryError():
-            message = "is a folder; give the path of a file in it"
-        case PermissionError():
-            message = "may not be read; check its permissions"
-        case OSError():
-            message = f"cannot be read: {error.strerror}"
-        case _:
-            message = f"is not a usable file name ({error})"
-    return InputError(message, path=path)
 
 
 def _plain(value: object) -> object:
@@ -662,7 +675,7 @@ class _Cells:
         if not text:
             raise self.error(column, f"is empty; expected {meaning}")
         try:
-            value = float(text.replace("_", "?"))  # 1_000 is Python, not CSV
+            value = decimal(text)
         except ValueError:
             message = f"{_shown(text)} is not a number; expected {meaning}"
             raise self.error(column, message) from None
@@ -712,12 +725,12 @@ def _read_rows(content: bytes, path: Path | None) -> list[_Row]:
 
 def _decoded(content: bytes, path: Path | None) -> str:
     expected = f"expected a CSV file with the header {','.join(_COLUMNS)}"
-    if not content.strip():
-        raise InputError(f"is empty; {expected}", path=path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
+    if not text.strip():
+        raise InputError(f"is empty; {expected}", path=path)
     if "\0" in text:
         raise InputError(f"is not UTF-8 text; {expected}", path=path)
     if text.lstrip().startswith(("{", "[")):
@@ -786,7 +799,7 @@ def _check_header(header: list[str], line: int, path: Path | None) -> None:
                 line=line,
                 column=name,
             )
-    for name in (*_COLUMNS, "config"):
+    for name in (*_COLUMNS, "config", *_SPREAD_COLUMNS, *RAW_COLUMNS):
         if header.count(name) > 1:
             raise InputError(
                 "the header names this column twice; remove one",
@@ -806,6 +819,9 @@ def _parse_row(cells: _Cells) -> _Row:
     for column in _SPREAD_COLUMNS:
         if cells.texts.get(column) and cells.number(column, "a number or nothing") < 0:
             raise cells.error(column, "is negative; expected a number from 0 up or nothing")
+    for column, parse in (("raw_time", _parse_time), ("raw_energy", _parse_energy)):
+        if cells.texts.get(column):
+            parse(cells, column)
     return _Row(
         line=cells.line,
         stage=cells.whole("stage", "a stage number from 0 up", _MAX_STAGE),
@@ -820,28 +836,28 @@ def _parse_row(cells: _Cells) -> _Row:
     )
 
 
-def _parse_time(cells: _Cells) -> float:
-    value = cells.number("time", "seconds above 0")
-    shown = _shown(cells.texts["time"])
+def _parse_time(cells: _Cells, column: str = "time") -> float:
+    value = cells.number(column, "seconds above 0")
+    shown = _shown(cells.texts[column])
     if value <= 0:
-        raise cells.error("time", f"{shown} is not above 0; expected the seconds it takes")
+        raise cells.error(column, f"{shown} is not above 0; expected the seconds it takes")
     if value > _MAX_TIME_S:
         raise cells.error(
-            "time", f"{shown} overflows the integer range (1e9 s); expected seconds, check the unit"
+            column, f"{shown} overflows the integer range (1e9 s); expected seconds, check the unit"
         )
     if ns_from_s(value) == 0:
-        raise cells.error("time", f"{shown} is below a nanosecond; expected seconds")
+        raise cells.error(column, f"{shown} is below a nanosecond; expected seconds")
     return value
 
 
-def _parse_energy(cells: _Cells) -> float:
-    value = cells.number("energy", "joules from 0 up")
-    shown = _shown(cells.texts["energy"])
+def _parse_energy(cells: _Cells, column: str = "energy") -> float:
+    value = cells.number(column, "joules from 0 up")
+    shown = _shown(cells.texts[column])
     if value < 0:
-        raise cells.error("energy", f"{shown} is negative; expected joules from 0 up")
+        raise cells.error(column, f"{shown} is negative; expected joules from 0 up")
     if value > _MAX_ENERGY_J:
         raise cells.error(
-            "energy",
+            column,
             f"{shown} overflows the integer range (9000 J an operation); expected joules, check "
             "the unit",
         )

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from envplan._files import decimal, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
 
 __all__ = ["Kind", "Rate", "Steps", "read_rate"]
@@ -206,7 +207,7 @@ class _Clock:
 
     def _hours(self, text: str, line: int) -> float:
         try:
-            hours = float(text)
+            hours = decimal(text)
         except ValueError:
             hours = math.nan
         if not math.isfinite(hours) or abs(hours) > 1e7:
@@ -257,20 +258,11 @@ def _read_rows(path: Path, kind: Kind) -> tuple[_Clock, list[_Row]]:
 
 def _text(path: Path, kind: Kind) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_RATE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot be read ({reason}); --{kind} takes a number per kWh or a CSV file", path=path
-        ) from None
-    if len(data) > MAX_RATE_BYTES:
-        raise InputError(f"is larger than {MAX_RATE_BYTES // 2**20} MiB", path=path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not UTF-8 text", path=path, line=line) from None
+        data = read_bounded(path, MAX_RATE_BYTES)
+    except InputError as error:
+        hint = f"; --{kind} takes a number per kWh or a CSV file"
+        raise InputError(error.message + hint, path=path) from None
+    return decoded(data, path)
 
 
 def _columns(path: Path, header: Sequence[str], kind: Kind) -> tuple[_Clock, dict[str, int]]:
@@ -285,6 +277,9 @@ def _columns(path: Path, header: Sequence[str], kind: Kind) -> tuple[_Clock, dic
             path=path,
             line=1,
         )
+    for name in header:
+        if name not in ("end", *clocks, kind):
+            refuse_slip(name, ["end"], path, 1)
     columns = {"begin": header.index(clocks[0]), "value": header.index(kind)}
     if "end" in header:
         columns["end"] = header.index("end")
@@ -296,7 +291,7 @@ def _row(
 ) -> _Row:
     value = cells[columns["value"]].strip()
     try:
-        number = float(value)
+        number = decimal(value)
     except ValueError:
         raise InputError(
             f"must be a number, not {value!r}", path=path, line=line, column=kind

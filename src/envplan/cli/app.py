@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -60,6 +62,7 @@ _UsageError: type[Any] = next(
 )
 
 _INTERRUPTED = 130
+_LONGEST_LINE = 1000
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +77,6 @@ def _build_details() -> str:
     import platform
     from importlib.metadata import version
     from importlib.util import find_spec
-    from pathlib import Path
 
     from envplan import __version__
 
@@ -126,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    _mend_streams()
     try:
         code = app(None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
@@ -134,9 +137,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has left. Point it nowhere, or the exit would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has left
         return 1
+    except OSError as error:
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else "the output "
+        return _fail(f"{where}cannot be written or read ({error.strerror or error})", 2)
     except _UsageError as error:
         return _fail(error.format_message(), 2)
     if code == _INTERRUPTED:
@@ -144,10 +150,27 @@ def _run(arguments: Sequence[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _mend_streams() -> None:
+    """Have somewhere to print to, and print every file name, whatever bytes are in it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller has closed it
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Point stdout nowhere, or the exit would complain again of what is still to be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str, code: int) -> int:
     """One line on stderr, whatever characters are in the message."""
     line = re.sub(r"\s*[\r\n]\s*", " ", message.strip())
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    if len(safe) > _LONGEST_LINE:  # it quotes something huge
+        safe = f"{safe[: _LONGEST_LINE // 2]} ... {safe[-_LONGEST_LINE // 2 :]}"
     print(f"envplan: error: {safe}", file=sys.stderr)
     return code
 

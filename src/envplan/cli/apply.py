@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite, refuse_overwriting
+from envplan.cli.inputs import (
+    JsonOption,
+    QuietOption,
+    at_least,
+    check_outputs,
+    finite,
+    naming,
+    refuse_overwriting,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ _DEFAULT_OUTPUT = {
 }
 _MS_PER_S = 1000
 _MOST_RAISED = 8
+_MOST_DEVICES = 10**6
 
 
 def apply(
@@ -144,11 +153,12 @@ def apply(
         raise InputError(f"--format must be envplan, zeus or csv, not {format}")
     if ladder and format != "envplan":
         raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    at_least(gpus_per_node, "--gpus-per-node", 1)
+    at_least(gpus_per_node, "--gpus-per-node", 1, _MOST_DEVICES)
     dwell = None if min_dwell is None else finite(min_dwell, "--min-dwell") / _MS_PER_S
     node = _devices(devices, gpus_per_node)
     file = output or Path(_DEFAULT_OUTPUT[format])
-    _refuse_replacing(plan, file)
+    if not dry_run:
+        check_outputs(file, inputs=[("the plan", plan)])
 
     from envplan.apply import apply_plan
     from envplan.cli.output import spinner
@@ -160,12 +170,14 @@ def apply(
         raise InputError("has no ladder; solve again with --ladder N", path=plan)
     source = _profile(solved, plan, profile)
     refuse_overwriting(source, file)
-    with spinner("applying the plan", quiet=quiet):
+    topology = Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order)
+    known = _clocks(source, gpu, clocks, backend, force)
+    with spinner("applying the plan", quiet=quiet), naming(plan):
         applied = apply_plan(
             solved,
             source,
-            topology=Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order),
-            clocks=_clocks(source, gpu, clocks, backend, force),
+            topology=topology,
+            clocks=known,
             devices=node,
             min_dwell=dwell,
             ladder=ladder is not False,
@@ -203,11 +215,6 @@ def _devices(text: str | None, gpus_per_node: int) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise InputError(f"--devices names a device twice: {text}")
     return numbers
-
-
-def _refuse_replacing(plan: Path, output: Path) -> None:
-    if output.exists() and plan.exists() and output.samefile(plan):
-        raise InputError("is the plan itself; choose another output file", path=output)
 
 
 def _profile(plan: Plan, file: Path, name: str | None) -> Profile:

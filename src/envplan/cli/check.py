@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import JsonOption, QuietOption
-from envplan.errors import EnvplanError, InputError
+from envplan.cli.inputs import JsonOption, QuietOption, naming
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
@@ -59,6 +58,8 @@ def _check(
 ) -> tuple[str, list[str]]:
     """What the file is and what was proved of it, by its content."""
     head = _head(file)
+    if not head.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise InputError("is empty", path=file)
     if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         if head.lstrip(b"\xef\xbb\xbf").startswith(b"iteration_time_s"):
             return "frontier", _check_frontier_csv(file)
@@ -66,8 +67,9 @@ def _check(
             return "serving profile", _check_serving_profile(file)
         return "profile", _check_profile(file)
 
+    from envplan.errors import shown
     from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan
-    from envplan.pipeline.formats import DAG_SCHEMA, shown
+    from envplan.pipeline.formats import DAG_SCHEMA
     from envplan.plan import PLAN_SCHEMA, read_json
 
     document = read_json(file)
@@ -94,17 +96,6 @@ def _head(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"cannot be read ({reason})", path=file) from None
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Errors from within name the file that is being checked, unless they name another."""
-    try:
-        yield
-    except EnvplanError as error:
-        if isinstance(error, InputError) and error.path is not None:
-            raise
-        raise InputError(str(error), path=file) from error
 
 
 def _check_profile(file: Path) -> list[str]:
@@ -146,7 +137,7 @@ def _check_plan(
 
     plan = Plan.from_document(document, path=file)
     source = _named_profile(profile) or find_profile(plan.profile, file)
-    with _naming(file):
+    with naming(file):
         return verify_plan(plan, source, force=force, progress=progress)
 
 
@@ -170,7 +161,7 @@ def _check_serving_plan(file: Path, profile: str | None, force: bool) -> list[st
     from envplan.serving.plan import ServingPlan
 
     plan = ServingPlan.load(file)
-    with _naming(file):
+    with naming(file):
         return plan.check(plan.find_profile(profile), force=force)
 
 
@@ -209,7 +200,7 @@ def _check_frontier(
 
     frontier = FrontierFile.from_document(document, file)
     source = _named_profile(profile) or find_profile(frontier.profile, file)
-    with _naming(file):
+    with naming(file):
         proved = [check_reference(frontier.profile, source, force)]
         source = as_referenced(frontier.profile, source)
         traced = trace_job(frontier.job, source, progress)

@@ -43,6 +43,7 @@ from envplan.cli.inputs import (
     ReplicasOption,
     ScheduleOption,
     SlotsOption,
+    check_outputs,
     finite,
     parse_slots,
     refuse_overwriting,
@@ -138,6 +139,7 @@ def compare(
         extra=extra,
     )
     check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
+    check_outputs(plot, inputs=[("the DAG file", dag), *costs.files])
     if straggler_time is not None or straggler_slowdown is not None:
         costs.refuse_with("a straggler")
     if straggler_time is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -50,6 +50,13 @@ NoiseOption = Annotated[
 ]
 
 
+class Clocks(TypedDict):
+    """How slowly clocks change, s."""
+
+    switch_latency: float
+    min_dwell: float
+
+
 @dataclass(frozen=True)
 class ConditionOptions:
     """What the options of a command say about clocks and noise, as given; ms and percent."""
@@ -90,44 +97,46 @@ class ConditionOptions:
             raise InputError("--noise goes with --robust PCT")
         if self.given is None:
             return
-        if self.robust is not None and self.given != "--robust":
-            raise InputError(f"{self.given} and --robust exclude each other; give one of them")
+        if self.robust is not None and self.min_dwell is not None:
+            raise InputError("--min-dwell and --robust exclude each other; give one of them")
         if planner != "frontier":
             raise InputError(f"{self.given} goes with --planner frontier, not {planner}")
         for other, is_given in others.items():
             if is_given:
                 raise InputError(f"{self.given} and {other} exclude each other; give one of them")
 
-    def plan(self, frontier: Frontier, option: str | None, value: float, *, quiet: bool) -> Plan:
-        """The plan under these conditions for the target that an option gave.
+    @property
+    def clocks(self) -> Clocks:
+        """How slowly clocks change, as Frontier.plan takes it."""
+        return {
+            "switch_latency": (self.switch_latency or 0.0) / 1000,
+            "min_dwell": (self.min_dwell or 0.0) / 1000,
+        }
+
+    def robust_plan(
+        self, frontier: Frontier, option: str | None, value: float, *, quiet: bool
+    ) -> Plan:
+        """The plan that holds the target that an option gave, though times vary.
 
         Raises:
             NoAnswerError: there is none.
             InputError: a number is out of range, or the profile does not say how times vary.
         """
-        from envplan.cli.output import progress_bar, spinner
+        from envplan.cli.output import progress_bar
 
-        target_time = value if option == "--target-time" else None
-        slowdown = value / 100 if option == "--slowdown" else None
-        if self.robust is not None:
-            with progress_bar("Replaying with noise", quiet=quiet) as progress:
-                return frontier.robust_plan(
-                    self.robust / 100,
-                    target_time,
-                    slowdown=slowdown,
-                    noise=None if self.noise is None else self.noise / 100,
-                    progress=progress,
-                )
-        latency, dwell = (self.switch_latency or 0.0) / 1000, (self.min_dwell or 0.0) / 1000
-        with spinner("choosing clocks that can follow", quiet=quiet):
-            if option == "--min-energy":
-                return frontier.min_energy_plan(switch_latency=latency, min_dwell=dwell)
-            return frontier.plan(
-                target_time, slowdown=slowdown, switch_latency=latency, min_dwell=dwell
+        assert self.robust is not None
+        with progress_bar("Replaying with noise", quiet=quiet) as progress:
+            return frontier.robust_plan(
+                self.robust / 100,
+                value if option == "--target-time" else None,
+                slowdown=value / 100 if option == "--slowdown" else None,
+                noise=None if self.noise is None else self.noise / 100,
+                switch_latency=self.clocks["switch_latency"],
+                progress=progress,
             )
 
     def cheapest_plan(self, frontier: Frontier, run: Run, polish: float) -> Plan:
-        """The cheapest plan by a run's deadline, with clocks as slow as they are.
+        """The cheapest plan by a run's deadline, with clocks and times as they are.
 
         Raises:
             NoAnswerError: there is none.
@@ -136,8 +145,9 @@ class ConditionOptions:
         return run.cheapest_plan(
             frontier,
             polish=polish,
-            switch_latency=(self.switch_latency or 0.0) / 1000,
-            min_dwell=(self.min_dwell or 0.0) / 1000,
+            probability=None if self.robust is None else self.robust / 100,
+            noise=None if self.noise is None else self.noise / 100,
+            **self.clocks,
         )
 
 
@@ -162,12 +172,29 @@ def condition_notes(frontier: Frontier, plan: Plan) -> list[str]:
     if sure is not None:
         asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
         noise = "as the profile's time_std" if sure.noise is None else f"of {100 * sure.noise:g}%"
-        plain = frontier.plan(asked).energy
+        plain = _for_exact_times(frontier, plan, asked)
+        what = (
+            f"{sure.held_runs} of {sure.runs} replays end by {exact_seconds(asked)} s"
+            if sure.iterations is None
+            else f"{sure.iterations} iterations end by the deadline, as {sure.runs} replays show"
+        )
         notes += [
-            f"with noise {noise} {sure.held_runs} of {sure.runs} replays end by "
-            f"{exact_seconds(asked)} s: a probability of at least {100 * sure.share_at_least:.2f}% "
-            f"({100 * sure.confidence:g}% confidence)",
-            f"that costs {significant(plan.energy - plain, 4)} J "
-            f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times",
+            f"with noise {noise} {what}: a probability of at least "
+            f"{sure.percent_at_least} ({100 * sure.confidence:g}% confidence)",
         ]
+        if plain is not None:
+            notes.append(
+                f"that costs {significant(plan.energy - plain, 4)} J "
+                f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times"
+            )
     return notes
+
+
+def _for_exact_times(frontier: Frontier, plan: Plan, time: float) -> float | None:
+    """J of the plan for the same time and clocks without noise, where one is found."""
+    from envplan.frontier.switching import NoPlanInTimeError
+
+    try:
+        return frontier.plan(time, switch_latency=plan.job.switch_latency_s or 0.0).energy
+    except NoPlanInTimeError:
+        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 
 if TYPE_CHECKING:
     from envplan.costs import Costs, Pair, Run, Spent
@@ -117,13 +117,18 @@ class CostOptions:
             (self.tokens_per_iteration, "--tokens-per-iteration"),
         ):
             if count is not None and not 1 <= count <= 1e18:
-                raise InputError(f"{option} must be between 1 and 10^18, not {count:g}")
+                raise InputError(f"{option} must be between 1 and 10^18, not {shown(count)}")
 
     @property
     def given(self) -> bool:
         """Whether anything is to be reckoned."""
         work = (self.iterations, self.tokens)
         return any((self.price, self.carbon, self.deadline)) or work != (None, None)
+
+    @property
+    def files(self) -> list[tuple[str, str | None]]:
+        """What may be files to read, each after what it is."""
+        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
     def refuse_with(self, option: str) -> None:
         """Raises: InputError: costs are asked for, which do not go with the option."""
@@ -211,6 +216,8 @@ def cost_notes(plan: Plan) -> list[str]:
     from envplan.costs import duration_text
 
     costs = plan.costs
+    if costs is not None and plan.predicted.until_straggler is not None:
+        return ["costs are those of iterations that last until the straggler has finished"]
     if costs is None or costs.deadline_s is None:
         return []
     return [

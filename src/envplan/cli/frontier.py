@@ -27,6 +27,7 @@ from envplan.cli.inputs import (
     ScheduleOption,
     SlotsOption,
     at_least,
+    check_outputs,
     refuse_overwriting,
 )
 from envplan.errors import InputError
@@ -132,6 +133,7 @@ def frontier(
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
     check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
     check_type(animate, "--animate", _ANIMATION_TYPES, "choose one of them")
+    check_outputs(output, plot, animate, inputs=[("the DAG file", dag)])
     traced = job.trace(quiet=quiet)
     refuse_overwriting(traced.profile, plot, output, animate)
     from envplan.cli.output import progress_bar
@@ -192,7 +194,7 @@ def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> 
     elif comparison is not None:
         from envplan.plotting.compare import plot_comparison
 
-        plot_comparison(comparison, path)
+        plot_comparison(comparison, path, plans)
     else:
         from envplan.plotting.frontier import plot_frontier
 

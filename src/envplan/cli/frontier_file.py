@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from envplan._files import atomic_write
+from envplan._files import atomic_write, decimal, decoded, read_bounded
 from envplan.errors import InputError
 from envplan.plan import (
+    MAX_PLAN_BYTES,
     Baseline,
     Job,
     Plan,
@@ -127,15 +128,16 @@ def read_rows(path: Path) -> list[Row]:
         InputError: it cannot be read or is not one; says the line.
     """
     try:
-        lines = list(csv.reader(io.StringIO(path.read_text("utf-8"))))
-    except (OSError, ValueError, csv.Error) as error:
+        text = decoded(read_bounded(path, MAX_PLAN_BYTES), path)
+        lines = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
         raise InputError(f"cannot be read as CSV ({error})", path=path) from None
     if not lines or tuple(lines[0]) != COLUMNS:
         raise InputError(f"the header must be {','.join(COLUMNS)}", path=path, line=1)
     rows = []
     for number, cells in enumerate(lines[1:], start=2):
         try:
-            values = dict(zip(COLUMNS, map(float, cells), strict=True))
+            values = dict(zip(COLUMNS, map(decimal, cells), strict=True))
             rows.append(Row.model_validate(values))
         except ValidationError as error:
             raise InputError(first_problem(error, "frontier"), path=path, line=number) from None

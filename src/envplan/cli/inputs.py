@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.errors import InputError
+from envplan._files import check_writable, same_file
+from envplan.errors import EnvplanError, InputError, shown
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
@@ -270,34 +274,88 @@ def open_profile(path_or_name: str) -> Profile:
     return Profile.open(path_or_name)
 
 
-def at_least(count: int, option: str, least: int) -> int:
+def at_least(count: int, option: str, least: int, most: int = 2**31 - 1) -> int:
     """`count`, which an option gave.
 
     Raises:
-        InputError: it is below `least`.
+        InputError: it is below `least` or above `most`.
     """
     if count < least:
-        raise InputError(f"{option} must be at least {least}, not {count}")
+        raise InputError(f"{option} must be at least {least}, not {shown(count)}")
+    if count > most:
+        raise InputError(f"{option} must be at most {most}, not {shown(count)}")
     return count
 
 
-def finite(value: float, option: str, *, least: float = 0.0) -> float:
+def finite(
+    value: float, option: str, *, least: float = 0.0, most: float = sys.float_info.max
+) -> float:
     """`value`, which an option gave.
 
     Raises:
-        InputError: it is not finite or below `least`.
+        InputError: it is not finite, below `least` or above `most`.
     """
     if not math.isfinite(value) or value < least:
         raise InputError(f"{option} must be a number from {least:g} up, not {value:g}")
+    if value > most:
+        raise InputError(f"{option} must be at most {most:g}, not {value:g}")
     return value
+
+
+def check_outputs(
+    *outputs: Path | None, inputs: Iterable[tuple[str, str | Path | None]] = ()
+) -> None:
+    """Refuse outputs that cannot or must not be written, before any work is done for them.
+
+    Args:
+        inputs: files that are read, each after what it is, as in "the plan".
+
+    Raises:
+        InputError: one cannot be written, is an input, or is named twice.
+    """
+    for what, file in inputs:
+        refuse_replacing(what, file, *outputs)
+    seen: set[Path] = set()
+    for output in outputs:
+        if output is None:
+            continue
+        check_writable(output)
+        place = output.resolve()
+        if place in seen and not output.is_char_device():
+            raise InputError("is named for two outputs; choose another file", path=output)
+        seen.add(place)
 
 
 def refuse_overwriting(profile: Profile, *outputs: Path | None) -> None:
     """Keep a slip of the hand from replacing the profile by what is made from it.
 
     Raises:
-        InputError: an output is the profile's own file.
+        InputError: an output is the profile's own file or its sidecar.
+    """
+    refuse_replacing("the profile", profile.path, *outputs)
+    refuse_replacing("the profile's sidecar", profile.sidecar, *outputs)
+
+
+def refuse_replacing(what: str, file: str | Path | None, *outputs: Path | None) -> None:
+    """Keep a file that a command reads from being replaced by what it writes.
+
+    Args:
+        what: the file in words.
+
+    Raises:
+        InputError: an output is that file.
     """
     for output in outputs:
-        if output and profile.path and output.exists() and output.samefile(profile.path):
-            raise InputError("is the profile itself; choose another output file", path=output)
+        if file is not None and output is not None and same_file(file, output):
+            raise InputError(f"is {what} itself; choose another output file", path=output)
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Errors of input from within name this file, unless they name another."""
+    try:
+        yield
+    except EnvplanError as error:
+        if isinstance(error, InputError) and error.path is not None:
+            raise
+        raise InputError(str(error), path=file) from error

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from envplan.profile import Profile
 
 _PATIENCE_S = 1.0
+_BETWEEN = 2  # characters between columns of a table
+_FOLDED = 8  # characters that a column of words may be folded to
 
 
 def exact_seconds(seconds: float) -> str:
@@ -61,7 +63,7 @@ def print_table(
     words: int = 1,
     wrap: Sequence[str] = (),
 ) -> None:
-    """A table on stdout.
+    """A table on stdout. On a narrow terminal headers and words wrap; no number is ever cut.
 
     Args:
         words: this many columns, the first ones, are text and stand left; all others are numbers.
@@ -80,16 +82,35 @@ def print_table(
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
+    console = Console(highlight=False)
+    # A table cut to the width of a terminal is useless in a file.
+    room = console.width if sys.stdout.isatty() else 1000
+    cells = [[row[k] for row in rows] for k in range(len(headers))]
+    natural = [
+        max(map(len, [header, *column])) for header, column in zip(headers, cells, strict=True)
+    ]
+    narrow = sum(natural) + _BETWEEN * len(headers) > room
+    needed = 0
     for k, header in enumerate(headers):
+        wraps = header in wrap or (narrow and words == 1)
+        # The longest number, or word where words may wrap.
+        parts = [*header.split(), *(" ".join(cells[k]).split() if k < words else cells[k])]
+        least = max(map(len, parts), default=1)
+        if header in wrap:
+            least = min(least, _FOLDED)
+        needed += least + _BETWEEN
         table.add_column(
             Text(header),
             justify="left" if k < words else "right",
-            no_wrap=header not in wrap,
+            no_wrap=not wraps,
+            width=least if narrow and k >= words and header not in wrap else None,
         )
     for row in rows:
         table.add_row(*map(Text, row))
-    # A table cut to the width of a terminal is useless in a file.
-    Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    console.width = max(room, needed)
+    with console.capture() as drawn:
+        console.print(table)
+    say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def say(line: str) -> None:
@@ -99,9 +120,8 @@ def say(line: str) -> None:
 
 def describe_job(frontier: Frontier) -> str:
     """One or two lines that say what numbers below them are about."""
-    pipeline, profile = frontier.pipeline, frontier.profile
-    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
-    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
+    from envplan.plotting.frontier import label_job
+
     powers = sorted({significant(power, 3) for power in frontier.blocking_power_w}, key=float)
     source = {
         "profile": "from the profile",
@@ -109,8 +129,7 @@ def describe_job(frontier: Frontier) -> str:
         "default": "default, the profile does not say; --blocking-power sets it",
     }[frontier.blocking_power_source]
     return (
-        f"{describe_profile(profile)}; {pipeline.schedule}, {pipeline.num_stages} stages{chunks}, "
-        f"{pipeline.num_microbatches} microbatches, {gpus} GPUs\n"
+        f"{describe_profile(frontier.profile)}; {label_job(frontier)}\n"
         f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
         f"{_unused_rows(frontier)}"
     )

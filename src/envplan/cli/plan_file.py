@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import refuse_overwriting
-from envplan.errors import InputError
+from envplan.cli.inputs import check_outputs, refuse_overwriting
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
@@ -32,17 +31,15 @@ def load_plan(path: Path, profile: str | None, *outputs: Path | None) -> tuple[P
         outputs: files that a command is about to write.
 
     Raises:
-        InputError: one of the two cannot be read, or an output is one of them.
+        InputError: one of the two cannot be read, or an output is one of them or cannot be written.
     """
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.verify import as_referenced, find_profile
 
+    check_outputs(*outputs, inputs=[("the plan", path)])
     plan = Plan.load(path)
     source = find_profile(plan.profile, path) if profile is None else Profile.open(profile)
     source = as_referenced(plan.profile, source)
     refuse_overwriting(source, *outputs)
-    for output in outputs:
-        if output and output.exists() and output.samefile(path):
-            raise InputError("is the plan itself; choose another output file", path=output)
     return plan, source

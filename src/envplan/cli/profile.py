@@ -17,7 +17,14 @@ import typer
 from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import DEFAULT_PROFILE, JsonOption, QuietOption, at_least, finite
+from envplan.cli.inputs import (
+    DEFAULT_PROFILE,
+    JsonOption,
+    QuietOption,
+    at_least,
+    check_outputs,
+    finite,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +77,12 @@ def profile(
         typer.Option(metavar="NAME", help=f"The GPU to model; default {_DEFAULT_GPU}."),
     ] = None,
     device: Annotated[
-        int | None, typer.Option(metavar="N", help="The GPU to measure on; default 0.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The GPU to measure on, as nvidia-smi counts; default: the first one that "
+            "CUDA_VISIBLE_DEVICES leaves.",
+        ),
     ] = None,
     stages: Annotated[
         int | None, typer.Option(metavar="N", help="Pipeline stages; default 4.")
@@ -182,6 +194,7 @@ def profile(
     at_least(step, "--step", 0)
     check_type(plot, "--plot", _PLOT_TYPES, "choose one of them")
     check_type(output, "--output", (".csv",), "a profile is a CSV file")
+    check_outputs(output, plot)
     job = _Job(
         workload=workload,
         entry=entry,
@@ -227,7 +240,7 @@ def profile(
             )
         made = _measure(
             job,
-            device=0 if device is None else at_least(device, "--device", 0),
+            device=None if device is None else at_least(device, "--device", 0),
             error=_percent(error),
             time_limit=_limit(time_limit),
             lock=not no_lock,
@@ -335,7 +348,7 @@ def _model(job: _Job, gpu: str) -> Profile:
 
 
 def _measure(
-    job: _Job, *, device: int, error: float, time_limit: float, lock: bool, quiet: bool
+    job: _Job, *, device: int | None, error: float, time_limit: float, lock: bool, quiet: bool
 ) -> Profile:
     from envplan.profiling.sweep import Settings, sweep
     from envplan.runtime.guard import Guard
@@ -369,7 +382,7 @@ def _measure(
             ),
             metadata=_metadata(job),
             progress=_reporter(stack, quiet=quiet),
-            hold=partial(Guard.start, "nvml", device) if lock else nullcontext,
+            hold=partial(Guard.start, "nvml", chosen.info.index) if lock else nullcontext,
         )
 
 
@@ -425,7 +438,7 @@ def _smooth(path: Path) -> Profile:
     return Profile.read_csv(path)
 
 
-def _devices(index: int, stack: ExitStack) -> tuple[Device, Device | None]:
+def _devices(index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
     """The GPU to measure on, and one for it to wait for.
 
     Raises:
@@ -433,14 +446,27 @@ def _devices(index: int, stack: ExitStack) -> tuple[Device, Device | None]:
         InputError: there is no GPU of that number.
     """
     from envplan.devices import backend
+    from envplan.devices.visible import gpu_of_rank, visible_gpus
 
     source = backend("nvml")
     stack.callback(source.close)
     devices = source.devices()
+    if index is None:
+        index = gpu_of_rank(devices, 0)
     if index >= len(devices):
         raise InputError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-    others = (one for k, one in enumerate(devices) if k != index and not one.info.mig)
-    return devices[index], next(others, None)
+    others = (devices[k] for k in visible_gpus(devices) if k != index)
+    return devices[index], next(filter(_is_whole, others), None)
+
+
+def _is_whole(device: Device) -> bool:
+    """Whether it is there and not split by MIG."""
+    from envplan.devices import DeviceError
+
+    try:
+        return not device.info.mig
+    except DeviceError:
+        return False
 
 
 def _refuse_locks(device: Device) -> None:
@@ -498,12 +524,15 @@ def _stoppable() -> Iterator[None]:
     def stop(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Not where somebody else has a say: nohup has SIGHUP ignored, a user's module its own handler.
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _reporter(stack: ExitStack, *, quiet: bool) -> Any:

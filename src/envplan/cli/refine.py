@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import JsonOption, QuietOption, refuse_overwriting
+from envplan.cli.inputs import JsonOption, QuietOption, check_outputs, refuse_overwriting
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def refine(
       envplan refine plan.json run.jsonl
       envplan apply plan.refined.json
     """
+    from envplan.cli.frontier import check_type
     from envplan.cli.output import print_json, progress_bar
     from envplan.plan import Plan
     from envplan.profile import Profile
@@ -54,14 +55,14 @@ def refine(
     from envplan.runtime.runlog import read_run_log, steps_of_plan
     from envplan.verify import as_referenced, check_reference, find_profile
 
+    check_type(profile_output, "--profile-output", (".csv",), "a profile is a CSV file")
+    read = [("the plan", plan), *(("a run log", log) for log in logs)]
+    check_outputs(output, profile_output, inputs=read)
     old = Plan.load(plan)
     known = find_profile(old.profile, plan) if profile is None else Profile.open(profile)
     check_reference(old.profile, known, force=False)
     known = as_referenced(old.profile, known)
     refuse_overwriting(known, output, profile_output)
-    for file in (output, profile_output):
-        if file.exists() and file.samefile(plan):
-            raise InputError("is the plan itself; choose another output file", path=file)
     steps = list(steps_of_plan(read_run_log(logs), _sha256(plan)))
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])

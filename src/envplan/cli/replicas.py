@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import JobOptions, at_least, open_profile, refuse_overwriting
+from envplan.cli.inputs import (
+    JobOptions,
+    at_least,
+    check_outputs,
+    open_profile,
+    refuse_overwriting,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,9 +95,10 @@ def solve_replicas(
     if option not in _TARGETS:
         raise InputError(f"{REPLICA_PROFILE} and {option} exclude each other")
     kinds = [parse_replica(text) for text in others]
-    frontiers = _trace_all(job, kinds, quiet=quiet)
     files = [output]
-    files += [output.with_suffix(f".replica{k}{output.suffix}") for k in range(1, len(frontiers))]
+    files += [output.with_suffix(f".replica{k}{output.suffix}") for k in range(1, len(kinds) + 1)]
+    check_outputs(*files)
+    frontiers = _trace_all(job, kinds, quiet=quiet)
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
     with spinner("planning every kind of replica", quiet=quiet):

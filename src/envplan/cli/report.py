@@ -59,7 +59,7 @@ def report(
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
     from envplan.cli.frontier import check_type, distinct
-    from envplan.cli.output import print_json, progress_bar, say, spinner
+    from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
     from envplan.planners import compare as run_planners
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page
@@ -113,6 +113,6 @@ def report(
         modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
         say(
             f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-            f"{loaded.predicted.slowdown_percent:+.2f}% iteration time{modelled}"
+            f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
         )
         say(f"wrote {output}")

@@ -14,6 +14,7 @@ from envplan.cli.inputs import (
     JsonOption,
     QuietOption,
     at_least,
+    check_outputs,
     finite,
     open_profile,
     refuse_overwriting,
@@ -159,6 +160,7 @@ def show(
     from envplan.plotting.schedule import plot_schedule, schedule_layout
 
     check_type(plot, "--plot", _PLOT_TYPES, "a name goes before --plot")
+    check_outputs(plot)
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
     timed_by = None if profile is None else open_profile(profile)
@@ -460,9 +462,7 @@ def _check_import(
             raise InputError(f"{form} is one file, not {len(files)}")
     elif keep:
         raise InputError(f"--keep goes with other formats; of {_CHROME_TRACE}, --map keeps events")
-    for file in files:
-        if output.exists() and file.exists() and output.samefile(file):
-            raise InputError("is the schedule itself; choose another output file", path=output)
+    check_outputs(output, inputs=[("the schedule", file) for file in files])
 
 
 def _read(form: str, file: Path, keep: Sequence[str]) -> ImportedSchedule:
@@ -635,10 +635,9 @@ def export_schedule(
 
     if form not in _EXPORTS:
         raise InputError(f"--format must be {' or '.join(_EXPORTS)}, not {form}")
-    pipeline = _pipeline(name, stages, microbatches, chunks)
     target = output or Path(_EXPORTS[form])
-    if Path(name).is_file() and target.exists() and target.samefile(name):
-        raise InputError("is the DAG file itself; choose another output file", path=target)
+    check_outputs(target, inputs=[("the DAG file", name)])
+    pipeline = _pipeline(name, stages, microbatches, chunks)
     if form == _DAG:
         _write_dag(pipeline, target)
     else:

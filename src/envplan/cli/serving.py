@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,21 +12,24 @@ import typer
 from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite
 from envplan.errors import InputError
-from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
     from envplan.apply import Clocks
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
+    from envplan.serving.requests import Excerpt
     from envplan.serving.simulation import Simulation
     from envplan.serving.trace import Trace
 
 _BUILTIN = "h100-llama2-70b"
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 8
+_MOST_HEADROOM = 1e4  # percent
+_LONGEST_EPOCH = 1e6  # minutes
+_MOST_SLO_SCALE = 1e6
 
 
 class _PlotCommand(TyperCommand):
@@ -150,10 +154,12 @@ def serving_profile(
     from envplan.cli.output import print_json, say
 
     check_type(plot, "--plot", _PLOT_TYPES, "those are the pictures there are")
+    check_type(output, "--output", (".csv",), "a profile is a CSV file")
     finite(load, "--load")
     if load == 0:
         raise InputError("--load must be above 0: a request's energy means nothing without load")
     known = _profile(profile, slo, slo_scale)
+    _check_outputs(known, output, plot)
     if output is not None:
         _write_copy(known, output)
     if plot is not None:
@@ -173,7 +179,6 @@ def _write_copy(profile: ServingProfile, output: Path) -> None:
     from envplan._files import atomic_write
     from envplan.serving.profile import sidecar_path
 
-    _refuse_overwriting(profile, output)
     atomic_write(output, profile.content)
     sidecar = profile.path and sidecar_path(profile.path)
     if sidecar and sidecar.is_file():
@@ -189,6 +194,9 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
         "modelled": profile.modelled,
         "sha256": profile.sha256,
         "load_tokens_s": load,
+        "gaps": [
+            {"class": name, "tp": tp, "frequency_mhz": clock} for name, tp, clock in profile.gaps()
+        ],
         "classes": {
             name: {
                 "input_tokens": known.input_tokens,
@@ -242,6 +250,20 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
     print_table(
         f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", headers, rows
     )
+    _warn_of_gaps(profile)
+
+
+def _warn_of_gaps(profile: ServingProfile) -> None:
+    """Name what the profile lacks though no SLO explains it: nothing can be planned there."""
+    from envplan.cli.output import say
+
+    if gaps := profile.gaps():
+        named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps[:_MOST_NAMED]]
+        more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
+        say(
+            f"warning: {profile.name} has no rows for {', '.join(named)}{more}, but for fewer GPUs "
+            "or a lower clock; no SLO explains that, and neither plans nor baselines can use it"
+        )
 
 
 @serving.command("solve", cls=ServingSolveCommand)
@@ -292,7 +314,7 @@ def serving_solve(
     at_least(gpus, "--gpus", 1)
     finite(time_limit, "--time-limit", least=0.1)
     known = _profile(profile, slo, slo_scale)
-    _refuse_overwriting(known, output)
+    _check_outputs(known, output, plot)
     with spinner("looking for the least power", quiet=quiet):
         plan = _planned(planner, known, loads, gpus, not no_merge, one_frequency, time_limit)
     plan.save(output)
@@ -365,6 +387,7 @@ def _print_plan(plan: ServingPlan, profile: ServingProfile, written: list[Path |
             f"at maximum frequency on the highest TP: {predicted.baseline.gpus} GPUs, "
             f"{predicted.baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
+    _warn_of_gaps(profile)
     for file in written:
         if file is not None:
             say(f"wrote {file}")
@@ -388,6 +411,15 @@ def serving_simulate(
     seed: SeedOption = 0,
     slo: SloOption = None,
     slo_scale: SloScaleOption = 1.0,
+    requests: Annotated[
+        float | None,
+        typer.Option(
+            "--requests",
+            metavar="HOUR",
+            help="Replay an hour request by request as well, with bursts: the one that begins so "
+            "many hours into the trace.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write what happens over time as CSV."),
@@ -402,6 +434,7 @@ def serving_simulate(
     Example:
       envplan serving simulate --trace conversation-week
       envplan serving simulate --trace coding-week --policy static -o week.csv --plot
+      envplan serving simulate --trace coding-week --requests 10
     """
     from envplan.cli.output import print_json, say, spinner
 
@@ -409,13 +442,14 @@ def serving_simulate(
     known, loads, settings = _job(
         profile, slo, slo_scale, trace, gpus, epoch, headroom, mispredicted, seed
     )
-    _refuse_overwriting(known, output)
-    if output and output.exists() and Path(trace).exists() and output.samefile(trace):
-        raise InputError("is the trace itself; choose another output file", path=output)
+    check_type(output, "--output", (".csv",), "what happens is written as CSV")
+    _check_outputs(known, output, plot, trace=trace)
     from envplan.serving.policies import simulate
 
+    begin = None if requests is None else _begin(requests, loads)
     with spinner(f"replaying {loads.name}", quiet=quiet):
         result = simulate(known, loads, policy, settings)
+        excerpt = None if begin is None else _excerpt(result, known, begin, seed)
     if output is not None:
         _write_series(result, output)
     if plot is not None:
@@ -423,9 +457,13 @@ def serving_simulate(
 
         plot_over_time([result], _title(known, loads), plot)
     if json:
-        print_json({"trace": loads.name, "profile": known.name, **_document(result)})
+        one_by_one = {} if excerpt is None else {"requests_one_by_one": asdict(excerpt)}
+        document = {"trace": loads.name, "profile": known.name, **_document(result)}
+        print_json(document | one_by_one)
     elif not quiet:
         _print_simulation(result, known, loads)
+        if excerpt is not None:
+            _print_excerpt(excerpt)
         for written in (output, plot):
             if written is not None:
                 say(f"wrote {written}")
@@ -484,6 +522,7 @@ def serving_compare(
     from envplan.serving.policies import POLICIES, compare_policies
 
     chosen = _policies(policies)
+    _check_outputs(known, plot, trace=trace)
     with progress_bar("replaying every policy", quiet=quiet) as bar:
 
         def progress(done: int, of: int) -> None:
@@ -511,6 +550,7 @@ def serving_compare(
         print_table(_title(known, loads), HEADERS, comparison_rows(results))
         for name in chosen:
             say(f"{name}: {POLICIES[name]}")
+        _warn_of_gaps(known)
         if plot is not None:
             say(f"wrote {plot}")
 
@@ -550,7 +590,7 @@ def serving_apply(
     \b
     Example:
       envplan serving apply serving-plan.json
-      envplan serving apply --gpus-per-node 4 -o fleet.clocks.json
+      envplan serving apply --gpus-per-node 16 -o fleet.clocks.json
     """
     from hashlib import sha256
 
@@ -563,8 +603,7 @@ def serving_apply(
     content = read_bytes(plan)
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
-    if output.exists() and output.samefile(plan):
-        raise InputError("is the plan itself; choose another output file", path=output)
+    check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
     applied = apply_serving_plan(
         loaded,
         known,
@@ -667,9 +706,9 @@ def _job(
 ) -> tuple[ServingProfile, Trace, Settings]:
     """What simulate and compare work on."""
     at_least(gpus, "--gpus", 1)
-    at_least(seed, "--seed", 0)
-    finite(headroom, "--headroom")
-    if finite(epoch, "--epoch") == 0:
+    at_least(seed, "--seed", 0, 2**63 - 1)
+    finite(headroom, "--headroom", most=_MOST_HEADROOM)
+    if finite(epoch, "--epoch", most=_LONGEST_EPOCH) == 0:
         raise InputError("--epoch must be above 0")
     if finite(mispredicted, "--mispredicted") > 100:
         raise InputError(f"--mispredicted must be at most 100, not {mispredicted:g}")
@@ -692,7 +731,7 @@ def _profile(name: str, slos: list[str] | None, scale: float) -> ServingProfile:
     from envplan.serving.classes import Slo, check_class
     from envplan.serving.profile import ServingProfile, with_slos
 
-    if finite(scale, "--slo-scale") == 0:
+    if finite(scale, "--slo-scale", most=_MOST_SLO_SCALE) == 0:
         raise InputError("--slo-scale must be above 0")
     given = {}
     for text in slos or []:
@@ -755,9 +794,20 @@ def _loads(texts: list[str]) -> dict[str, float]:
     return loads
 
 
-def _refuse_overwriting(profile: ServingProfile, output: Path | None) -> None:
-    if output and profile.path and output.exists() and output.samefile(profile.path):
-        raise InputError("is the profile itself; choose another output file", path=output)
+def _check_outputs(
+    profile: ServingProfile, *outputs: Path | None, trace: str | None = None
+) -> None:
+    from envplan.serving.profile import sidecar_path
+
+    sidecar = None if profile.path is None else sidecar_path(profile.path)
+    check_outputs(
+        *outputs,
+        inputs=[
+            ("the profile", profile.path),
+            ("the profile's sidecar", sidecar),
+            ("the trace", trace),
+        ],
+    )
 
 
 def _title(profile: ServingProfile, trace: Trace) -> str:
@@ -784,10 +834,11 @@ def _document(result: Simulation) -> dict[str, Any]:
 
 def _print_simulation(result: Simulation, profile: ServingProfile, trace: Trace) -> None:
     from envplan.cli.output import print_table, say
+    from envplan.plotting.serving import kwh
 
     series = result.series
     rows = [
-        ["energy (kWh)", f"{result.energy_j / J_PER_KWH:.1f}"],
+        ["energy (kWh)", kwh(result.energy_j)],
         ["requests", f"{result.requests:.0f}"],
         ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
         ["GPUs, mean", f"{series.gpus.mean():.1f}"],
@@ -795,13 +846,51 @@ def _print_simulation(result: Simulation, profile: ServingProfile, trace: Trace)
         ["instances started", str(result.started)],
         ["instances re-sharded", str(result.resharded)],
         ["clock changes", str(result.clock_changes)],
-        ["emergencies: clocks raised", str(result.raised)],
+        ["emergencies: planned clocks raised", str(result.raised)],
         ["emergencies: requests to a higher pool", f"{result.spilled:.0f}"],
         ["outputs longer than predicted", str(result.moved)],
     ]
     days = trace.duration_s / 86_400
     say(f"{result.policy}: {_title(profile, trace)}, {days:.3g} days")
     print_table("", ("", "in all"), rows)
+    _warn_of_gaps(profile)
+
+
+def _begin(hour: float, trace: Trace) -> float:
+    """When the hour begins that is to be replayed request by request, s."""
+    begin = 3600 * finite(hour, "--requests")
+    if begin >= trace.duration_s:
+        raise InputError(
+            f"--requests {hour:g} lies beyond the trace, which lasts "
+            f"{trace.duration_s / 3600:g} hours"
+        )
+    return begin
+
+
+def _excerpt(result: Simulation, profile: ServingProfile, begin_s: float, seed: int) -> Excerpt:
+    from envplan.serving.requests import replay_requests
+
+    return replay_requests(result, profile, begin_s=begin_s, seed=seed)
+
+
+def _print_excerpt(excerpt: Excerpt) -> None:
+    from envplan.cli.output import print_table, say
+    from envplan.plotting.serving import kwh
+
+    rows = [
+        ["energy (kWh)", kwh(excerpt.flow_energy_j), kwh(excerpt.energy_j)],
+        [
+            "SLOs met (%)",
+            f"{100 * excerpt.flow_attainment:.3f}",
+            f"{100 * excerpt.attainment:.3f}",
+        ],
+        ["requests that waited for a place", "", str(excerpt.waited)],
+        ["emergencies: clocks raised", "", str(excerpt.raised)],
+        ["emergencies: requests to a higher pool", "", str(excerpt.spilled)],
+    ]
+    begin, end = (s / 3600 for s in (excerpt.begin_s, excerpt.begin_s + excerpt.duration_s))
+    say(f"hours {begin:.4g} to {end:.4g} again, {excerpt.requests} requests one by one:")
+    print_table("", ("", "as flows", "one by one"), rows)
 
 
 def _write_series(result: Simulation, path: Path) -> None:

@@ -21,7 +21,7 @@ from envplan.cli.costs import (
     replay_costs,
 )
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, finite
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite, naming
 from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
 from envplan.cli.replicas import (
     REPLICA_PROFILE,
@@ -150,6 +150,7 @@ def simulate(
     check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
     cluster = _Cluster(replicas, gpus_per_stage, straggler, straggler_trace, strong_scaling)
     costs = CostOptions(price, carbon, currency, iterations, start=start, repeat_rates=repeat_rates)
+    check_outputs(trace, plot, inputs=[("the trace of stragglers", straggler_trace), *costs.files])
     if costs.given:
         for option, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
             if told:
@@ -162,20 +163,21 @@ def simulate(
             cluster.refuse_with(option)
     if (noise or 0.0) > 100:
         raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
-    at_least(seed, "--seed", 0)
+    at_least(seed, "--seed", 0, 2**63 - 1)
     at_least(runs, "--runs", 1)
 
     loaded, source = load_plan(plan, profile, trace, plot)
-    timeline = replay(
-        loaded,
-        source,
-        noise=(noise or 0.0) / 100,
-        seed=seed,
-        switch_latency=None if switch_latency is None else switch_latency / 1000,
-        runs=runs,
-        sync_time=sync_time,
-        force=force,
-    )
+    with naming(plan):
+        timeline = replay(
+            loaded,
+            source,
+            noise=(noise or 0.0) / 100,
+            seed=seed,
+            switch_latency=None if switch_latency is None else switch_latency / 1000,
+            runs=runs,
+            sync_time=sync_time,
+            force=force,
+        )
     together = None
     if replica or replica_profile:
         if cluster.given or any(value is not None for value in disturbed.values()):

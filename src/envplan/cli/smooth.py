@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import DEFAULT_PROFILE, JsonOption, QuietOption
+from envplan.cli.inputs import DEFAULT_PROFILE, JsonOption, QuietOption, check_outputs
 
 _DEFAULT_OUTPUT = "smooth.csv"
 _DEFAULT_PLOT = "smooth.png"
@@ -62,6 +62,7 @@ def smooth(
 
     check_type(plot, "--plot", _PLOT_TYPES, "choose one of them")
     check_type(output, "--output", (".csv",), "a profile is a CSV file")
+    check_outputs(output, plot)
     source = Profile.open(profile)
     assert source.path is not None  # it was read from a file
     smoothed, _ = smooth_profile(source.path)

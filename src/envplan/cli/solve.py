@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envplan.cli.conditions import (
+    Clocks,
     ConditionOptions,
     MinDwellOption,
     NoiseOption,
@@ -51,6 +52,7 @@ from envplan.cli.inputs import (
     ScheduleOption,
     SlotsOption,
     at_least,
+    check_outputs,
     finite,
     refuse_overwriting,
 )
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 
 _STRAGGLER = "--straggler-time"
 _PEAK = "--peak-power-cap"
-_BUDGETS = ("--energy-budget", "--power-cap", "--peak-power-cap", "--deadline")
+_BUDGETS = ("--energy-budget", "--power-cap")
 
 
 def solve(
@@ -173,8 +175,8 @@ def solve(
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
-      envplan solve --price 0.25 --iterations 100000 --deadline 14d
-      envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100
+      envplan solve --price 0.25 --iterations 100000 --deadline 21d
+      envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
       envplan solve --slowdown 3 --robust 95 --noise 2
     """
     if planner == "envpipe" and not dag and chunks in (None, 1):
@@ -205,6 +207,7 @@ def solve(
         deadline,
         minimize,
     )
+    check_outputs(output, inputs=[("the DAG file", dag), *costs.files])
     targets: dict[str, float | None] = {
         "--target-time": target_time,
         "--slowdown": slowdown,
@@ -214,19 +217,16 @@ def solve(
         "--deadline": costs.deadline_s(),
     }
     option, value = _only_target(targets, straggler_time)
-    if straggler_time is not None:
-        costs.refuse_with(_STRAGGLER)
     finite(polish, "--polish")
     at_least(ladder, "--ladder", 0)
     conditions = ConditionOptions(switch_latency, min_dwell, robust, noise)
     conditions.check(
         planner,
         {
-            _STRAGGLER: straggler_time is not None,
+            _STRAGGLER: straggler_time is not None and robust is not None,
             "--polish": polish > 0,
-            "--ladder": ladder > 0,
+            "--ladder": ladder > 0 and robust is not None,
             **{name: value is not None for name, value in targets.items() if name in _BUDGETS},
-            "--deadline": deadline is not None and robust is not None,
             "--min-energy": min_energy and robust is not None,
             _PEAK: peak_power_cap is not None,
         },
@@ -252,7 +252,7 @@ def solve(
 
     if peak_power_cap is not None:
         finite(peak_power_cap, _PEAK)
-        _refuse_with_peak(option, planner, polish, ladder, straggler_time)
+        _refuse_with_peak(option, planner, polish, straggler_time)
 
     chosen = chosen_planner(
         planner, reconfigure=reconfigure, explain=explain, target=option, polish=polish
@@ -261,22 +261,26 @@ def solve(
     frontier = job.trace(quiet=quiet)
     refuse_overwriting(frontier.profile, output)
     reckoned = costs.run(frontier) if costs.given else None
-    takes_long = polish > 0 or straggler_time is not None
-    doing = f"polishing for {polish:g} s" if polish > 0 else "planning for the straggler"
-    with spinner(doing, quiet=quiet or not takes_long):
+    doing = _doing(polish, straggler_time, deadline, conditions)
+    with spinner(doing or "", quiet=quiet or doing is None):
         if reckoned is not None and costs.deadline is not None:
             plan = conditions.cheapest_plan(frontier, reckoned, polish)
-        elif conditions.given is not None:
-            plan = conditions.plan(frontier, option, value, quiet=quiet)
+        elif robust is not None:
+            plan = conditions.robust_plan(frontier, option, value, quiet=quiet)
         elif peak_power_cap is not None:
             plan = _solve_under_peak(frontier, peak_power_cap, option, value, quiet=quiet)
         elif planner == "frontier":
-            plan = _solve(frontier, option, value, straggler_time, polish, quiet=quiet)
+            plan = _solve(
+                frontier, option, value, straggler_time, polish, conditions.clocks, quiet=quiet
+            )
         else:
             plan, run = plan_of(chosen, frontier, option, value, straggler_time)
     if ladder > 0:
         with progress_bar("building the ladder", quiet=quiet) as progress:
-            plan = plan.with_ladder(frontier.ladder(ladder, progress=progress))
+            rungs = frontier.ladder(
+                ladder, peak_power_cap=peak_power_cap, progress=progress, **conditions.clocks
+            )
+        plan = plan.with_ladder(rungs)
     if reckoned is not None:
         plan = reckoned.reckon(plan)
     plan.save(output)
@@ -316,6 +320,7 @@ def _solve(
     value: float,
     straggler_time: float | None,
     polish: float,
+    clocks: Clocks,
     *,
     quiet: bool,
 ) -> Plan:
@@ -323,25 +328,55 @@ def _solve(
 
     match option:
         case "--min-energy":
-            return frontier.min_energy_plan(polish=polish)
+            return frontier.min_energy_plan(polish=polish, **clocks)
         case "--energy-budget":
             return frontier.plan_for_energy_budget(value, polish=polish)
         case "--power-cap":
             with spinner("looking for the fastest plan under the cap", quiet=quiet or polish > 0):
                 return frontier.plan_for_power_cap(value, polish=polish)
+    target_time = value if option == "--target-time" else None
+    slowdown = value / 100 if option == "--slowdown" else None
+    if straggler_time is None:
+        return frontier.plan(target_time, slowdown=slowdown, polish=polish, **clocks)
     asked = {"--target-time": value, "--slowdown": frontier.min_time * (1 + value / 100)}
     deadline = asked.get(option or "", frontier.min_time)
-    if straggler_time is not None and straggler_time > deadline >= frontier.min_time:
-        beyond = straggler_time > frontier.min_energy_time
-        make = frontier.plan_for_sync if beyond else frontier.plan
-        plan = make(straggler_time, polish=polish)
-    elif option == "--target-time":
-        plan = frontier.plan(target_time=value, polish=polish)
-    elif option == "--slowdown":
-        plan = frontier.plan(slowdown=value / 100, polish=polish)
-    else:
-        plan = frontier.plan(polish=polish)
-    return plan if straggler_time is None else frontier.with_straggler(plan, straggler_time)
+    plan = None
+    if straggler_time > deadline >= frontier.min_time:
+        plan = _plan_for_straggler(frontier, straggler_time, polish, clocks)
+    if plan is None:
+        plan = frontier.plan(target_time, slowdown=slowdown, polish=polish, **clocks)
+    return frontier.with_straggler(plan, straggler_time)
+
+
+def _plan_for_straggler(
+    frontier: Frontier, straggler_time: float, polish: float, clocks: Clocks
+) -> Plan | None:
+    """The plan of least energy until then; None where clocks are too slow to be in time."""
+    from envplan.frontier.switching import NoPlanInTimeError
+
+    beyond = straggler_time > frontier.min_energy_time
+    make = frontier.plan_for_sync if beyond else frontier.plan
+    try:
+        return make(straggler_time, polish=polish, **clocks)
+    except NoPlanInTimeError:
+        return None
+
+
+def _doing(
+    polish: float,
+    straggler_time: float | None,
+    deadline: str | None,
+    conditions: ConditionOptions,
+) -> str | None:
+    """What takes long about making the plan, if it is something that has no progress bar."""
+    if conditions.robust is not None:
+        return "replaying runs with noise" if deadline is not None else None
+    if polish > 0:
+        return f"polishing for {polish:g} s"
+    if straggler_time is not None:
+        return "planning for the straggler"
+    slow = any(conditions.clocks.values())
+    return "choosing clocks that can follow" if slow else None
 
 
 def _refuse_with_replicas(others: dict[str, bool]) -> None:
@@ -352,14 +387,13 @@ def _refuse_with_replicas(others: dict[str, bool]) -> None:
 
 
 def _refuse_with_peak(
-    target: str | None, planner: str, polish: float, ladder: int, straggler_time: float | None
+    target: str | None, planner: str, polish: float, straggler_time: float | None
 ) -> None:
     """Raises: InputError: an option does not go with a cap on the peak power."""
     others = {
         target or "": target not in (None, "--target-time", "--slowdown", "--min-energy"),
         f"--planner {planner}": planner != "frontier",
         "--polish": polish > 0,
-        "--ladder": ladder > 0,
         _STRAGGLER: straggler_time is not None,
     }
     for option, given in others.items():

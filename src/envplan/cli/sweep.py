@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least
+from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def sweep(
 
     check_table(output)
     read = read_config(config)
+    check_outputs(output, plot, inputs=[("the sweep's file", config)])
     journal = journal_of(output)
     with _progress(quiet=quiet) as progress:
         try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown, whole_number
+from envplan.errors import InputError, shown
+from envplan.pipeline.formats import whole_number
 from envplan.pipeline.schedules import Operation
 
 if TYPE_CHECKING:

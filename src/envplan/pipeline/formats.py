@@ -17,15 +17,14 @@ Here is also where numbers given by a user are checked; what leaves this module 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
-from envplan.errors import InputError
+from envplan._files import parse_json, read_bounded
+from envplan.errors import InputError, shown
 from envplan.pipeline.schedules import Operation, traits
 from envplan.units import ns_from_s, s_from_ns
 
@@ -95,22 +94,6 @@ class Job:
     dag: Dag | None
 
 
-def shown(value: object) -> str:
-    """`value` as an error message quotes it: short, on one line, in JSON's words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and abs(value) > 10**18:
-        return "a number beyond 1e18"
-    if isinstance(value, dict | list | tuple):
-        return "an object" if isinstance(value, dict) else "a list"
-    if isinstance(value, str):
-        text = value if len(value) <= 60 else value[:57] + "..."
-        return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'
-    return repr(float(value) if isinstance(value, float) else value)[:60]
-
-
 def whole_number(value: object, what: str, *, least: int) -> int:
     """`value` as an int.
 
@@ -154,41 +137,7 @@ def read_dag(path: str | os.PathLike[str]) -> object:
     Raises:
         InputError: the file cannot be read, is larger than 64 MiB or is not JSON; says the line.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_DAG_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_DAG_BYTES:
-        raise InputError(f"is larger than {MAX_DAG_BYTES // 2**20} MiB")
-    try:
-        return json.loads(
-            data.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_constant
-        )
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("not valid JSON: not UTF-8 text", line=line) from None
-    except RecursionError:
-        raise InputError("not valid JSON: nested too deeply") from None
-    except ValueError:
-        raise InputError("not valid JSON: a number with too many digits") from None
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"an object has the field {shown(twice)} twice")
-    return fields
-
-
-def _constant(name: str) -> float:
-    raise InputError(f"not valid JSON: {name} is not a number")
+    return parse_json(read_bounded(path, MAX_DAG_BYTES), path)
 
 
 def parse_dag(document: object) -> Dag:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.errors import InputError
+from envplan.errors import InputError, shown
 from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.extras import checked_extras, with_extras
-from envplan.pipeline.formats import Dag, latency_ns, shown, whole_number
+from envplan.pipeline.formats import Dag, latency_ns, whole_number
 from envplan.pipeline.schedules import (
     SCHEDULES,
     Operation,

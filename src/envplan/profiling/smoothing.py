@@ -13,8 +13,6 @@ constant-time rows and those of `blocking`.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import InputError
-from envplan.profile import BLOCKING, Profile
+from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, read_cells
 
-__all__ = ["METHOD", "RAW", "Change", "nine_digits", "smooth_curve", "smooth_profile"]
+__all__ = ["METHOD", "Change", "nine_digits", "smooth_curve", "smooth_profile"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -37,9 +35,6 @@ METHOD: Final = (
     "least absolute deviations in log space: time falls and is convex over the clock, energy is "
     "convex over time"
 )
-
-#: Columns that hold what was measured.
-RAW: Final = ("raw_time", "raw_energy")
 
 # Curves that are off their shape by less than this part are as files round them.
 _ROUNDING: Final = 1e-6
@@ -168,7 +163,7 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
         InputError: it cannot be read, or no operation has rows for three clocks.
     """
     source = Profile.read_csv(path)
-    columns, rows = _raw_rows(Path(path))
+    rows = _raw_rows(Path(path))
     groups: defaultdict[tuple[str, str, str], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         groups[row["stage"], row["instruction"], row.get("config", "")].append(row)
@@ -190,7 +185,7 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
         "largest_change_of_energy": round(change.energy, 6),
     }
     metadata = replace(source.metadata, extra={**source.metadata.extra, "smoothed": said})
-    names = [*columns, *RAW]
+    names = list(rows[0])
     smoothed = Profile.from_rows(
         [[row[name] for name in names] for row in rows],
         columns=names,
@@ -200,17 +195,13 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
     return smoothed, change
 
 
-def _raw_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns of a profile but the raw ones, and its rows with those filled in."""
-    text = path.read_bytes().decode("utf-8-sig")
-    reader = csv.DictReader(io.StringIO(text.strip() + "\n"), skipinitialspace=True)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-    rows = [{name: text.strip() for name, text in row.items()} for row in reader]
+def _raw_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a profile, with what was measured as their times and energies too."""
+    rows = read_cells(path)
     for row in rows:
-        row["raw_time"] = row.get("raw_time") or row["time"]
-        row["raw_energy"] = row.get("raw_energy") or row["energy"]
-        row["time"], row["energy"] = row["raw_time"], row["raw_energy"]
-    return [name for name in reader.fieldnames if name not in RAW], rows
+        for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
+            row[name] = row[raw] = row.pop(raw, "") or row[name]
+    return rows
 
 
 def _varies(rows: Sequence[Mapping[str, str]]) -> bool:

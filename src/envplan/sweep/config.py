@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.extras import EXTRAS
@@ -117,11 +118,11 @@ class _Job(_Model):
                 "has {one}, which goes with planner frontier, not {other}",
                 _pair([ours, other]),
             )
-        if self.robust is not None and self.condition != "robust":
+        if self.robust is not None and self.min_dwell is not None:
             raise PydanticCustomError(
                 "conditions",
                 "has both {one} and {other}: they do not go together",
-                _pair([str(self.condition), "robust"]),
+                _pair(["min_dwell", "robust"]),
             )
         allowed = _TIMELY[:2] if self.robust is not None else _TIMELY
         unfit = next((name for name in targets if name not in allowed), None)
@@ -343,19 +344,9 @@ def read_config(path: str | os.PathLike[str]) -> SweepConfig:
         InputError: it cannot be read, is not TOML (says line and column), or a key is unknown,
             missing or wrong (names it).
     """
+    text = decoded(read_bounded(path, MAX_CONFIG_BYTES), path)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be read ({reason})", path=path) from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise InputError(f"is larger than {MAX_CONFIG_BYTES // 2**20} MiB", path=path)
-    try:
-        config = SweepConfig.model_validate(tomllib.loads(data.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not valid TOML: not UTF-8 text", path=path, line=line) from None
+        config = SweepConfig.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"is not valid TOML: {error}", path=path) from None
     except ValidationError as error:

@@ -27,8 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown
+from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     COMPUTATION,
     ImportedSchedule,

@@ -25,8 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown
+from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,

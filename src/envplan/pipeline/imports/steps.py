@@ -7,9 +7,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.formats import MAX_OPERATIONS
 from envplan.pipeline.schedules import SCHEDULES, Operation
@@ -170,34 +170,13 @@ def _chunks(ranks: Sequence[Sequence[Step]]) -> dict[int, int]:
     return chunks
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file of at most 64 MiB.
-
-    Raises:
-        InputError: it cannot be read or is larger.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"is larger than {MAX_FILE_BYTES // 2**20} MiB", path=path)
-    return data
-
-
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file of at most 64 MiB.
 
     Raises:
         InputError: it cannot be read, is larger or is not UTF-8.
     """
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not UTF-8 text", path=path, line=line) from None
+    return decoded(read_bounded(path, MAX_FILE_BYTES), path)
 
 
 def parsed_json(text: str, parse_float: Callable[[str], Any] | None = None) -> Any:

@@ -23,8 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from envplan.errors import InputError
-from envplan.pipeline.formats import shown
+from envplan.errors import InputError, shown
 from envplan.pipeline.graph import starts_without_lags
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,

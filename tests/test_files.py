@@ -1,0 +1,108 @@
+"""Reading within bounds, JSON that says one thing, and outputs that can be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envplan._files import (
+    atomic_write,
+    check_writable,
+    decimal,
+    parse_json,
+    read_bounded,
+    refuse_slip,
+    same_file,
+)
+from envplan.errors import InputError
+
+
+def refused(data: bytes) -> InputError:
+    with pytest.raises(InputError) as caught:
+        parse_json(data, "x.json")
+    assert caught.value.path == "x.json"
+    return caught.value
+
+
+def test_a_file_that_never_ends_is_read_no_further_than_allowed() -> None:
+    with pytest.raises(InputError, match="is larger than 1 MiB"):
+        read_bounded("/dev/zero", 2**20)
+
+
+def test_json_is_what_it_says(tmp_path: Path) -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": [1, 2.5, "\\ud83d\\ude00"]}', tmp_path) == {
+        "a": [1, 2.5, "\U0001f600"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"a": 1, "b": 2, "a": 3}', 'field "a" twice'),
+        (b'{"a": {"' + b"x" * 10**6 + b'": 1, "' + b"x" * 10**6 + b'": 1}}', "twice"),
+        (b'"\\ud800"', "half a character"),
+        (b'{"\\uDFFF": 1}', "half a character"),
+        (b"[NaN]", "NaN is not a number"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"9" * 5000, "too many digits"),
+    ],
+    ids=["twice", "long", "surrogate", "key", "nan", "deep", "digits"],
+)
+def test_json_that_is_none_is_refused(data: bytes, words: str) -> None:
+    error = refused(data)
+    assert words in error.message
+    assert len(error.message) < 200
+
+
+def test_json_that_is_no_text_names_its_line() -> None:
+    error = refused(b'{\n"a": "\xff"}')
+    assert (error.line, error.message) == (2, "is not UTF-8 text")
+
+
+@pytest.mark.parametrize("name", ["request", "Requests", "reqeusts"])
+def test_a_slip_of_the_hand_is_not_passed_over(name: str) -> None:
+    with pytest.raises(InputError, match="is requests meant") as caught:
+        refuse_slip(name, ["class", "requests"], "t.csv", 1)
+    assert (caught.value.line, caught.value.column) == (1, name)
+
+
+@pytest.mark.parametrize("text", ["1_000", "\uff11\uff12", "\u0663", "", "0x10", "1,5"])
+def test_a_number_is_what_other_programs_read_too(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        decimal(text)
+
+
+def test_other_names_are_no_slips() -> None:
+    refuse_slip("comment", ["class", "requests"], "t.csv")
+
+
+def test_same_file_is_never_an_error(tmp_path: Path) -> None:
+    one, link, loop = tmp_path / "one", tmp_path / "link", tmp_path / "loop"
+    one.write_text("")
+    link.symlink_to(one)
+    loop.symlink_to(loop)
+    assert same_file(one, link)
+    for other in (loop, tmp_path / "gone", tmp_path / ("x" * 5000), "a\0b"):
+        assert not same_file(one, other)
+
+
+@pytest.mark.parametrize("name", ["gone/a.txt", ".", "a\0b", "x" * 5000, "loop", "file/a.txt"])
+def test_a_path_that_cannot_be_written_is_known_before(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.iterdir())
+    for attempt in (check_writable, lambda path: atomic_write(path, "text")):
+        with pytest.raises(InputError, match=r"cannot be written|not a usable file name"):
+            attempt(tmp_path / name)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_paths_that_can_be_written_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    for path in (tmp_path / "there", tmp_path / "new", tmp_path / "dangling", Path(os.devnull)):
+        check_writable(path)
+    assert (tmp_path / "there").read_text() == "old"
+    assert not (tmp_path / "new").exists()
