@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.frontier import Frontier, trace_frontier
+from envplan.frontier import Frontier, start, trace_frontier
 from envplan.frontier.network import build_network
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -19,6 +19,16 @@ from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
 from strategies import dags, falling_profiles, noisy, pipelines, profiles
 
 POWER = 70.0
+CHUNKS = {
+    "1f1b": 1,
+    "gpipe": 1,
+    "zb-h1": 1,
+    "interleaved": 2,
+    "looped-bfs": 2,
+    "interleaved-zb": 2,
+    "zb-v": 2,
+    "dualpipe-v": 2,
+}
 
 
 def total_power(pipeline: Pipeline) -> int:
@@ -99,6 +109,23 @@ def test_long_pipeline_started_from_a_short_one_is_the_same(
 ) -> None:
     profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage"))
     pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks, p2p_latency=0.001)
+    quick = trace_frontier(pipeline, profile, blocking_power=POWER)
+    full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
+    assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
+    assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
+
+
+@pytest.mark.parametrize("schedule", CHUNKS)
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 6])
+def test_pipeline_of_any_length_may_start_from_a_shorter_one(
+    schedule: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
+    stages, chunks = 4, CHUNKS[schedule]
+    microbatches = max(rounds, chunks) * stages + (0 if "inter" in schedule else rounds % stages)
+    profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage"))
+    profile = profile.adjusted(backward_input_share=0.5)
+    pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks)
     quick = trace_frontier(pipeline, profile, blocking_power=POWER)
     full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
     assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])

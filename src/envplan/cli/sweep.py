@@ -85,8 +85,8 @@ def sweep(
     from envplan.sweep.table import check_table
 
     check_table(output)
-    read = read_config(config)
     check_outputs(output, plot, inputs=[("the sweep's file", config)])
+    read = read_config(config)
     journal = journal_of(output)
     with _progress(quiet=quiet) as progress:
         try:

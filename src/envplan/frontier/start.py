@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 # The repair of the chain guess grows with the square of the microbatches. While operations and
 # rounds (of one microbatch per stage) are this few, it is quicker than solving a short pipeline
-# first; with so many operations that no short pipeline stands for, walking from T_max is quicker.
-_FEW_OPERATIONS, _FEW_ROUNDS = 2048, 12
-_MANY_OPERATIONS = 6000
+# first.
+_FEW_OPERATIONS, _FEW_ROUNDS = 512, 12
 # Schedules whose rounds follow each other alike, and that microbatches alone determine.
 _REPEATING = (
     "1f1b",
@@ -40,7 +39,8 @@ _REPEATING = (
     "zb-v",
     "dualpipe-v",
 )
-_ROUNDS = 4  # of the pipeline that stands for a long one
+# Of the pipeline that stands for a long one; fewer where that is hardly longer.
+_ROUNDS = 4
 
 
 def start_at_t_star(
@@ -50,29 +50,24 @@ def start_at_t_star(
     blocking_power_uw: Sequence[int],
     network: Network,
     part: int = 1,
-) -> bool:
-    """Move a trace that stands at T_max to T_star, unless walking there is better.
+) -> None:
+    """Move a trace that stands at T_max to T_star.
 
     Args:
         part: stop earlier, where going slower saves this part of the power of all waiting GPUs.
-
-    Returns:
-        Whether it was moved.
     """
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
-    operations = len(pipeline.operations)
-    few = operations <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
-    short = _ROUNDS * stages + microbatches % stages
-    repeats = pipeline.schedule in _REPEATING and microbatches >= short + 2 * stages
+    few = len(pipeline.operations) <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
+    rounds = min(_ROUNDS, microbatches // stages - 1)
+    # Some schedules of several chunks need two rounds at least.
+    repeats = pipeline.schedule in _REPEATING and rounds >= min(2, pipeline.num_chunks)
     if repeats and not few:
+        short = rounds * stages + microbatches % stages
         guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
-        trace.start(guess // part, sum(blocking_power_uw) // part, rough=False)
-    elif operations <= _MANY_OPERATIONS:
-        guess = _chain_flow(pipeline, blocking_power_uw, network)
-        trace.start(guess // part, sum(blocking_power_uw) // part, rough=True)
     else:
-        return False
-    return True
+        guess = _chain_flow(pipeline, blocking_power_uw, network)
+    rough = few or not repeats
+    trace.start(guess // part, sum(blocking_power_uw) // part, rough=rough)
 
 
 def _chain_flow(
@@ -110,7 +105,8 @@ def _repeated_flow(
     }
     standing_for = _Repetition(pipeline.num_stages, pipeline.num_microbatches, short_microbatches)
     images = [standing_for(op) for op in pipeline.operations]
-    flow = [flow_of[image] for image in images]
+    # DualPipeV splits the backwards at its ends only, so an image may not be there.
+    flow = [flow_of.get(image, 0) for image in images]
     flow += [
         edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0) for i, j in _edges(pipeline)
     ]

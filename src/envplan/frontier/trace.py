@@ -247,9 +247,9 @@ class Frontier:
         if self.max_time_ns == self.slowest_time_ns:
             return self
         trace, flow = self._network.trace(), -1
-        if len(self.pipeline.operations) > _WALK_FROM_T_MAX and start_at_t_star(
-            trace, self.pipeline, self.profile, self.blocking_power_uw, self._network, _PART
-        ):
+        if len(self.pipeline.operations) > _WALK_FROM_T_MAX:
+            powers = self.blocking_power_uw
+            start_at_t_star(trace, self.pipeline, self.profile, powers, self._network, _PART)
             flow = self._power_uw // _PART
         trace.run(flow)
         return Frontier(
