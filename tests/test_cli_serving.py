@@ -14,7 +14,11 @@ import pytest
 from cli_helpers import COMMAND, Ran, assert_refused, envplan
 from envplan.cli import app
 from envplan.serving.builtin import TABLE_WH
+from fake_nvml import FakeNvml, fake_nvml
 from serving_helpers import write_profile
+from test_guard import wait_for
+
+__all__ = ["fake_nvml"]
 
 LOAD = "SS=9000,MM=3000"
 
@@ -109,21 +113,58 @@ def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(inside: Inside)
 
 
 def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
-    envplan("serving", "solve", "--load", "SS=1000", "-q", cwd=tmp_path)
-    envplan("serving", "apply", "-q", cwd=tmp_path)
+    process = holding(tmp_path, "--backend", "modelled")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=300)
+    assert rest.endswith("clocks given back\n")
+    assert process.returncode == 0
+
+
+def holding(folder: Path, *options: str) -> subprocess.Popen[str]:
+    envplan("serving", "solve", "--load", "SS=1000", "-q", cwd=folder)
+    envplan("serving", "apply", "-q", cwd=folder)
     process = subprocess.Popen(
-        [str(COMMAND), "serving", "hold", "--backend", "modelled"],
-        cwd=tmp_path,
+        [str(COMMAND), "serving", "hold", *options],
+        cwd=folder,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "GPU 0: 1200 MHz\n"
+    return process
+
+
+def test_clocks_that_cannot_be_set_while_holding_are_told(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    fake_nvml.fail("lock", times=3)
+    process = holding(tmp_path)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("envplan: warning: GPU 0: ")
+    wait_for(lambda: fake_nvml.locked(0) == 1200)
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=300)
     assert rest.endswith("clocks given back\n")
     assert process.returncode == 0
+    assert fake_nvml.locked(0) is None
+
+    fake_nvml.fail("lock")
+    ran = envplan("serving", "hold", "--seconds", 1, cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith("envplan: error: GPU 0: ")
+
+
+def test_holding_ends_if_a_guard_does(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    process = holding(tmp_path)
+    wait_for(lambda: fake_nvml.locked(0) == 1200)
+    for guard in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        os.kill(int(guard), signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.endswith("envplan: error: a clock guard has ended; start holding again\n")
+    assert fake_nvml.locked(0) is None
 
 
 def test_json_says_the_same_as_the_file(inside: Inside, tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +17,12 @@ from typer.core import TyperCommand
 
 from envplan.cli.frontier import check_type, name_bare_plot
 from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite
+from envplan.devices import DeviceError
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.apply import Clocks
+    from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 _BUILTIN = "h100-llama2-70b"
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 8
+_LOOK_S = 0.5
 _MOST_HEADROOM = 1e4  # percent
 _LONGEST_EPOCH = 1e6  # minutes
 _MOST_SLO_SCALE = 1e6
@@ -669,13 +676,14 @@ def serving_hold(
     options = _modelled_options(applied) if backend == "modelled" else {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with hold_clocks(applied, node, backend=backend, **options):
+        with hold_clocks(applied, node, backend=backend, **options) as guards:
             if not quiet:
                 for device, mhz in sorted(applied.clocks_of(node).items()):
                     say(f"GPU {device}: {mhz} MHz")
-            _wait(seconds)
+            with suppress(KeyboardInterrupt):  # the usual end of holding
+                _watch(guards, seconds)
     except KeyboardInterrupt:
-        pass  # the usual end of holding
+        pass
     if not quiet:
         say("clocks given back")
 
@@ -687,10 +695,26 @@ def _modelled_options(applied: Any) -> dict[str, Any]:
     return {"gpu": key, "count": applied.gpus_per_node}
 
 
-def _wait(seconds: float | None) -> None:
-    end = None if seconds is None else time.monotonic() + seconds
-    while end is None or time.monotonic() < end:
-        time.sleep(1.0 if end is None else max(0.0, min(1.0, end - time.monotonic())))
+def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
+    """Wait for so long, s, and pass on what goes wrong meanwhile.
+
+    Raises:
+        DeviceError: a guard is gone, or a clock could not be set in the end either.
+    """
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    lasting = ""
+    while True:
+        time.sleep(max(0.0, min(_LOOK_S, end - time.monotonic())))
+        for guard in guards:
+            for problem in guard.problems():
+                lasting = problem
+                print(f"envplan: warning: {problem}", file=sys.stderr, flush=True)
+            if not guard.alive:
+                raise DeviceError("a clock guard has ended; start holding again")
+        if time.monotonic() >= end:
+            break
+    if any(guard.failing for guard in guards):
+        raise DeviceError(lasting)
 
 
 def _job(
