@@ -62,10 +62,14 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.serving.plan
 	$(BIN)/python -m envplan.serving.apply
 
-# Sets every planner beside the published figures on every built-in workload, and replays weeks of serving: some minutes.
+# Sets every planner beside the published figures on every built-in workload, replays weeks of
+# serving, and draws the picture of the README: some minutes.
 results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
+	@mkdir -p build
+	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --microbatches 8 --quiet -o build/overview.plan.json
+	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
 
 clean:
 	rm -rf $(VENV) build out
