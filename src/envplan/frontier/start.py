@@ -61,12 +61,12 @@ def start_at_t_star(
     rounds = min(_ROUNDS, microbatches // stages - 1)
     # Some schedules of several chunks need two rounds at least.
     repeats = pipeline.schedule in _REPEATING and rounds >= min(2, pipeline.num_chunks)
-    if repeats and not few:
+    rough = few or not repeats
+    if rough:
+        guess = _chain_flow(pipeline, blocking_power_uw, network)
+    else:
         short = rounds * stages + microbatches % stages
         guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
-    else:
-        guess = _chain_flow(pipeline, blocking_power_uw, network)
-    rough = few or not repeats
     trace.start(guess // part, sum(blocking_power_uw) // part, rough=rough)
 
 

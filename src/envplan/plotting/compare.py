@@ -6,7 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from envplan.plotting.frontier import STYLE, draw_ends, energy_unit, label_axes, save_figure
+from envplan.plotting.frontier import (
+    STYLE,
+    draw_ends,
+    draw_plans,
+    energy_unit,
+    label_axes,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +26,6 @@ __all__ = ["comparison_figure", "plot_comparison"]
 
 # Okabe and Ito's palette again; every planner has a shape of its own as well.
 _CURVE: Final = "#0072B2"
-_PLANS: Final = "#E69F00"
 _OURS: Final = ("D", "#000000")
 _MARKS: Final = {
     "max_frequency": ("X", "#D55E00"),
@@ -60,7 +66,8 @@ def comparison_figure(comparison: Comparison, along: Sequence[Plan] = ()) -> Fig
         figure = Figure(figsize=(10.4, 5.0), layout="constrained")
         axes = figure.add_subplot()
         _draw_curves(axes, comparison, scale)
-        _draw_along(axes, along, scale)
+        if along:
+            draw_plans(axes, along, scale, "Plans along it")
         _draw_plans(axes, comparison, scale)
         _set_limits(axes, comparison, scale)
         draw_ends(axes, comparison.frontier, scale)
@@ -96,20 +103,6 @@ def _draw_curves(axes: Axes, comparison: Comparison, scale: float) -> None:
             linewidth=1.2,
             marker=".",
             markersize=4,
-        )
-
-
-def _draw_along(axes: Axes, along: Sequence[Plan], scale: float) -> None:
-    if along:
-        axes.plot(
-            [plan.iteration_time for plan in along],
-            [plan.energy / scale for plan in along],
-            "o",
-            color=_PLANS,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-            markersize=5.5,
-            label="Plans along it",
         )
 
 

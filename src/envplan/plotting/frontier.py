@@ -160,16 +160,7 @@ def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: f
         linewidth=2.2,
         label="Exact relaxed frontier (lower bound)",
     )
-    axes.plot(
-        [plan.iteration_time for plan in plans],
-        [plan.energy / scale for plan in plans],
-        "o",
-        color=_PLANS,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        markersize=5.5,
-        label="Plans, one frequency per operation",
-    )
+    draw_plans(axes, plans, scale, "Plans, one frequency per operation")
     axes.plot(
         baseline.iteration_time_s,
         baseline.energy_j / scale,
@@ -180,6 +171,25 @@ def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: f
         linestyle="none",
         zorder=5,
         label="Maximum frequency everywhere",
+    )
+
+
+def draw_plans(axes: Axes, plans: Sequence[Plan], scale: float, label: str) -> None:
+    """Put a dot at every plan.
+
+    Args:
+        scale: of the axis of energies, see energy_unit.
+        label: for the legend.
+    """
+    axes.plot(
+        [plan.iteration_time for plan in plans],
+        [plan.energy / scale for plan in plans],
+        "o",
+        color=_PLANS,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        markersize=5.5,
+        label=label,
     )
 
 
