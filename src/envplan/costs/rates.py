@@ -12,7 +12,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from envplan._model import Model
 
 from envplan._files import decimal, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
@@ -33,7 +35,7 @@ ClockSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 PerKwh = Annotated[float, Field(ge=-MAX_PER_KWH, le=MAX_PER_KWH)]
 
 
-class Rate(BaseModel):
+class Rate(Model):
     """What a kWh costs, as a step function of time.
 
     Attributes:

@@ -1,0 +1,21 @@
+"""What a training run costs in money and carbon."""
+
+from envplan.costs.model import MAX_ITERATIONS, Costs, Minimized, Pair, Run, Spent
+from envplan.costs.rates import Rate, Steps, read_rate
+from envplan.costs.spending import check_costs, priced, spent, tokens_per_iteration
+
+__all__ = [
+    "MAX_ITERATIONS",
+    "Costs",
+    "Minimized",
+    "Pair",
+    "Rate",
+    "Run",
+    "Spent",
+    "Steps",
+    "check_costs",
+    "priced",
+    "read_rate",
+    "spent",
+    "tokens_per_iteration",
+]

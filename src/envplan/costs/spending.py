@@ -1,0 +1,190 @@
+"""What a plan costs: money and carbon, at fixed rates or at rates that change with time.
+
+A run draws its plan's average power all the while, so what it costs is that power times the
+integral of the rate over the hours it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from envplan.costs.model import Costs, Pair, Run, Spent
+from envplan.costs.rates import Rate
+from envplan.errors import InputError
+from envplan.units import J_PER_KWH, duration_text, ns_from_s, ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.frontier import Relaxation
+    from envplan.plan import Plan
+
+__all__ = ["check_costs", "priced", "spent", "tokens_per_iteration"]
+
+#: How far a stated cost may lie from its recomputation.
+_TOLERANCE: Final = 1e-9
+
+
+def priced(plan: Plan, run: Run) -> Plan:
+    """The plan, with what it costs; where it waits for a straggler, until that has finished.
+
+    Raises:
+        InputError: a rate ends before the run does.
+    """
+    iteration, whole = _pairs(plan, run)
+    costs = Costs(
+        currency=run.currency,
+        price=run.price,
+        carbon=run.carbon,
+        iterations=run.iterations,
+        tokens=run.tokens,
+        deadline_s=run.deadline_s,
+        minimized=run.minimized if run.deadline_s is not None else None,
+        iteration=iteration,
+        run=whole,
+    )
+    return plan.model_copy(update={"costs": costs})
+
+
+def _before_and_after(plan: Plan) -> list[tuple[float, float]]:
+    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where it waits
+    for a straggler, both until that has finished."""
+    predicted, straggler_s = plan.predicted, plan.target.straggler_time_s
+    before, until = predicted.baseline, predicted.until_straggler
+    if until is None or straggler_s is None:
+        return [
+            (before.iteration_time_s, before.energy_j),
+            (predicted.iteration_time_s, predicted.energy_j),
+        ]
+    return [
+        (max(straggler_s, before.iteration_time_s), until.baseline_energy_j),
+        (straggler_s, until.energy_j),
+    ]
+
+
+def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
+    """What one iteration costs, and what the run does."""
+    before, after = (
+        spent(time_s, energy_j, run.iterations or 1, run.price, run.carbon)
+        for time_s, energy_j in _before_and_after(plan)
+    )
+    whole = Pair(max_frequency=before, plan=after)
+    if run.iterations is None:
+        return whole, None
+    single = Pair(
+        max_frequency=_share(before, run.iterations), plan=_share(after, run.iterations)
+    )
+    return single, whole
+
+
+def spent(
+    time_s: float, energy_j: float, iterations: int, price: Rate | None, carbon: Rate | None = None
+) -> Spent:
+    """What iterations of so many seconds and joules, back to back, take.
+
+    Raises:
+        InputError: a rate ends before they do.
+    """
+    duration = time_s * iterations
+    for rate in (price, carbon):
+        if rate is not None:
+            check_span(rate, duration)
+
+    def total(rate: Rate | None) -> float | None:
+        if rate is None:
+            return None
+        if rate.is_fixed:
+            return rate.per_kwh[0] * (energy_j * iterations) / J_PER_KWH
+        return energy_j / time_s * rate.steps().integral(duration) / J_PER_KWH
+
+    return Spent(
+        time_s=duration,
+        energy_kwh=energy_j * iterations / J_PER_KWH,
+        money=total(price),
+        carbon_g=total(carbon),
+    )
+
+
+def _share(whole: Spent, iterations: int) -> Spent:
+    amounts = whole.model_dump(exclude_none=True)
+    return Spent(**{name: amount / iterations for name, amount in amounts.items()})
+
+
+def check_span(rate: Rate, duration_s: float) -> None:
+    """Raises: InputError: a rate ends before a run of so many seconds does."""
+    if duration_s > rate.lasts_s:
+        raise InputError(
+            f"lasts {duration_text(rate.lasts_s)} from the start of the run, and the run "
+            f"{duration_text(duration_s)}; add the rows that are missing, or let it begin again "
+            "with --repeat-rates",
+            path=rate.file,
+        )
+
+
+def check_costs(plan: Plan) -> list[str]:
+    """Prove the costs in a plan from its rates, time and energy.
+
+    Returns:
+        A sentence for what was proved; none where the plan has no costs.
+
+    Raises:
+        InputError: the first number that is not so.
+    """
+    costs = plan.costs
+    if costs is None:
+        return []
+    iteration, run = _pairs(plan, costs.of_run())
+    _compare("costs.iteration", costs.iteration, iteration)
+    _compare("costs.run", costs.run, run)
+    if costs.deadline_s is None or costs.iterations is None:
+        return ["costs follow from the plan's time and energy and the rates in the file"]
+    taken_ns = ns_from_s(_before_and_after(plan)[1][0]) * costs.iterations
+    if taken_ns > ns_from_s_floor(costs.deadline_s):
+        raise InputError(
+            f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s, more than the deadline "
+            f"of {costs.deadline_s!r} s"
+        )
+    return [
+        "costs follow from the plan's time and energy and the rates in the file",
+        f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s <= deadline "
+        f"{costs.deadline_s!r} s",
+    ]
+
+
+def _compare(name: str, stated: Pair | None, again: Pair | None) -> None:
+    if stated is None or again is None:
+        if stated is not again:
+            raise InputError(f"{name} goes with costs.iterations: both or neither")
+        return
+    for plan in ("max_frequency", "plan"):
+        for field in Spent.model_fields:
+            said = getattr(getattr(stated, plan), field)
+            true = getattr(getattr(again, plan), field)
+            same = said is true or (
+                said is not None
+                and true is not None
+                and math.isclose(said, true, rel_tol=_TOLERANCE, abs_tol=1e-12)
+            )
+            if not same:
+                raise InputError(f"{name}.{plan}.{field} is {said!r}, recomputed {true!r}")
+
+
+def tokens_per_iteration(frontier: Relaxation) -> int:
+    """Tokens of one iteration over all replicas, from what the profile's sidecar says.
+
+    Microbatch size x sequence length x microbatches x replicas.
+
+    Raises:
+        InputError: the sidecar does not say microbatch_size or sequence_length.
+    """
+    metadata = frontier.profile.metadata
+    length = metadata.extra.get("sequence_length")
+    if metadata.microbatch_size is None or not isinstance(length, int) or not 0 < length < 2**31:
+        missing = "microbatch_size" if metadata.microbatch_size is None else "sequence_length"
+        raise InputError(
+            f"how many tokens has an iteration? Give --tokens-per-iteration (the sidecar of "
+            f"profile {frontier.profile.name} does not say {missing})"
+        )
+    batch = metadata.microbatch_size * frontier.pipeline.num_microbatches * frontier.replicas
+    return batch * length
+
+
