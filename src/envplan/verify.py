@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.adjustments import Adjustments
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import (
@@ -32,7 +31,7 @@ from envplan.plan import (
     until_straggler,
 )
 from envplan.power import peak_uw
-from envplan.profile import Profile, builtin_paths
+from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.units import (
     MAX_INTEGER,
     fj_from_j,

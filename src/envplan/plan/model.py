@@ -149,7 +149,7 @@ class Job(_Model):
 
 
 class AppliedAdjustments(_Model):
-    """What was derived from a profile's rows; see envplan.adjustments.Adjustments."""
+    """What was derived from a profile's rows; see envplan.profile.Adjustments."""
 
     recompute: bool = Field(False, description="the forward was added to the backward")
     backward_input_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(

@@ -9,15 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from envplan.errors import InputError
-
-if TYPE_CHECKING:
-    from envplan.profile import OptionTable
+from envplan.profile.options import OptionTable, frozen
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
@@ -25,7 +20,7 @@ __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
 
-Tables = Mapping[tuple[int, str], "OptionTable"]
+Tables = Mapping[tuple[int, str], OptionTable]
 
 #: Sums must stay where single rows may lie: 9e3 J in fJ and 1e9 s in ns.
 _MAX_FJ: Final = 9 * 10**18
@@ -186,14 +181,8 @@ def _table(
     return dataclasses.replace(
         like,
         instruction=instruction,
-        frequency_mhz=_frozen([-row[2] for row in rows]),
+        frequency_mhz=frozen([-row[2] for row in rows]),
         config=tuple(row[3] for row in rows),
-        time_ns=_frozen([row[0] for row in rows]),
-        energy_fj=_frozen([row[1] for row in rows]),
+        time_ns=frozen([row[0] for row in rows]),
+        energy_fj=frozen([row[1] for row in rows]),
     )
-
-
-def _frozen(values: list[int]) -> NDArray[np.int64]:
-    array = np.array(values, dtype=np.int64)
-    array.flags.writeable = False
-    return array

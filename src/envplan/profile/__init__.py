@@ -1,0 +1,37 @@
+"""Stage profiles: what every operation costs at every frequency, read and checked once.
+
+A profile is a CSV file with one row per option,
+
+    stage,instruction,frequency,time,energy        int, str, MHz, s, J (per GPU, per operation)
+
+the format that Zeus's pipeline frequency optimizer reads, so that its files work unchanged.
+Optional columns are `config` (a free label for a second knob), `time_std`, `energy_std` and
+`samples`; other columns are ignored. Rows whose instruction is `blocking` give the power of a GPU
+that waits for a neighbour. A sidecar NAME.meta.json beside NAME.csv may say where it comes from.
+
+Times and energies become integers (ns, fJ) here, and everything after this module trusts them.
+"""
+
+from envplan.profile.curve import CostCurve, cost_curve
+from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments
+from envplan.profile.model import Profile, builtin_paths, builtin_profiles
+from envplan.profile.options import BLOCKING, INCLUDES_RECOMPUTATION, INSTRUCTIONS, OptionTable
+from envplan.profile.reading import RAW_COLUMNS, read_cells
+from envplan.profile.sidecar import ProfileMetadata
+
+__all__ = [
+    "BLOCKING",
+    "DEFAULT_BACKWARD_INPUT_SHARE",
+    "INCLUDES_RECOMPUTATION",
+    "INSTRUCTIONS",
+    "RAW_COLUMNS",
+    "Adjustments",
+    "CostCurve",
+    "OptionTable",
+    "Profile",
+    "ProfileMetadata",
+    "builtin_paths",
+    "builtin_profiles",
+    "cost_curve",
+    "read_cells",
+]

@@ -1,0 +1,312 @@
+"""A profile: the options of every operation, and what can be derived from them."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import io
+import math
+import os
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from envplan._files import atomic_write, read_bounded
+from envplan.errors import InputError
+from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
+from envplan.profile.options import BLOCKING, INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.reading import (
+    COLUMNS,
+    MAX_BYTES,
+    blocking_power,
+    check_instructions,
+    check_stages,
+    known_first,
+    read_rows,
+    tables,
+)
+from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
+
+_SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
+
+
+class Profile:
+    """A validated stage profile.
+
+    Made by read_csv, builtin, open or from_rows, never directly.
+
+    Attributes:
+        num_stages: S; the profile's stages are 0 .. S - 1.
+        instructions: names of its operations, known ones first; `blocking` is not one of them.
+        name: the file's name without .csv.
+        path: where it was read from, None when made by from_rows.
+        sha256: hexadecimal digest of the CSV's bytes.
+        metadata: what the sidecar says.
+        blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
+            a stage without such rows takes the mean of those that have some. None where the
+            file has no such rows at all.
+        adjustments: what was derived from the file's rows; nothing unless `adjusted` made this.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        *,
+        name: str,
+        path: Path | None,
+        metadata: ProfileMetadata,
+    ) -> None:
+        rows = read_rows(content, path)
+        self.num_stages = check_stages(rows, path)
+        self.instructions = check_instructions(rows, self.num_stages, path)
+        self.name = name
+        self.path = path
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.metadata = metadata
+        gpus = metadata.stage_gpus
+        if gpus is not None and len(gpus) != self.num_stages:
+            raise InputError(
+                f"its sidecar lists {len(gpus)} GPUs for {self.num_stages} stages; list one for "
+                "each, or name one for all",
+                path=path,
+                column="gpu",
+            )
+        self.blocking_power_w = blocking_power(rows, self.num_stages)
+        self.adjustments = Adjustments()
+        self._content = content
+        self._tables = tables(rows)
+        self._measured = self._tables
+        self._spreads = {
+            (row.stage, row.instruction, row.frequency, row.config): row.time_std_s / row.time_s
+            for row in rows
+            if row.time_std_s is not None
+        }
+
+    def __repr__(self) -> str:
+        return f"Profile({self.name!r}, num_stages={self.num_stages})"
+
+    @property
+    def sidecar(self) -> Path | None:
+        """Where its sidecar is, if it has one; None when made by from_rows."""
+        return None if self.path is None else sidecar_path(self.path)
+
+    def has(self, stage: int, instruction: str) -> bool:
+        """Whether the profile times this instruction on this stage."""
+        return (stage, instruction) in self._tables
+
+    def time_spread(
+        self, stage: int, instruction: str, frequency: int, config: str = ""
+    ) -> float | None:
+        """Standard deviation of a row's time by column `time_std`, as a fraction of that time.
+
+        None where the file does not say, or the row was derived from others.
+        """
+        if self.adjustments:
+            return None
+        return self._spreads.get((stage, instruction, frequency, config))
+
+    def table(self, stage: int, instruction: str) -> OptionTable:
+        """The options of an instruction on a stage.
+
+        Raises:
+            InputError: the profile has none.
+        """
+        table = self._tables.get((stage, instruction))
+        if table is not None:
+            return table
+        if not 0 <= stage < self.num_stages:
+            raise InputError(
+                f"profile {self.name} has stages 0 to {self.num_stages - 1}, no stage {stage}",
+                path=self.path,
+            )
+        present = [name for name in self.instructions if self.has(stage, name)]
+        remedy = "profile that instruction too or choose another schedule"
+        if instruction in _SPLIT_BACKWARD and "backward" in present:
+            remedy += ", or derive it: Profile.adjusted(backward_input_share=0.5)"
+        elif instruction == "backward" and set(present) >= _SPLIT_BACKWARD:
+            remedy += ", or add them up: Profile.adjusted(join_backward=True)"
+        raise InputError(
+            f"profile {self.name} has no rows for {instruction} on stage {stage}, only for "
+            f"{', '.join(present)}; {remedy}",
+            path=self.path,
+        )
+
+    def adjusted(
+        self,
+        recompute: bool = False,
+        backward_input_share: float | None = None,
+        *,
+        join_backward: bool = False,
+    ) -> Profile:
+        """This profile with what can be derived from its rows, and what it was derived with.
+
+        Name, sha256 and what save_csv writes stay those of the measured rows. Adjustments do not
+        add up: they are those of the last call.
+
+        Args:
+            recompute: add, at equal frequency and config, the time and energy of each stage's
+                forward (of its `recompute` rows, where it has some) to its backward, to
+                backward_input where that is split.
+            backward_input_share: where the profile lacks `backward_input` or `backward_weight`,
+                make it of `backward`: this share of its time and energy at each frequency is
+                backward_input, the rest backward_weight. None: do not.
+            join_backward: where the profile lacks `backward`, make it the sum of both.
+
+        Raises:
+            InputError: the share is not between 0 and 1, rows to be added have no frequency and
+                config in common (names the stage), or the file says that recomputation is in it
+                already.
+        """
+        if recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
+            raise InputError(
+                f"profile {self.name} says that its backward includes recomputation already; leave "
+                "--recompute out",
+                path=self.path,
+            )
+        adjustments = Adjustments(recompute, backward_input_share, join_backward)
+        other = copy.copy(self)
+        other.adjustments = adjustments
+        other._tables = adjusted_tables(self._measured, adjustments)
+        names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
+        other.instructions = known_first(name for name in names if name != BLOCKING)
+        return other
+
+    def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
+        """This profile, adjusted as far as operations of these instructions need it.
+
+        A backward that is split although the profile has only the whole is assumed to be half
+        `backward_input`; one that is whole although the profile has only the parts is their sum.
+
+        Args:
+            recompute: as for adjusted.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        needed = set(instructions)
+
+        def lacks(instruction: str) -> bool:
+            stages = range(self.num_stages)
+            return any((stage, instruction) not in self._measured for stage in stages)
+
+        split = any(name in needed and lacks(name) for name in _SPLIT_BACKWARD)
+        return self.adjusted(
+            recompute,
+            DEFAULT_BACKWARD_INPUT_SHARE if split else None,
+            join_backward="backward" in needed and lacks("backward"),
+        )
+
+    @classmethod
+    def read_csv(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read and check a profile and, where there is one, its sidecar.
+
+        Raises:
+            InputError: naming file, line, column and what to do.
+        """
+        file = Path(path)
+        content = read_bounded(file, MAX_BYTES)
+        metadata = ProfileMetadata.read_json(sidecar_path(file))
+        return cls(content, name=file.stem, path=file, metadata=metadata)
+
+    @classmethod
+    def builtin(cls, name: str) -> Profile:
+        """A profile that ships with envplan, by name.
+
+        Raises:
+            InputError: there is none of that name; the message lists those there are.
+        """
+        paths = builtin_paths()
+        if name not in paths:
+            raise InputError(
+                f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
+            )
+        return cls.read_csv(paths[name])
+
+    @classmethod
+    def open(cls, path_or_name: str | os.PathLike[str]) -> Profile:
+        """The profile at a path or, where no such path exists, the built-in of that name.
+
+        Raises:
+            InputError: it is neither, or the file is not a valid profile.
+        """
+        if exists(path_or_name):
+            return cls.read_csv(path_or_name)
+        paths = builtin_paths()
+        name = os.fspath(path_or_name)
+        if name in paths:
+            return cls.read_csv(paths[name])
+        raise InputError(
+            "no such file, and no built-in profile of that name; give the path of a profile CSV "
+            f"or one of: {', '.join(paths)}",
+            path=path_or_name,
+        )
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Sequence[Any]],
+        *,
+        columns: Sequence[str] = (*COLUMNS, "config"),
+        name: str = "profile",
+        metadata: ProfileMetadata | None = None,
+    ) -> Profile:
+        """A profile of rows in memory, checked like a file.
+
+        Args:
+            rows: tuples of stage, instruction, frequency (MHz), time (s), energy (J) and, if need
+                be, config; or whatever `columns` says. They may stop early, after energy say.
+            columns: names of the values in each row; only those any row reaches are written.
+            name: the profile's name.
+            metadata: what the sidecar shall say.
+
+        Raises:
+            InputError: as in read_csv; lines count from the header, as in the saved file.
+        """
+        listed = [tuple(row) for row in rows]
+        width = max((len(row) for row in listed), default=len(COLUMNS))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns[:width])
+        writer.writerows([_plain(value) for value in row] for row in listed)
+        return cls(
+            text.getvalue().encode("utf-8"),
+            name=name,
+            path=None,
+            metadata=metadata or ProfileMetadata(),
+        )
+
+    def save_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile, byte for byte as it was read or made, and its sidecar.
+
+        Each of the two files appears whole or not at all.
+
+        Raises:
+            InputError: the folder is missing or not writable.
+        """
+        atomic_write(path, self._content)
+        atomic_write(sidecar_path(Path(path)), self.metadata.to_json())
+
+
+def builtin_profiles() -> list[Profile]:
+    """The profiles that ship with envplan, by name."""
+    return [Profile.read_csv(path) for path in builtin_paths().values()]
+
+
+def builtin_paths() -> dict[str, Path]:
+    """Where the profiles that ship with envplan lie, by name."""
+    # An installed package carries the folder; a source or editable checkout has it at its top.
+    installed = Path(str(files("envplan") / "profiles"))
+    checkout = Path(__file__).resolve().parents[3] / "profiles"
+    folder = installed if installed.is_dir() else checkout
+    return {path.stem: path for path in sorted(folder.glob("*.csv"))}
+
+
+def _plain(value: object) -> object:
+    """A float as the shortest decimal that reads back the same, without an exponent."""
+    if isinstance(value, float) and math.isfinite(value):
+        return np.format_float_positional(value, trim="-")
+    return value
