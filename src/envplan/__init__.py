@@ -21,14 +21,15 @@ from envplan.errors import EnvplanError, InputError, NoAnswerError
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
     from envplan.freqplan import FrequencyPlan
-    from envplan.frontier import Frontier, trace_frontier
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
     from envplan.planners import PLANNERS, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
     from envplan.replicas import plan_replicas, replay_replicas
+    from envplan.request import Request
     from envplan.simulation import Timeline, simulate
+    from envplan.solve import Frontier, plan_from_clocks, trace_frontier
     from envplan.verify import verify_plan
 
     __version__: str
@@ -49,12 +50,14 @@ __all__ = [
     "Plan",
     "Profile",
     "ProfileMetadata",
+    "Request",
     "Timeline",
     "__version__",
     "builtin_profiles",
     "compare",
     "forwards_ahead",
     "minimum_cut",
+    "plan_from_clocks",
     "plan_replicas",
     "read_slowdowns",
     "replay_replicas",
@@ -67,8 +70,10 @@ __all__ = [
 
 _HOME = {
     "FrequencyPlan": "envplan.freqplan",
-    "Frontier": "envplan.frontier",
-    "trace_frontier": "envplan.frontier",
+    "Frontier": "envplan.solve",
+    "trace_frontier": "envplan.solve",
+    "plan_from_clocks": "envplan.solve",
+    "Request": "envplan.request",
     "UNLIMITED": "envplan.frontier.mincut",
     "MinimumCut": "envplan.frontier.mincut",
     "minimum_cut": "envplan.frontier.mincut",

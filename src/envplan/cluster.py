@@ -15,19 +15,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envplan._files import decimal, decoded, read_bounded
-from envplan.errors import InputError
-from envplan.plan import max_frequency_options, price
+from envplan.errors import InputError, NoAnswerError
+from envplan.plan import Job, Plan, as_referenced, check_reference, replay_plan
 from envplan.profile import Profile
-from envplan.simulation import simulate
-from envplan.units import fj_from_j, j_from_fj, ns_from_s, s_from_ns, uw_from_w
-from envplan.verify import as_referenced, check_reference, trace_job
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Job, Plan
+from envplan.request import Deadline, Effort, Request
+from envplan.solve import LADDER, Frontier, ladder, solve, trace_job
+from envplan.units import fj_from_j, j_from_fj, ns_from_s, s_from_ns
 
 __all__ = [
     "ClusterIteration",
@@ -44,8 +40,6 @@ Slowdowns = Mapping[int, float]
 MAX_REPLICAS: Final = 10**6
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
-#: How many rungs that one has: with 32, a T' between two costs a half percent on average.
-LADDER_RUNGS: Final = 32
 MAX_SLOWDOWN: Final = 1e6
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _COLUMNS: Final = ("iteration", "replica", "slowdown")
@@ -187,7 +181,7 @@ def simulate_cluster(
     is as fast as the plan.
 
     Plans are looked up in the plan's own ladder. Where it has none, rungs are made beforehand from
-    the frontier: one for each T' if there are few, else a ladder of LADDER_RUNGS.
+    the frontier: one for each T' if there are few, else a ladder.
 
     Args:
         frontier: of the plan's job, for a plan without a ladder; not needed where nobody straggles.
@@ -436,21 +430,20 @@ class _Paces:
     def __init__(
         self, plan: Plan, profile: Profile, frontier: Frontier | None, force: bool
     ) -> None:
-        timeline = simulate(plan, profile, force=force)
-        profile = as_referenced(plan.profile, profile)
-        powers_uw = [uw_from_w(power) for power in plan.job.blocking_power_w]
-        self._power_uw = sum(powers_uw)
-        self.plan = _Pace(timeline.iteration_time_ns, timeline.energy_fj // plan.job.num_gpus)
-        pipeline = timeline.pipeline
-        fastest = price(pipeline, profile, max_frequency_options(pipeline, profile), powers_uw)
+        replay = replay_plan(plan, profile, force=force)
+        problem = replay.problem
+        self._power_uw = sum(problem.blocking_power_uw.tolist())
+        self.plan = _Pace(replay.makespan_ns, replay.energy_fj)
+        fastest = problem.replay(problem.max_frequency_rows)
         self.baseline = _Pace(fastest.makespan_ns, fastest.energy_fj)
+        # Whatever a plan looked up keeps, it keeps with the request's clocks and limits.
+        self._request = plan.request
         self._frontier = frontier
         self._ladder = [
             _pace(rung.iteration_time_s, rung.energy_j, plan.job.num_gpus)
             for rung in plan.ladder or ()
         ]
         self._has_ladder = plan.ladder is not None
-        self._latency, self._dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
 
     def sync_ns(self, factor: float) -> int:
         """When a straggler of a slowdown has finished."""
@@ -465,25 +458,30 @@ class _Paces:
         times = sorted({self.sync_ns(factor) for factor in factors})
         if self._has_ladder or not times:
             return
-        from envplan.frontier.switching import NoPlanInTimeError
-
         if self._frontier is None:
             raise InputError("give the plan's frontier, or a plan with a ladder, to look up in")
+        frontier = self._frontier
         if len(times) <= MOST_OWN_RUNGS:
             plans = []
             for time in times:
-                # Where clocks are too slow to be in time, everybody keeps to the plan.
-                with suppress(NoPlanInTimeError):
-                    plans.append(
-                        self._frontier.plan_for_sync(
-                            s_from_ns(time), switch_latency=self._latency, min_dwell=self._dwell
-                        )
-                    )
+                # Where there is no such plan, everybody keeps to the one that there is.
+                with suppress(NoAnswerError):
+                    plans.append(solve(frontier, self._until(time)))
         else:
-            plans = self._frontier.ladder(
-                LADDER_RUNGS, switch_latency=self._latency, min_dwell=self._dwell
-            )
+            plans = ladder(frontier, self._until(times[-1], LADDER))
         self._ladder = [_pace(p.iteration_time, p.energy, p.job.num_gpus) for p in plans]
+
+    def _until(self, time_ns: int, rungs: int = 0) -> Request:
+        """The plan's request for when everybody waits until a time, ns."""
+        return self._request.model_copy(
+            update={
+                "objective": "energy",
+                "deadline": Deadline(kind="sync-time", time_s=s_from_ns(time_ns)),
+                "straggler_time_s": None,
+                "run": None,
+                "effort": Effort(ladder=rungs),
+            }
+        )
 
     def until(self, pace: _Pace, sync_ns: int) -> int:
         """fJ of a replica that goes at a pace and then waits until sync_ns."""

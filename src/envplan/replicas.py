@@ -10,19 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.costs import Pair, Run, Spent, spent
 from envplan.errors import InputError, NoAnswerError
-from envplan.plan import Plan, gap_over
+from envplan.limits import (
+    AveragePower,
+    EnergyBudget,
+    HoldsWithProbability,
+    Limit,
+    PeakPower,
+)
+from envplan.plan import Plan, gap_over, replay_plan
+from envplan.profile import Profile
+from envplan.request import Deadline, Request
+from envplan.solve import Frontier, solve, trace_frontier
+from envplan.solve.search import cheapest_times, first_between
 from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.profile import Profile
 
 __all__ = [
     "ReplicaPlans",
-    "common_min_time_ns",
     "plan_beside",
     "plan_replicas",
     "replay_replicas",
@@ -37,10 +48,12 @@ class ReplicaPlans:
         plans: one for each kind; its job says how many replicas follow it.
         energy_lower_bound: least energy of any plans that all end by the deadline; None where
             nobody planned for one.
+        run: what is trained, where costs are wanted.
     """
 
     plans: tuple[Plan, ...]
     energy_lower_bound: float | None = None
+    run: Run | None = None
 
     @property
     def sync_time(self) -> float:
@@ -84,6 +97,21 @@ class ReplicaPlans:
         before = self.baseline_energy
         return 100 * (before - self.energy) / before if before else 0.0
 
+    @property
+    def costs(self) -> Pair | None:
+        """What the run costs, all replicas together, at maximum frequency and by the plans."""
+        if self.run is None:
+            return None
+
+        def of(time: float, energy: float) -> Spent:
+            assert self.run is not None
+            return spent(time, energy, self.run.iterations or 1, self.run.price, self.run.carbon)
+
+        return Pair(
+            max_frequency=of(self.baseline_time, self.baseline_energy),
+            plan=of(self.sync_time, self.energy),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """In JSON types."""
         document: dict[str, Any] = {
@@ -93,6 +121,7 @@ class ReplicaPlans:
             "gap": self.gap,
             "baseline": {"sync_time_s": self.baseline_time, "energy_j": self.baseline_energy},
             "savings_percent": self.savings_percent,
+            "costs": None if self.costs is None else self.costs.model_dump(exclude_none=True),
             "replicas": [
                 {
                     "profile": plan.profile.name,
@@ -111,81 +140,189 @@ def _exact_sum(joules: Sequence[float]) -> float:
     return j_from_fj(sum(map(fj_from_j, joules)))
 
 
-def common_min_time_ns(frontiers: Sequence[Frontier]) -> int:
-    """T_min of all together, ns: that of the slowest."""
-    return max(frontier.min_time_ns for frontier in frontiers)
+_STEPS: Final = 12  # of the search for the least time
 
 
-def plan_replicas(
-    frontiers: Sequence[Frontier],
-    target_time: float | None = None,
-    *,
-    slowdown: float | None = None,
-    min_energy: bool = False,
-) -> ReplicaPlans:
-    """Plans for replicas of several kinds so that all end by a common time, at the least energy.
+def plan_replicas(frontiers: Sequence[Frontier], request: Request | None = None) -> ReplicaPlans:
+    """Plans for replicas of several kinds so that all end by a common time.
 
     Args:
-        frontiers: one for each kind, traced with `full`; each says how many replicas it is for.
-        target_time: s.
-        slowdown: instead, a fraction of the common T_min to be slower by.
-        min_energy: instead, the time at which all together use least.
-            None of them: the common T_min.
+        frontiers: one for each kind; each says how many replicas it is for.
+        request: what is wanted of all together; default: no slowdown against the slowest kind. A
+            budget and caps are on all GPUs of all kinds; a cap on the peak is shared out by what
+            the kinds draw at maximum frequency; a probability is that all are in time.
 
     Raises:
-        NoAnswerError: the slowest kind cannot be that fast.
-        InputError: two targets are given, or one is out of range.
+        NoAnswerError: the slowest kind cannot be that fast, or a limit cannot be kept.
     """
-    if (target_time is not None) + (slowdown is not None) + min_energy > 1:
-        raise InputError("give one of target_time, slowdown and min_energy")
-    if slowdown is not None and not 0 <= slowdown <= 1e6:
-        raise InputError(f"slowdown must be a fraction from 0 up, not {slowdown}")
-    if target_time is not None and not 0 <= target_time <= 1e9:
-        raise InputError(f"target time must be seconds from 0 up, not {target_time}")
-    least = common_min_time_ns(frontiers)
-    star = _common_star_ns(frontiers)
-    asked = least
-    if target_time is not None:
-        asked = ns_from_s_floor(target_time)
-    elif slowdown is not None:
-        asked = least + int(least * slowdown)
-    elif min_energy:
-        asked = star
-    if asked < least:
-        slowest = max(frontiers, key=lambda frontier: frontier.min_time_ns)
-        raise NoAnswerError(
-            f"no plans finish in {s_from_ns(asked):.9f} s; T_min of the slowest replica, that of "
-            f"profile {slowest.profile.name}, is {s_from_ns(least):.9f} s"
+    together = _Together(frontiers, request or Request())
+    match together.request.objective:
+        case "energy":
+            return together.by(together.asked_ns())
+        case "time":
+            return together.fastest()
+        case "cost":
+            return together.cheapest()
+
+
+class _Together:
+    """Several kinds of replicas as one: a common time costs the sum of what it costs each."""
+
+    def __init__(self, frontiers: Sequence[Frontier], request: Request) -> None:
+        self.frontiers = frontiers
+        self.request = request
+
+    @property
+    def min_time_ns(self) -> int:
+        """T_min of all together, ns: that of the slowest."""
+        return max(frontier.min_time_ns for frontier in self.frontiers)
+
+    @cached_property
+    def times_ns(self) -> NDArray[np.int64]:
+        """Where the sum of the relaxed curves bends, from T_min up, ns, ascending."""
+        bends = {self.min_time_ns}.union(
+            *(f.times_ns.tolist() + f.beyond.times_ns.tolist() for f in self.frontiers)
         )
-    time_ns = min(asked, star)
-    return ReplicaPlans(
-        tuple(frontier.plan_for_sync(s_from_ns(time_ns)) for frontier in frontiers),
-        j_from_fj(sum(_energy_fj(frontier, time_ns) for frontier in frontiers)),
-    )
+        return np.array(sorted(time for time in bends if time >= self.min_time_ns), np.int64)
 
+    @cached_property
+    def min_energy_time_ns(self) -> int:
+        """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
+        times = self.times_ns.tolist()
+        low, high = 0, len(times) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.bound_fj(times[middle + 1]) < self.bound_fj(times[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return times[low]
 
-def _common_star_ns(frontiers: Sequence[Frontier]) -> int:
-    """Where all together use least, ns: the sum of convex curves is least at one of their bends."""
-    least = common_min_time_ns(frontiers)
-    bends = {least}.union(*(frontier.times_ns.tolist() for frontier in frontiers))
-    later = sorted(time for time in bends if time >= least)
-    low, high = 0, len(later) - 1
-    while low < high:
-        middle = (low + high) // 2
-        here, next_ = (
-            sum(_energy_fj(frontier, later[k]) for frontier in frontiers)
-            for k in (middle, middle + 1)
+    def bound_fj(self, time_ns: int) -> int:
+        """Least relaxed energy if all wait until a time, all GPUs, fJ."""
+        return sum(f.waiting_bound_fj(time_ns) * f.num_gpus for f in self.frontiers)
+
+    def energy_at(self, time: float) -> float:
+        """The same in J, at a time in s."""
+        return j_from_fj(self.bound_fj(ns_from_s_floor(time)))
+
+    def asked_ns(self) -> int:
+        """The common deadline that the request means, ns.
+
+        Raises:
+            NoAnswerError: the slowest kind cannot be that fast.
+        """
+        deadline, least = self.request.deadline, self.min_time_ns
+        asked = {
+            "time": ns_from_s_floor(deadline.time_s or 0.0),
+            "sync-time": ns_from_s_floor(deadline.time_s or 0.0),
+            "slowdown": least + int(least * (deadline.slowdown or 0.0)),
+            "min-energy": self.min_energy_time_ns,
+        }.get(deadline.kind, least)
+        if asked < least:
+            slowest = max(self.frontiers, key=lambda frontier: frontier.min_time_ns)
+            raise NoAnswerError(
+                f"no plans finish in {s_from_ns(asked):.9f} s; T_min of the slowest replica, that "
+                f"of profile {slowest.profile.name}, is {s_from_ns(least):.9f} s"
+            )
+        straggler_s = self.request.straggler_time_s
+        if straggler_s is not None and ns_from_s_floor(straggler_s) > asked:
+            return ns_from_s_floor(straggler_s)
+        return asked if deadline.kind == "sync-time" else min(asked, self.min_energy_time_ns)
+
+    def by(self, time_ns: int) -> ReplicaPlans:
+        """Plans of least energy that all end by a time and keep all limits.
+
+        Raises:
+            NoAnswerError: there are none.
+        """
+        deadline = Deadline(kind="sync-time", time_s=s_from_ns(time_ns))
+        plans = tuple(
+            solve(
+                frontier,
+                Request(
+                    deadline=deadline,
+                    switch_latency_s=self.request.switch_latency_s,
+                    limits=tuple(self._shares(frontier)),
+                    effort=self.request.effort,
+                ),
+            )
+            for frontier in self.frontiers
         )
-        if next_ < here:
-            low = middle + 1
-        else:
-            high = middle
-    return later[low]
+        found = ReplicaPlans(plans, j_from_fj(self.bound_fj(time_ns)), self.request.run)
+        budget = self.request.limit(EnergyBudget)
+        if budget is not None and found.energy > budget.energy_j:
+            raise NoAnswerError(
+                f"no plans were found within the budget of {budget.energy_j:.10g} J: by "
+                f"{s_from_ns(time_ns):.9f} s the least found is {found.energy:.10g} J"
+            )
+        average = self.request.limit(AveragePower)
+        if average is not None and found.energy > average.power_w * found.sync_time:
+            raise NoAnswerError(
+                f"{found.energy / found.sync_time:.10g} W on average, the least found, is above "
+                f"{average.power_w:.10g} W"
+            )
+        return found
+
+    def fastest(self) -> ReplicaPlans:
+        """Plans of the least time found that keep all limits."""
+        latest = max(frontier.slowest_time_ns for frontier in self.frontiers)
+        for low, high in (
+            (self.min_time_ns - 1, self.min_energy_time_ns),
+            (self.min_energy_time_ns, latest),
+        ):
+            found = first_between(low, high, self._tried, _STEPS)
+            if found is not None:
+                return found
+        return self.by(latest)
+
+    def cheapest(self) -> ReplicaPlans:
+        """Plans whose run costs least by its deadline."""
+        run = self.request.run
+        assert run is not None
+        best: ReplicaPlans | None = None
+        for cost, time_ns in cheapest_times(self, run):
+            if best is not None and cost >= _cost(best, run):
+                break
+            found = self._tried(time_ns)
+            if found is not None and (best is None or _cost(found, run) < _cost(best, run)):
+                best = found
+        if best is None:
+            raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
+        return best
+
+    def _tried(self, time_ns: int) -> ReplicaPlans | None:
+        try:
+            return self.by(time_ns)
+        except NoAnswerError:
+            return None
+
+    def _shares(self, frontier: Frontier) -> list[Limit]:
+        """The limits that one kind keeps so that all together keep the request's."""
+        shares: list[Limit] = []
+        for limit in self.request.limits:
+            if isinstance(limit, PeakPower):
+                part = _drawn(frontier) / sum(_drawn(other) for other in self.frontiers)
+                shares.append(PeakPower(power_w=limit.power_w * part))
+            elif isinstance(limit, HoldsWithProbability):
+                alone = limit.probability ** (1 / len(self.frontiers))
+                shares.append(limit.model_copy(update={"probability": alone}))
+            elif limit.is_local:
+                shares.append(limit)
+        return shares
 
 
-def _energy_fj(frontier: Frontier, time_ns: int) -> int:
-    """Least relaxed energy of a kind's replicas if all wait until time_ns, all GPUs, fJ."""
-    return frontier.waiting_bound_fj(time_ns) * frontier.gpus_per_stage * frontier.replicas
+def _drawn(frontier: Frontier) -> int:
+    """Peak power at maximum frequency, all GPUs, uW."""
+    problem = frontier.problem
+    return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
+
+
+def _cost(plans: ReplicaPlans, run: Run) -> float:
+    assert run.iterations is not None
+    cost = spent(plans.sync_time, plans.energy, run.iterations, run.minimized_rate).money
+    assert cost is not None
+    return cost
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
@@ -199,8 +336,6 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
     Raises:
         InputError: the profile does not fit the plan's pipeline.
     """
-    from envplan.frontier import trace_frontier
-
     pipeline, applied = plan.job.pipeline(), plan.profile.adjustments
     given = plan.job.blocking_power_source == "argument" and plan.job.blocking_power_w
     frontier = trace_frontier(
@@ -214,7 +349,7 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
         replicas=count,
         full=True,
     )
-    return frontier.plan_for_sync(max(plan.iteration_time, frontier.min_time))
+    return frontier.plan(sync_time=max(plan.iteration_time, frontier.min_time))
 
 
 def replay_replicas(
@@ -229,11 +364,10 @@ def replay_replicas(
     Raises:
         InputError: as for simulate, or a plan states another time or energy than its replay.
     """
-    from envplan.simulation import simulate
-
     for plan, profile in replicas:
-        timeline = simulate(plan, profile, force=force)
-        if (timeline.iteration_time, timeline.energy) != (plan.iteration_time, plan.energy):
+        replay = replay_plan(plan, profile, force=force)
+        energy = j_from_fj(replay.energy_fj * plan.job.num_gpus)
+        if (s_from_ns(replay.makespan_ns), energy) != (plan.iteration_time, plan.energy):
             raise InputError(
                 f"the plan from profile {plan.profile.name} states another time or energy than its "
                 "replay; envplan check says which is wrong"

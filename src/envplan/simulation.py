@@ -6,53 +6,29 @@ nanosecond and femtojoule. With them it tells how much of the plan survives on a
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from envplan._notebook import html_of
 from envplan.errors import InputError
+from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.graph import predecessors
-from envplan.plan import Priced, option_tables
-from envplan.profile import OptionTable, Profile
-from envplan.units import (
-    MAX_INTEGER,
-    UW_PER_W,
-    j_from_fj,
-    ns_from_s,
-    s_from_ns,
-)
-from envplan.verify import (
-    as_referenced,
-    check_operations,
-    check_reference,
-    chosen_options,
-    stated_powers,
-)
+from envplan.plan import Plan, replay_plan
+from envplan.profile import Profile
+from envplan.replay import Machine, Problem, Replay
+from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
 
-    from envplan.plan import Plan
-
-__all__ = [
-    "Bubble",
-    "Slice",
-    "StageUse",
-    "TimedOperation",
-    "Timeline",
-    "price_with_latency",
-    "row_nearest",
-    "simulate",
-]
+__all__ = ["Bubble", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
 
 MAX_RUNS: Final = 100_000
 MAX_SWITCH_LATENCY_S: Final = 3600.0
@@ -107,41 +83,28 @@ def simulate(
     if switch_latency is None:
         switch_latency = plan.job.switch_latency_s or 0.0
     _check_arguments(noise, seed, switch_latency, runs, sync_time)
-    check_reference(plan.profile, profile, force)
-    profile = as_referenced(plan.profile, profile)
-    pipeline = plan.job.pipeline()
-    check_operations(plan, pipeline)
-    machine = _Machine(
-        pipeline,
-        option_tables(pipeline, profile),
-        chosen_options(plan, pipeline, profile).tolist(),
-        stated_powers(plan, pipeline),
-        ns_from_s(switch_latency),
-    )
-    first: _Replay | None = None
+    machine = Machine(ns_from_s(switch_latency))
+    exact = replay_plan(plan, profile, force=force, machine=machine)
+    problem, sync_ns = exact.problem, ns_from_s(sync_time or 0.0)
+    first: Replay | None = None
     results: list[tuple[int, int]] = []
-    for factors in _noise(len(pipeline.operations), noise, seed, runs):
-        replay = machine.replay(factors)
-        sync_ns = max(replay.makespan_ns, ns_from_s(sync_time or 0.0))
-        results.append((replay.makespan_ns, machine.energy_fj(replay, sync_ns)))
+    for replay in _runs(exact, noise, seed, runs):
         first = first or replay
+        until_ns = max(replay.makespan_ns, sync_ns)
+        results.append((replay.makespan_ns, replay.energy_until(until_ns)))
     assert first is not None
-    return _timeline(plan, machine, first, ns_from_s(sync_time or 0.0), results)
+    return _timeline(plan, problem, first, sync_ns, results)
 
 
-def price_with_latency(
-    pipeline: Pipeline,
-    profile: Profile,
-    options: NDArray[np.int32],
-    blocking_power_uw: Sequence[int],
-    latency_ns: int,
-) -> Priced:
-    """As envplan.plan.price, but every clock comes `latency_ns` after it is asked for."""
-    tables = option_tables(pipeline, profile)
-    machine = _Machine(pipeline, tables, options.tolist(), blocking_power_uw, latency_ns)
-    replay = machine.replay(None)
-    energy_fj = machine.energy_fj(replay, replay.makespan_ns)
-    return Priced(np.array(replay.starts_ns, np.int64), replay.makespan_ns, energy_fj)
+def _runs(exact: Replay, noise: float, seed: int, runs: int) -> Iterator[Replay]:
+    """Replays with noise drawn from a seed; one exact one without."""
+    if noise == 0:
+        yield exact
+        return
+    problem, rows = exact.problem, exact.rows
+    for some in normal_draws(len(rows), seed, runs):
+        for factors in time_factors(np.full(len(rows), noise), some):
+            yield problem.replay(rows, exact.machine, factors)
 
 
 def _check_arguments(
@@ -301,6 +264,7 @@ class Timeline:
         bubbles: by stage and time.
         critical_path: indices into `operations`, in time order: a chain, each as soon as the one
             before it lets it, that lasts as long as the iteration.
+        replay: of the first run, one GPU a stage.
         iteration_time_ns: when this pipeline is finished, ns.
         sync_time_ns: when all are, a straggler included; never earlier. ns.
         run_times_ns: iteration time of each run, ns; the first is this one.
@@ -313,6 +277,7 @@ class Timeline:
     stages: tuple[StageUse, ...]
     bubbles: tuple[Bubble, ...]
     critical_path: tuple[int, ...]
+    replay: Replay
     iteration_time_ns: int
     sync_time_ns: int
     run_times_ns: tuple[int, ...]
@@ -371,31 +336,33 @@ class Timeline:
             Times in ns, ascending from 0 to sync_time_ns, (k + 1); and the W between one and the
             next, (k).
         """
-        begins, ends, rises = [], [], []
-        for timed in self.operations:
-            waiting_w = self.plan.job.blocking_power_w[timed.operation.stage]
-            for part in timed.slices:
-                begins.append(part.start_ns)
-                ends.append(part.finish_ns)
-                power_w = part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W)
-                rises.append(power_w - waiting_w)
-        times = np.unique(np.array([0, *begins, *ends, self.sync_time_ns], np.int64))
-        steps = np.zeros(len(times))
-        np.add.at(steps, np.searchsorted(times, begins), rises)
-        np.subtract.at(steps, np.searchsorted(times, ends), rises)
-        watts = sum(self.plan.job.blocking_power_w) + np.cumsum(steps)[:-1]
-        return times, watts * self.num_gpus
+        steps = self.replay.power_steps
+        times, power_uw = steps.times_ns, steps.power_uw
+        if self.sync_time_ns > self.iteration_time_ns:
+            waiting_uw = self.replay.problem.blocking_power_uw.sum()
+            times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)
+        return times, power_uw * (self.num_gpus / UW_PER_W)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row an operation as it ran, by stage and in execution order."""
-        from envplan.plotting.notebook import timeline_frame
+        """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
+        import pandas as pd
 
-        return timeline_frame(self)
+        path = set(self.critical_path)
+        return pd.DataFrame(
+            [
+                {"stage": timed.operation.stage, **timed.to_dict(on_path=index in path)}
+                for index, timed in enumerate(self.operations)
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({self.iteration_time:.6g} s, {self.energy:.6g} J, "
+            f"{len(self.operations)} operations on {len(self.stages)} stages)"
+        )
 
     def _repr_html_(self) -> str:
-        from envplan.plotting.notebook import timeline_html
-
-        return timeline_html(self)
+        return html_of("timeline", self)
 
     def percentiles(self, percents: Sequence[float]) -> tuple[list[float], list[float]]:
         """Iteration time (s) and energy (J) that so many percent of the runs do not exceed."""
@@ -445,212 +412,31 @@ class Timeline:
         }
 
 
-def _noise(count: int, noise: float, seed: int, runs: int) -> Iterator[list[float] | None]:
-    """A factor for each operation's time, run by run; None without noise."""
-    if noise == 0:
-        yield None
-        return
-    variance = math.log1p(noise**2)
-    for run in range(runs):
-        normal = np.random.default_rng([seed, run]).standard_normal(count)
-        yield np.exp(math.sqrt(variance) * normal - variance / 2).tolist()
-
-
-class _Replay(NamedTuple):
-    """Slices of each operation, counted from its own start, and when it starts; all in ns."""
-
-    slices: list[tuple[Slice, ...]]
-    starts_ns: list[int]
-    time_ns: NDArray[np.int64]
-    makespan_ns: int
-
-
-class _Machine:
-    """A pipeline with an option for each operation, on GPUs whose clocks follow with a delay."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        tables: Sequence[OptionTable],
-        options: Sequence[int],
-        powers_uw: Sequence[int],
-        latency_ns: int,
-    ) -> None:
-        self.pipeline = pipeline
-        self.tables = tables
-        self.options = options
-        self.powers_uw = powers_uw
-        self.latency_ns = latency_ns
-        self.frequencies = [
-            int(table.frequency_mhz[row]) for table, row in zip(tables, options, strict=True)
-        ]
-        self.last_clocks = [
-            next((mhz for mhz in reversed(self.frequencies[first:last]) if mhz), 0)
-            for first, last in pairwise(pipeline.stage_begin.tolist())
-        ]
-        self._nearest: dict[tuple[int, int, str], int] = {}
-
-    def replay(self, factors: Sequence[float] | None) -> _Replay:
-        """One iteration.
-
-        Raises:
-            InputError: it lasts longer than 2**62 ns.
-        """
-        slices = self._on_time(factors) if self.latency_ns == 0 else self._late(factors)
-        time_ns = np.array([parts[-1].finish_ns for parts in slices], np.int64)
-        starts, makespan = self.pipeline.earliest_starts(time_ns)
-        return _Replay(slices, starts.tolist(), time_ns, makespan)
-
-    def energy_fj(self, replay: _Replay, sync_ns: int) -> int:
-        """One GPU a stage, one replica; waiting until sync_ns included."""
-        busy = [0] * self.pipeline.num_stages
-        computation = 0
-        for op, parts in zip(self.pipeline.operations, replay.slices, strict=True):
-            busy[op.stage] += parts[-1].finish_ns
-            computation += sum(part.energy_fj for part in parts)
-        waiting = zip(self.powers_uw, busy, strict=True)
-        return computation + sum(power * (sync_ns - time) for power, time in waiting)
-
-    def clock_changes(self, replay: _Replay, stage: int, until_ns: int) -> list[tuple[int, int]]:
-        """When a stage's clock becomes what, from 0 until a time."""
-        first, last = self.pipeline.stage_begin[stage : stage + 2].tolist()
-        changes = [(0, self.last_clocks[stage])]
-        for i in range(first, last):
-            mhz, at = self.frequencies[i], replay.starts_ns[i] + self.latency_ns
-            if mhz not in (0, changes[-1][1]) and at <= until_ns:
-                # At 0 ns a request without latency takes the place of the clock left over.
-                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return changes
-
-    def _cost(self, i: int, row: int, factor: float) -> tuple[int, int]:
-        """Time (ns) and energy (fJ) of all of operation i by a row of its table, under noise."""
-        time, energy = int(self.tables[i].time_ns[row]), int(self.tables[i].energy_fj[row])
-        if factor == 1:
-            return time, energy
-        noisy = min(max(1, round(time * factor)), MAX_INTEGER)
-        return noisy, _share(energy, noisy, time)
-
-    def _on_time(self, factors: Sequence[float] | None) -> list[tuple[Slice, ...]]:
-        """Slices where every operation runs at its own clock."""
-        slices: list[tuple[Slice, ...]] = []
-        for i, (row, mhz) in enumerate(zip(self.options, self.frequencies, strict=True)):
-            time, energy = self._cost(i, row, factors[i] if factors else 1.0)
-            slices.append((Slice(0, time, mhz, energy),))
-        return slices
-
-    def _late(self, factors: Sequence[float] | None) -> list[tuple[Slice, ...]]:
-        """Slices where clocks follow late, in topological order, for what clock an operation meets
-        depends on when it starts."""
-        graph = self.pipeline
-        starts = [0] * len(self.options)
-        slices: list[tuple[Slice, ...]] = [()] * len(self.options)
-        clocks = [_Clock(mhz, self.latency_ns) for mhz in self.last_clocks]
-        begins, after = graph.succ_begin.tolist(), graph.succ.tolist()
-        lags = graph.succ_lag_ns.tolist()
-        for i in graph.order.tolist():
-            factor = factors[i] if factors else 1.0
-            clock = clocks[graph.operations[i].stage]
-            slices[i] = self._run(i, starts[i], clock, factor)
-            finish = starts[i] + slices[i][-1].finish_ns
-            for k in range(begins[i], begins[i + 1]):
-                starts[after[k]] = max(starts[after[k]], finish + lags[k])
-        return slices
-
-    def _run(self, i: int, start: int, clock: _Clock, factor: float) -> tuple[Slice, ...]:
-        """Operation i from a time on, at whatever clocks it meets; slices count from its start."""
-        planned = self.options[i]
-        if self.frequencies[i] == 0:
-            time, energy = self._cost(i, planned, factor)
-            return (Slice(0, time, 0, energy),)
-        clock.request(self.frequencies[i], start)
-        parts: list[Slice] = []
-        now, left = start, Fraction(1)
-        while left:
-            mhz, until = clock.at(now)
-            row = planned if mhz == self.frequencies[i] else self._row_nearest(i, mhz)
-            time, energy = self._cost(i, row, factor)
-            spent = math.ceil(left * time)
-            if until is not None and now + spent > until:
-                spent = until - now
-                left -= Fraction(spent, time)
-            else:
-                left = Fraction(0)
-            begin = now - start
-            parts.append(Slice(begin, begin + spent, mhz, _share(energy, spent, time)))
-            now += spent
-        return tuple(parts)
-
-    def _row_nearest(self, i: int, mhz: int) -> int:
-        """The row of operation i's table that stands for a clock, with its own config."""
-        table = self.tables[i]
-        config = table.config[self.options[i]]
-        key = (id(table), mhz, config)
-        if key not in self._nearest:
-            self._nearest[key] = row_nearest(table, config, mhz)
-        return self._nearest[key]
-
-
-def row_nearest(table: OptionTable, config: str, mhz: int) -> int:
-    """The row of a table that stands for a clock: the nearest listed with a config, the higher of
-    two."""
-    rows = [
-        (abs(listed - mhz), -listed, row)
-        for row, listed in enumerate(table.frequency_mhz.tolist())
-        if listed and table.config[row] == config
-    ]
-    return min(rows)[2]
-
-
-class _Clock:
-    """A clock that follows requests with a latency, asked in time order."""
-
-    def __init__(self, mhz: int, latency_ns: int) -> None:
-        self._mhz = mhz
-        self._latency_ns = latency_ns
-        self._requested = mhz
-        self._coming: deque[tuple[int, int]] = deque()  # (ns, MHz), no two the same in a row
-
-    def request(self, mhz: int, now_ns: int) -> None:
-        if mhz != self._requested:
-            self._coming.append((now_ns + self._latency_ns, mhz))
-            self._requested = mhz
-
-    def at(self, now_ns: int) -> tuple[int, int | None]:
-        """The clock at a time, and when it changes next; None if it will not."""
-        while self._coming and self._coming[0][0] <= now_ns:
-            self._mhz = self._coming.popleft()[1]
-        return self._mhz, self._coming[0][0] if self._coming else None
-
-
-def _share(energy: int, part: int, whole: int) -> int:
-    """energy x part / whole, rounded."""
-    return energy if part == whole else (2 * energy * part + whole) // (2 * whole)
-
-
 def _timeline(
     plan: Plan,
-    machine: _Machine,
-    replay: _Replay,
+    problem: Problem,
+    replay: Replay,
     sync_ns: int,
     results: Sequence[tuple[int, int]],
 ) -> Timeline:
     """A replay in the words of Timeline; results: (ns, fJ for one GPU a stage) of every run."""
-    pipeline, makespan = machine.pipeline, replay.makespan_ns
+    pipeline, makespan = problem.pipeline, replay.makespan_ns
     sync_ns = max(sync_ns, makespan)
-    latest = pipeline.latest_finishes(replay.time_ns, makespan).tolist()
+    time_ns = replay.finishes_ns - replay.starts_ns
+    latest = pipeline.latest_finishes(time_ns, makespan).tolist()
+    slices: list[list[Slice]] = [[] for _ in pipeline.operations]
+    for part in zip(*(column.tolist() for column in replay.parts), strict=True):
+        i, _row, mhz, begin, end, energy = part
+        slices[i].append(Slice(begin, end, mhz, energy))
     operations = []
     for i, op in enumerate(pipeline.operations):
-        start, parts = replay.starts_ns[i], replay.slices[i]
-        slack = latest[i] - start - parts[-1].finish_ns
+        slack = latest[i] - int(replay.finishes_ns[i])
         operations.append(
             TimedOperation(
                 operation=op,
-                frequency_mhz=machine.frequencies[i],
-                config=machine.tables[i].config[machine.options[i]],
-                slices=tuple(
-                    Slice(start + p.start_ns, start + p.finish_ns, p.frequency_mhz, p.energy_fj)
-                    for p in parts
-                ),
+                frequency_mhz=int(replay.frequency_mhz[i]),
+                config=problem.tables[problem.table[i]].config[replay.rows[i]],
+                slices=tuple(slices[i]),
                 stretch_ns=slack + sync_ns - makespan,
                 critical=slack == 0,
             )
@@ -661,12 +447,10 @@ def _timeline(
         plan=plan,
         pipeline=pipeline,
         operations=tuple(operations),
-        stages=tuple(
-            _stage_use(machine, replay, operations, stage, sync_ns, gpus)
-            for stage in range(pipeline.num_stages)
-        ),
+        stages=tuple(_stage_uses(replay, sync_ns, gpus)),
         bubbles=tuple(_bubbles(pipeline, operations, sync_ns)),
         critical_path=_critical_path(pipeline, operations, makespan),
+        replay=replay,
         iteration_time_ns=makespan,
         sync_time_ns=sync_ns,
         run_times_ns=times,
@@ -674,24 +458,19 @@ def _timeline(
     )
 
 
-def _stage_use(
-    machine: _Machine,
-    replay: _Replay,
-    operations: Sequence[TimedOperation],
-    stage: int,
-    sync_ns: int,
-    gpus: int,
-) -> StageUse:
-    first, last = machine.pipeline.stage_begin[stage : stage + 2].tolist()
-    busy = sum(timed.time_ns for timed in operations[first:last])
-    return StageUse(
-        stage=stage,
-        busy_ns=busy,
-        blocked_ns=sync_ns - busy,
-        computation_fj=sum(timed.energy_fj for timed in operations[first:last]) * gpus,
-        blocking_fj=machine.powers_uw[stage] * (sync_ns - busy) * gpus,
-        clock_changes=tuple(machine.clock_changes(replay, stage, sync_ns)),
-    )
+def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
+    problem = replay.problem
+    for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
+        busy = int(replay.busy_ns[stage])
+        power = int(problem.blocking_power_uw[stage])
+        yield StageUse(
+            stage=stage,
+            busy_ns=busy,
+            blocked_ns=sync_ns - busy,
+            computation_fj=sum(replay.energies_fj[first:last].tolist()) * gpus,
+            blocking_fj=power * (sync_ns - busy) * gpus,
+            clock_changes=tuple(replay.clock_changes(stage, sync_ns)),
+        )
 
 
 def _bubbles(

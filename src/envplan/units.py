@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from itertools import pairwise
 
 from envplan.errors import InputError
 
@@ -87,8 +88,7 @@ def parse_duration(text: str, option: str) -> float:
 
 def duration_text(seconds: float) -> str:
     """A duration in its two largest units, rounded: "13 d 7 h"."""
-    names = list(_SECONDS)
-    for larger, smaller in zip(names, names[1:], strict=False):
+    for larger, smaller in pairwise(_SECONDS):
         unit, part = _SECONDS[larger], _SECONDS[smaller]
         if seconds >= unit:
             whole, rest = divmod(round(seconds / part), unit // part)

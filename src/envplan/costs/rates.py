@@ -15,7 +15,6 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from envplan._model import Model
-
 from envplan._files import decimal, decoded, read_bounded, refuse_slip
 from envplan.errors import InputError
 
@@ -46,8 +45,6 @@ class Rate(Model):
         repeats: after its end the rate begins again.
         file: where it was read; None for a fixed rate.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     begins_s: list[ClockSeconds] = Field(min_length=1, max_length=MAX_RATE_ROWS)
     per_kwh: list[PerKwh] = Field(min_length=1, max_length=MAX_RATE_ROWS)

@@ -70,9 +70,7 @@ def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
     whole = Pair(max_frequency=before, plan=after)
     if run.iterations is None:
         return whole, None
-    single = Pair(
-        max_frequency=_share(before, run.iterations), plan=_share(after, run.iterations)
-    )
+    single = Pair(max_frequency=_share(before, run.iterations), plan=_share(after, run.iterations))
     return single, whole
 
 
@@ -186,5 +184,3 @@ def tokens_per_iteration(frontier: Relaxation) -> int:
         )
     batch = metadata.microbatch_size * frontier.pipeline.num_microbatches * frontier.replicas
     return batch * length
-
-

@@ -1,5 +1,18 @@
-"""Tracing the time-energy frontier of a pipeline, and choosing frequencies along it."""
+"""The relaxed time-energy frontier of a pipeline: the lower bound that all plans stand above."""
 
-from envplan.frontier.trace import DEFAULT_BLOCKING_POWER_W, Frontier, trace_frontier
+from envplan.frontier.network import Network, build_network
+from envplan.frontier.relaxation import (
+    DEFAULT_BLOCKING_POWER_W,
+    BlockingPowerSource,
+    Progress,
+    Relaxation,
+)
 
-__all__ = ["DEFAULT_BLOCKING_POWER_W", "Frontier", "trace_frontier"]
+__all__ = [
+    "DEFAULT_BLOCKING_POWER_W",
+    "BlockingPowerSource",
+    "Network",
+    "Progress",
+    "Relaxation",
+    "build_network",
+]

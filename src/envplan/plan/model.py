@@ -1,4 +1,4 @@
-"""Plans: one frequency for every operation, what they cost, and the proof that this is so.
+"""Plans: one frequency for every operation, and what they cost.
 
 A plan is a file, plan.json ("envplan/plan/v1"), whose models are below. Times in it are seconds,
 energies joules, powers watts; each is the exact integer that envplan counts in (ns, fJ, uW),
@@ -9,70 +9,39 @@ correctly rounded to a float and written so that it reads back the same.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from envplan._files import atomic_write, parse_json, read_bounded
-from envplan.costs import MAX_ITERATIONS, Costs
+from envplan._documents import first_problem, json_schema, read_json, readable_json
+from envplan._model import Model
+from envplan._files import atomic_write
+from envplan._notebook import html_of
+from envplan.costs.model import MAX_ITERATIONS, Costs
 from envplan.errors import InputError, shown
-from envplan.pipeline import Pipeline
-from envplan.profile import OptionTable, Profile, builtin_paths
-from envplan.units import (
-    UW_PER_W,
-    fj_from_j,
-    j_from_fj,
-    ns_from_s,
-    s_from_ns,
-    uw_from_w,
-    w_from_uw,
+from envplan.frontier import BlockingPowerSource
+from envplan.limits import (
+    AveragePower,
+    EnergyBudget,
+    HoldsWithProbability,
+    Limit,
+    MinHold,
+    PeakPower,
 )
+from envplan.pipeline import Pipeline
+from envplan.request import Deadline, Effort, Request
+from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "PLAN_SCHEMA",
-    "Baseline",
-    "Job",
-    "Plan",
-    "PlannedOperation",
-    "Predicted",
-    "Priced",
-    "ProfileReference",
-    "Robustness",
-    "Rung",
-    "Target",
-    "UntilStraggler",
-    "build_plan",
-    "first_problem",
-    "gap_over",
-    "json_schema",
-    "max_frequency_baseline",
-    "max_frequency_options",
-    "option_tables",
-    "predict",
-    "price",
-    "read_json",
-    "readable_json",
-    "rows_by_knobs",
-    "until_straggler",
-]
-
 PLAN_SCHEMA: Final = "envplan/plan/v1"
-MAX_PLAN_BYTES: Final = 256 * 2**20
-SCHEMA_FILE: Final = Path(__file__).parent / "schemas" / "plan.v1.schema.json"
+SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "plan.v1.schema.json"
 
-BlockingPowerSource = Literal["profile", "argument", "default"]
 TargetKind = Literal[
     "no-slowdown",
     "time",
@@ -95,11 +64,7 @@ GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Job(_Model):
+class Job(Model):
     """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
 
     schedule: str
@@ -148,7 +113,7 @@ class Job(_Model):
         return Pipeline.from_job(self.model_dump(exclude_none=True))
 
 
-class AppliedAdjustments(_Model):
+class AppliedAdjustments(Model):
     """What was derived from a profile's rows; see envplan.profile.Adjustments."""
 
     recompute: bool = Field(False, description="the forward was added to the backward")
@@ -160,7 +125,7 @@ class AppliedAdjustments(_Model):
     )
 
 
-class ProfileReference(_Model):
+class ProfileReference(Model):
     """Which profile a plan was made from."""
 
     name: str
@@ -172,7 +137,7 @@ class ProfileReference(_Model):
     )
 
 
-class Target(_Model):
+class Target(Model):
     """What was asked for, and the deadline that planning came to meet for it."""
 
     kind: TargetKind
@@ -186,8 +151,13 @@ class Target(_Model):
     straggler_time_s: Seconds | None = None
     deadline_s: Seconds = Field(description="the time the plan and its lower bound are for")
 
+    @property
+    def deadline_ns(self) -> int:
+        """deadline_s in whole ns."""
+        return ns_from_s_floor(self.deadline_s)
 
-class Baseline(_Model):
+
+class Baseline(Model):
     """The same pipeline with every operation at its highest frequency."""
 
     iteration_time_s: Seconds
@@ -195,7 +165,7 @@ class Baseline(_Model):
     average_power_w: Watts
 
 
-class Robustness(_Model):
+class Robustness(Model):
     """How sure it is that a plan holds its target under noise.
 
     Each operation's time is multiplied by a lognormal factor of its own with mean 1.
@@ -227,7 +197,7 @@ class Robustness(_Model):
         return f"{math.floor(1e4 * self.share_at_least) / 100:.2f}%"
 
 
-class UntilStraggler(_Model):
+class UntilStraggler(Model):
     """What is used until a straggler has finished, all other GPUs' waiting for it included."""
 
     energy_j: Joules
@@ -236,7 +206,7 @@ class UntilStraggler(_Model):
     baseline_energy_j: Joules = Field(description="likewise, at maximum frequency")
 
 
-class Predicted(_Model):
+class Predicted(Model):
     """What one iteration will take, over all GPUs."""
 
     iteration_time_s: Seconds
@@ -254,7 +224,7 @@ class Predicted(_Model):
     )
 
 
-class PlannedOperation(_Model):
+class PlannedOperation(Model):
     """One operation; time and energy are those of one GPU at the planned clock all along.
 
     Where the job has a switch latency, an operation may run at an earlier one's clock for a while:
@@ -271,7 +241,7 @@ class PlannedOperation(_Model):
     energy_j: Joules
 
 
-class Rung(_Model):
+class Rung(Model):
     """A further plan of the same job, for when a straggler makes everyone wait.
 
     Attributes:
@@ -285,7 +255,7 @@ class Rung(_Model):
     configs: list[list[str]] | None = None
 
 
-class Plan(_Model):
+class Plan(Model):
     """A frequency for every operation of a pipeline, checked and priced.
 
     Attributes:
@@ -304,6 +274,14 @@ class Plan(_Model):
     stages: list[list[PlannedOperation]]
     ladder: list[Rung] | None = None
     costs: Costs | None = None
+    stated_request: Request | None = Field(
+        None, alias="request", description="what was asked for, so that it can be asked again"
+    )
+
+    @property
+    def request(self) -> Request:
+        """What was asked for; for a file that does not say, what its other fields tell."""
+        return self.stated_request or _told_request(self)
 
     @property
     def iteration_time(self) -> float:
@@ -347,18 +325,7 @@ class Plan(_Model):
         powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
         return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
 
-    def with_straggler(self, time: float, lower_bound: float | None = None) -> Self:
-        """This plan, with a note that it was made to wait for a straggler of `time` s.
-
-        Args:
-            lower_bound: J that no plan in time for it uses less than until then, where known.
-        """
-        target = self.target.model_copy(update={"straggler_time_s": time})
-        until = None if lower_bound is None else until_straggler(self, time, lower_bound)
-        predicted = self.predicted.model_copy(update={"until_straggler": until})
-        return self.model_copy(update={"target": target, "predicted": predicted})
-
-    def beats_where_there_is_time(self, other: Plan) -> bool:
+    def uses_less_until_any_time_after(self, other: Plan) -> bool:
         """Whether this uses less than another plan of the same job until any time after both."""
         mine, others = (
             self.job.above_waiting_fj(plan.iteration_time, plan.energy) for plan in (self, other)
@@ -375,7 +342,7 @@ class Plan(_Model):
         rungs = []
         for plan in plans:
             slower = plan.iteration_time > best.iteration_time
-            if slower and plan.beats_where_there_is_time(best):
+            if slower and plan.uses_less_until_any_time_after(best):
                 rungs.append(plan.as_rung())
                 best = plan
         return self.model_copy(update={"ladder": rungs})
@@ -392,14 +359,26 @@ class Plan(_Model):
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row an operation, by stage and in execution order; energy is that of one GPU."""
-        from envplan.plotting.notebook import plan_frame
+        import pandas as pd
 
-        return plan_frame(self)
+        return pd.DataFrame(
+            [
+                {"stage": stage, **operation.model_dump()}
+                for stage, operations in enumerate(self.stages)
+                for operation in operations
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.profile.name!r}, {self.iteration_time:.6g} s, {self.energy:.6g} J, "
+            f"{self.predicted.savings_percent:.2f}% saved)"
+        )
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from envplan.plotting.notebook import plan_html
-
-        return plan_html(self)
+        return html_of("plan", self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write plan.json, whole or not at all.
@@ -445,319 +424,52 @@ class Plan(_Model):
             raise InputError(first_problem(error, "plan"), path=path) from None
 
 
-def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_PLAN_BYTES) -> object:
-    """The JSON value in a file of at most `max_bytes`.
+def told_limits(plan: Plan) -> list[Limit]:
+    """The limits that a plan's fields tell of, whatever its request says."""
+    target, job, sure = plan.target, plan.job, plan.predicted.robustness
+    limits: list[Limit] = []
+    if job.min_dwell_s:
+        limits.append(MinHold(time_s=job.min_dwell_s))
+    if target.peak_power_w is not None:
+        limits.append(PeakPower(power_w=target.peak_power_w))
+    if target.power_w is not None:
+        limits.append(AveragePower(power_w=target.power_w))
+    if target.energy_j is not None:
+        limits.append(EnergyBudget(energy_j=target.energy_j))
+    if sure is not None:
+        limits.append(HoldsWithProbability(probability=sure.probability, noise=sure.noise))
+    return limits
 
-    Raises:
-        InputError: the file cannot be read, is too large or is not JSON; says line and column.
-    """
-    return parse_json(read_bounded(path, max_bytes), path)
 
-
-def first_problem(error: ValidationError, kind: str) -> str:
-    """Field and complaint of the first of the errors of a file of some kind, in one line."""
-    first = error.errors(include_url=False)[0]
-    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    field = where.removeprefix(".")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    match first["type"]:
-        case "missing":
-            return f"{field} is missing{more}"
-        case "extra_forbidden":
-            return f"{field} is not a field of a {kind}{more}"
+def _told_request(plan: Plan) -> Request:
+    """The request that a plan of before requests were stated was made for."""
+    target = plan.target
+    run = None if plan.costs is None else plan.costs.of_run()
+    objective: Literal["energy", "time", "cost"] = "energy"
+    match target.kind:
+        case "time" if run is not None and run.deadline_s is not None:
+            objective, deadline = "cost", Deadline(kind="any")
+        case "time" | "sync-time":
+            deadline = Deadline(kind=target.kind, time_s=target.time_s)
+        case "slowdown":
+            deadline = Deadline(kind="slowdown", slowdown=target.slowdown)
+        case "min-energy":
+            deadline = Deadline(kind="min-energy")
+        case "energy-budget" | "power-cap" | "peak-power-cap":
+            objective, deadline = "time", Deadline(kind="any")
+        case "planner" if target.time_s is not None:
+            deadline = Deadline(kind="time", time_s=target.time_s)
         case _:
-            complaint = first["msg"].replace("Input should", "should", 1)
-            complaint = re.sub("a valid dictionary.*", "an object", complaint)
-            return f"{field} {complaint}, not {shown(first['input'])}{more}"
-
-
-def readable_json(document: object) -> str:
-    """JSON text with a field a line and, in lists, an object a line; floats read back the same."""
-    return _readable(document, 0) + "\n"
-
-
-def _readable(value: object, depth: int) -> str:
-    inner, outer = "  " * (depth + 1), "  " * depth
-    if isinstance(value, dict) and value:
-        fields = [f"{inner}{json.dumps(k)}: {_readable(v, depth + 1)}" for k, v in value.items()]
-        return "{\n" + ",\n".join(fields) + f"\n{outer}}}"
-    if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        dump = _readable if isinstance(value[0], list) else _one_line
-        return "[\n" + ",\n".join(inner + dump(v, depth + 1) for v in value) + f"\n{outer}]"
-    return _one_line(value, depth)
-
-
-def _one_line(value: object, _depth: int) -> str:
-    return json.dumps(value, allow_nan=False)
-
-
-class Priced(NamedTuple):
-    """An exact replay for one GPU per stage and one replica.
-
-    Attributes:
-        starts_ns: when each operation starts, (N), ns.
-        makespan_ns: when the last one ends, ns.
-        energy_fj: of all operations and all waiting until then, fJ.
-    """
-
-    starts_ns: NDArray[np.int64]
-    makespan_ns: int
-    energy_fj: int
-
-
-def price(
-    pipeline: Pipeline,
-    profile: Profile,
-    options: NDArray[np.int32],
-    blocking_power_uw: Sequence[int],
-) -> Priced:
-    """Replay a choice of options and add up its energy, both exactly.
-
-    E = sum of e_op + sum over stages of P_s (T - busy_s): the energy of Perseus (SOSP 2024,
-    section 4.1), with T the makespan.
-
-    Args:
-        options: for each operation the row of its option table, (N).
-        blocking_power_uw: power of a waiting GPU on each stage, (num_stages,), uW.
-
-    Raises:
-        InputError: the profile lacks an operation, or the iteration is too long for 64 bits.
-    """
-    time_ns, energy_fj = _costs(pipeline, profile, options)
-    starts, makespan = pipeline.earliest_starts(time_ns)
-    total = sum(energy_fj.tolist())
-    for power, (first, last) in zip(
-        blocking_power_uw, pairwise(pipeline.stage_begin.tolist()), strict=True
-    ):
-        total += int(power) * (makespan - int(time_ns[first:last].sum()))
-    return Priced(starts, makespan, total)
-
-
-def _costs(
-    pipeline: Pipeline, profile: Profile, options: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Time (ns) and energy (fJ) of each operation, (N)."""
-    tables = option_tables(pipeline, profile)
-    rows = [(table, row) for table, row in zip(tables, options.tolist(), strict=True)]
-    time = np.array([table.time_ns[row] for table, row in rows], np.int64)
-    energy = np.array([table.energy_fj[row] for table, row in rows], np.int64)
-    return time, energy
-
-
-def option_tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
-    """The option table of each operation, (N)."""
-    return [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
-
-
-def rows_by_knobs(pipeline: Pipeline, profile: Profile) -> list[dict[tuple[int, str], int]]:
-    """For each operation, (N), the row of its option table at each (MHz, config).
-
-    Operations with one table share one dictionary.
-    """
-    known: dict[int, dict[tuple[int, str], int]] = {}
-    rows = []
-    for table in option_tables(pipeline, profile):
-        if id(table) not in known:
-            knobs = zip(table.frequency_mhz.tolist(), table.config, strict=True)
-            known[id(table)] = {knob: row for row, knob in enumerate(knobs)}
-        rows.append(known[id(table)])
-    return rows
-
-
-def max_frequency_options(pipeline: Pipeline, profile: Profile) -> NDArray[np.int32]:
-    """The row of each operation's highest frequency, (N)."""
-    best: dict[int, int] = {}
-    rows = []
-    for table in option_tables(pipeline, profile):
-        if id(table) not in best:
-            best[id(table)] = table.max_frequency_option
-        rows.append(best[id(table)])
-    return np.array(rows, np.int32)
-
-
-def max_frequency_baseline(
-    pipeline: Pipeline,
-    profile: Profile,
-    *,
-    blocking_power_uw: Sequence[int],
-    gpus_per_stage: int,
-    replicas: int,
-) -> Baseline:
-    """What the pipeline takes with every operation at its highest frequency.
-
-    Raises:
-        InputError: as for price.
-    """
-    options = max_frequency_options(pipeline, profile)
-    priced = price(pipeline, profile, options, blocking_power_uw)
-    energy_fj = priced.energy_fj * gpus_per_stage * replicas
-    return Baseline(
-        iteration_time_s=s_from_ns(priced.makespan_ns),
-        energy_j=j_from_fj(energy_fj),
-        average_power_w=_average_power(energy_fj, priced.makespan_ns),
+            deadline = Deadline(kind="no-slowdown")
+    return Request(
+        objective=objective,
+        deadline=deadline,
+        straggler_time_s=target.straggler_time_s,
+        switch_latency_s=plan.job.switch_latency_s or 0.0,
+        limits=tuple(told_limits(plan)),
+        run=run,
+        effort=Effort(ladder=0 if plan.ladder is None else max(32, len(plan.ladder))),
     )
-
-
-def _average_power(energy_fj: int, time_ns: int) -> float:
-    return energy_fj / (time_ns * UW_PER_W)
-
-
-def build_plan(
-    pipeline: Pipeline,
-    profile: Profile,
-    options: NDArray[np.int32],
-    *,
-    blocking_power_uw: Sequence[int],
-    blocking_power_source: BlockingPowerSource,
-    gpus_per_stage: int,
-    replicas: int,
-    target: dict[str, float | str],
-    lower_bound_fj: int,
-    bound: str,
-    planner: str = "frontier",
-    deadline_ns: int,
-    baseline: Baseline | None = None,
-) -> Plan:
-    """Replay and price a choice of options, and put it into words.
-
-    Args:
-        options: for each operation the row of its option table, (N).
-        blocking_power_uw: power of a waiting GPU on each stage, (num_stages,), uW.
-        blocking_power_source: where these powers come from.
-        gpus_per_stage: GPUs that run each stage together.
-        replicas: data-parallel replicas.
-        target: what was asked: `kind` and the number that goes with it (see Target).
-        lower_bound_fj: least energy possible by the deadline, fJ, of one GPU per stage and one
-            replica.
-        bound: what that follows from, "relaxation" or "cp-sat".
-        planner: what chose the options.
-        deadline_ns: the time that was planned for, ns.
-        baseline: max_frequency_baseline of the same, where it is known already.
-
-    Raises:
-        InputError: the profile lacks an operation, or the iteration is too long for 64 bits.
-    """
-    scale = gpus_per_stage * replicas
-    priced = price(pipeline, profile, options, blocking_power_uw)
-    predicted = predict(
-        priced.makespan_ns,
-        priced.energy_fj * scale,
-        max(0, int(lower_bound_fj)) * scale,
-        bound,
-        baseline
-        or max_frequency_baseline(
-            pipeline,
-            profile,
-            blocking_power_uw=blocking_power_uw,
-            gpus_per_stage=gpus_per_stage,
-            replicas=replicas,
-        ),
-    )
-    job = Job(
-        **pipeline.to_job(),
-        gpus_per_stage=gpus_per_stage,
-        replicas=replicas,
-        blocking_power_w=[w_from_uw(power) for power in blocking_power_uw],
-        blocking_power_source=blocking_power_source,
-    )
-    return Plan(
-        schema=PLAN_SCHEMA,
-        planner=planner,
-        job=job,
-        profile=_reference(profile),
-        target=Target.model_validate({**target, "deadline_s": s_from_ns(deadline_ns)}),
-        predicted=predicted,
-        stages=_planned(pipeline, profile, options, priced.starts_ns),
-    )
-
-
-def predict(
-    time_ns: int, energy_fj: int, bound_fj: int, bound: str, baseline: Baseline
-) -> Predicted:
-    energy, least = j_from_fj(energy_fj), j_from_fj(bound_fj)
-    return Predicted.model_validate(
-        {
-            "iteration_time_s": s_from_ns(time_ns),
-            "energy_j": energy,
-            "average_power_w": _average_power(energy_fj, time_ns),
-            "energy_lower_bound_j": least,
-            "bound": bound,
-            "gap": gap_over(energy, least),
-            "baseline": baseline,
-            "savings_percent": _percent(baseline.energy_j - energy, baseline.energy_j),
-            "slowdown_percent": _percent(
-                s_from_ns(time_ns) - baseline.iteration_time_s, baseline.iteration_time_s
-            ),
-        }
-    )
-
-
-def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggler:
-    """What a plan and its waiting for a straggler of `time` s cost, against a lower bound in J."""
-    baseline = plan.predicted.baseline
-    waiting = plan.waiting_energy(time, since=baseline.iteration_time_s)
-    energy = plan.energy + plan.waiting_energy(time)
-    return UntilStraggler(
-        energy_j=energy,
-        # Both are rounded to floats.
-        energy_lower_bound_j=min(lower_bound, energy),
-        gap=gap_over(energy, lower_bound),
-        baseline_energy_j=baseline.energy_j + waiting,
-    )
-
-
-def gap_over(energy_j: float, bound_j: float) -> float:
-    # A profile may say that everything is free; then nothing is lost either.
-    return energy_j / max(bound_j, j_from_fj(1)) - 1 if energy_j > bound_j else 0.0
-
-
-def _percent(part: float, whole: float) -> float:
-    return 100 * part / whole if whole else 0.0
-
-
-def _planned(
-    pipeline: Pipeline,
-    profile: Profile,
-    options: NDArray[np.int32],
-    starts_ns: NDArray[np.int64],
-) -> list[list[PlannedOperation]]:
-    stages: list[list[PlannedOperation]] = [[] for _ in range(pipeline.num_stages)]
-    for op, row, start in zip(
-        pipeline.operations, options.tolist(), starts_ns.tolist(), strict=True
-    ):
-        table = profile.table(op.profile_stage, op.instruction)
-        stages[op.stage].append(
-            PlannedOperation(
-                instruction=op.instruction,
-                microbatch=op.microbatch,
-                chunk=op.chunk,
-                frequency_mhz=int(table.frequency_mhz[row]),
-                config=table.config[row],
-                start_s=s_from_ns(start),
-                time_s=s_from_ns(table.time_ns[row]),
-                energy_j=j_from_fj(table.energy_fj[row]),
-            )
-        )
-    return stages
-
-
-def _reference(profile: Profile) -> ProfileReference:
-    is_builtin = profile.path is not None and builtin_paths().get(profile.name) == profile.path
-    path = None if profile.path is None or is_builtin else profile.path.as_posix()
-    return ProfileReference.model_validate(
-        {
-            "name": _utf8(profile.name),
-            "path": None if path is None else _utf8(path),
-            "sha256": profile.sha256,
-            "source": profile.metadata.source,
-            "adjustments": profile.adjustments.to_dict() or None,
-        }
-    )
-
-
-def _utf8(name: str) -> str:
-    # File names on Linux are bytes, and need not be text.
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_schema() -> None:
@@ -768,16 +480,3 @@ def write_schema() -> None:
 def schema_text() -> str:
     """The JSON Schema of plan.json."""
     return json_schema(Plan)
-
-
-def json_schema(model: type[BaseModel]) -> str:
-    """The text of a model's JSON Schema file."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **model.model_json_schema(),
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    write_schema()

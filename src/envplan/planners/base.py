@@ -14,8 +14,8 @@ from envplan.profile import OptionTable, Profile
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
     from envplan.plan import Plan
+    from envplan.solve import Frontier
 
 
 class Planner(Protocol):
@@ -61,7 +61,7 @@ def no_plan_so_fast(planner: str, target_time_ns: int, fastest_ns: int) -> NoAns
 
 
 @dataclass(frozen=True, eq=False)
-class Clocks:
+class ClockRows:
     """One row of an option table for each of its frequencies: what a planner of clocks alone sees.
 
     Where several rows share a frequency (they differ in config), the fastest stands for it, and of
@@ -79,7 +79,7 @@ class Clocks:
     energy_fj: tuple[int, ...]
 
     @classmethod
-    def of(cls, table: OptionTable) -> Clocks:
+    def of(cls, table: OptionTable) -> ClockRows:
         """The clocks of a table."""
         # Rows are sorted by time and energy, and unique() reports the first of equals.
         mhz, rows = np.unique(table.frequency_mhz, return_index=True)
@@ -100,16 +100,16 @@ class Clocks:
         return min(bisect_left(self.mhz, mhz), self.top)
 
 
-def clocks_of_operations(pipeline: Pipeline, profile: Profile) -> list[Clocks]:
+def clocks_of_operations(pipeline: Pipeline, profile: Profile) -> list[ClockRows]:
     """The clocks of each operation, (N); operations with one table share them."""
-    known: dict[tuple[int, str], Clocks] = {}
+    known: dict[tuple[int, str], ClockRows] = {}
     for op in pipeline.operations:
         key = (op.profile_stage, op.instruction)
         if key not in known:
-            known[key] = Clocks.of(profile.table(*key))
+            known[key] = ClockRows.of(profile.table(*key))
     return [known[op.profile_stage, op.instruction] for op in pipeline.operations]
 
 
-def all_clocks(clocks: list[Clocks]) -> list[int]:
+def all_clocks(clocks: list[ClockRows]) -> list[int]:
     """Every frequency that some operation can be set to, ascending; [0] if none is controlled."""
     return sorted({mhz for one in set(clocks) for mhz in one.mhz if mhz}) or [0]

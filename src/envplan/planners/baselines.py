@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
 from envplan.planners.base import (
-    Clocks,
+    ClockRows,
     all_clocks,
     clocks_of_operations,
     no_plan_so_fast,
     refuse_target,
 )
+from envplan.replay import Replay
+from envplan.solve import Frontier
 from envplan.units import s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Plan
-
-
-class Candidate(NamedTuple):
-    """A choice of options with its exact replay, for one GPU per stage.
-
-    Attributes:
-        makespan_ns, energy_fj: of one iteration.
-        options: for each operation the row of its option table, (N,).
-    """
-
-    makespan_ns: int
-    energy_fj: int
-    options: NDArray[np.int32]
 
 
 class MaxFrequency:
@@ -57,7 +43,7 @@ class ZeusGlobal:
     name: Final = "zeus_global"
     takes_target: Final = True
 
-    def candidates(self, frontier: Frontier) -> list[Candidate]:
+    def candidates(self, frontier: Frontier) -> list[Replay]:
         """This planner's frontier: ascending time, descending energy."""
         clocks = clocks_of_operations(frontier.pipeline, frontier.profile)
         return _frontier_of(frontier, clocks, ([mhz] * len(clocks) for mhz in all_clocks(clocks)))
@@ -80,12 +66,12 @@ class ZeusPerStage:
     name: Final = "zeus_per_stage"
     takes_target: Final = True
 
-    def candidates(self, frontier: Frontier) -> list[Candidate]:
+    def candidates(self, frontier: Frontier) -> list[Replay]:
         """This planner's frontier: ascending time, descending energy."""
         pipeline = frontier.pipeline
         clocks = clocks_of_operations(pipeline, frontier.profile)
-        forwards: list[dict[int, Clocks]] = [{} for _ in range(pipeline.num_stages)]
-        any_work: list[dict[int, Clocks]] = [{} for _ in range(pipeline.num_stages)]
+        forwards: list[dict[int, ClockRows]] = [{} for _ in range(pipeline.num_stages)]
+        any_work: list[dict[int, ClockRows]] = [{} for _ in range(pipeline.num_stages)]
         for op, one in zip(pipeline.operations, clocks, strict=True):
             any_work[op.stage][id(one)] = one
             if op.instruction == "forward":
@@ -110,55 +96,45 @@ class ZeusPerStage:
         return cheapest_in_time(self.name, frontier, self.candidates(frontier), target_time_ns)
 
 
-def _paces(work: list[Clocks]) -> list[tuple[int, int]]:
+def _paces(work: list[ClockRows]) -> list[tuple[int, int]]:
     """(MHz, ns that the operations take together) of each clock, ascending in MHz."""
     return [(mhz, sum(one.time_ns[one.at_least(mhz)] for one in work)) for mhz in all_clocks(work)]
 
 
 def _frontier_of(
-    frontier: Frontier, clocks: list[Clocks], assignments: Iterable[list[int]]
-) -> list[Candidate]:
-    """The assignments of a clock to each operation that no other one beats, priced."""
-    kept: list[Candidate] = []
-    priced = sorted(
-        _priced(frontier, clocks, assignments), key=lambda c: (c.makespan_ns, c.energy_fj)
+    frontier: Frontier, clocks: list[ClockRows], assignments: Iterable[list[int]]
+) -> list[Replay]:
+    """The assignments of a clock to each operation that no other one beats, replayed."""
+    kept: list[Replay] = []
+    replays = (
+        frontier.problem.replay(
+            np.array(
+                [one.row[one.at_least(mhz)] for one, mhz in zip(clocks, assignment, strict=True)],
+                np.int32,
+            )
+        )
+        for assignment in assignments
     )
-    for candidate in priced:
-        if not kept or candidate.energy_fj < kept[-1].energy_fj:
-            kept.append(candidate)
+    for replay in sorted(replays, key=lambda one: (one.makespan_ns, one.energy_fj)):
+        if not kept or replay.energy_fj < kept[-1].energy_fj:
+            kept.append(replay)
     return kept
 
 
-def _priced(
-    frontier: Frontier, clocks: list[Clocks], assignments: Iterable[list[int]]
-) -> Iterator[Candidate]:
-    from envplan.plan import price
-
-    for assignment in assignments:
-        options = np.array(
-            [one.row[one.at_least(mhz)] for one, mhz in zip(clocks, assignment, strict=True)],
-            np.int32,
-        )
-        priced = price(frontier.pipeline, frontier.profile, options, frontier.blocking_power_uw)
-        yield Candidate(priced.makespan_ns, priced.energy_fj, options)
-
-
 def cheapest_in_time(
-    name: str, frontier: Frontier, candidates: list[Candidate], target_time_ns: int | None
+    name: str, frontier: Frontier, replays: list[Replay], target_time_ns: int | None
 ) -> Plan:
-    """The plan of the slowest, which is the cheapest, candidate in time; without a target, of the
+    """The plan of the slowest, which is the cheapest, replay in time; without a target, of the
     fastest."""
-    fastest = candidates[0]
-    if target_time_ns is None:
-        return frontier.priced_plan(
-            fastest.options, {"kind": "planner"}, fastest.makespan_ns, planner=name
-        )
-    if fastest.makespan_ns > target_time_ns:
-        raise no_plan_so_fast(name, target_time_ns, fastest.makespan_ns)
-    chosen = [c for c in candidates if c.makespan_ns <= target_time_ns][-1]
-    return frontier.priced_plan(
-        chosen.options,
-        {"kind": "planner", "time_s": s_from_ns(target_time_ns)},
-        target_time_ns,
-        planner=name,
+    chosen = replays[0]
+    deadline_ns = chosen.makespan_ns if target_time_ns is None else target_time_ns
+    if chosen.makespan_ns > deadline_ns:
+        raise no_plan_so_fast(name, deadline_ns, chosen.makespan_ns)
+    if target_time_ns is not None:
+        chosen = [one for one in replays if one.makespan_ns <= deadline_ns][-1]
+    target = Target(
+        kind="planner",
+        time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
+        deadline_s=s_from_ns(deadline_ns),
     )
+    return build_plan(frontier, chosen, target=target, planner=name)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from envplan.errors import InputError, shown
 from envplan.pipeline import Pipeline
+from envplan.plan import Baseline, Plan, gap_over
+from envplan.plan.build import percent
 from envplan.planners.baselines import (
-    Candidate,
     MaxFrequency,
     ZeusGlobal,
     ZeusPerStage,
     cheapest_in_time,
 )
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import FrontierPlanner, plan_in_view_of, plan_to_wait_in_view_of
+from envplan.planners.ours import FrontierPlanner, best_plan_beside
+from envplan.profile import Profile
+from envplan.replay import Replay
+from envplan.solve import Frontier
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Baseline, Plan
-    from envplan.profile import Profile
 
 Point = Literal["T_min", "T_star", "straggler"]
 
@@ -130,8 +129,6 @@ def compare(
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
-    import envplan.plan  # noqa: F401  # so that no planner's time has the import in it
-
     published = _published(frontier.profile)
     envpipe = EnvPipe(reconfigure)
     begin = time.perf_counter()
@@ -143,7 +140,7 @@ def compare(
     seconds = time.perf_counter() - begin
     others = [_Made(MaxFrequency.name, None, baseline, seconds, frontier)]
     sync = _sync_time(baseline, straggler_time, straggler_slowdown)
-    points: dict[str, list[Candidate]] = {}
+    points: dict[str, list[Replay]] = {}
     for planner in (ZeusGlobal(), ZeusPerStage()):
         begin = time.perf_counter()
         points[planner.name] = planner.candidates(frontier)
@@ -154,20 +151,22 @@ def compare(
     run = envpipe.run(rescheduled)
     seconds = time.perf_counter() - begin
     others.append(_Made(EnvPipe.name, None, run.plan(rescheduled), seconds, rescheduled))
-    sight = _Sight(others)
-    own = _our_plans(frontier, sight, sync, trace_time)
+    ours = _OurPlans(others)
+    own = _our_entries(frontier, ours, sync, trace_time)
     if rescheduled is not frontier:
         least = rescheduled.min_time_ns
-        own.append(_our_plan(rescheduled, sight, least, "T_min", retrace_time))
-    gpus = frontier.gpus_per_stage * frontier.replicas
+        own.append(_our_entry(rescheduled, ours, least, "T_min", retrace_time))
     return Comparison(
         frontier=frontier,
         envpipe_frontier=rescheduled,
         baseline=baseline.predicted.baseline,
-        entries=tuple(_entry(made, sight, baseline, sync) for made in (*others, *own)),
+        entries=tuple(_entry(made, ours, baseline, sync) for made in (*others, *own)),
         curves={
-            name: [(s_from_ns(c.makespan_ns), j_from_fj(c.energy_fj * gpus)) for c in candidates]
-            for name, candidates in points.items()
+            name: [
+                (s_from_ns(one.makespan_ns), j_from_fj(one.energy_fj * frontier.num_gpus))
+                for one in replays
+            ]
+            for name, replays in points.items()
         },
         envpipe=run,
         straggler_time=sync,
@@ -196,25 +195,16 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
                 f"{pipeline.schedule}"
             )
         return frontier
-    from envplan.frontier import trace_frontier
-
-    given = frontier.blocking_power_source == "argument"
-    return trace_frontier(
-        Pipeline(
-            "envpipe",
-            pipeline.num_stages,
-            pipeline.num_microbatches,
-            p2p_latency=s_from_ns(pipeline.p2p_latency_ns),
-            forwards_ahead=forwards_ahead(
-                frontier.profile, pipeline.num_microbatches, activation_slots
-            ),
-            extras=pipeline.extras,
-        ),
-        frontier.profile,
-        blocking_power=frontier.blocking_power_w[0] if given else None,
-        gpus_per_stage=frontier.gpus_per_stage,
-        replicas=frontier.replicas,
+    ahead = forwards_ahead(frontier.profile, pipeline.num_microbatches, activation_slots)
+    rescheduled = Pipeline(
+        "envpipe",
+        pipeline.num_stages,
+        pipeline.num_microbatches,
+        p2p_latency=s_from_ns(pipeline.p2p_latency_ns),
+        forwards_ahead=ahead,
+        extras=pipeline.extras,
     )
+    return frontier.retraced(rescheduled, frontier.profile)
 
 
 def _sync_time(
@@ -242,8 +232,8 @@ def until(plan: Plan, sync_time: float | None) -> float:
     return plan.energy + (0.0 if sync_time is None else plan.waiting_energy(sync_time))
 
 
-class _Sight:
-    """Our plans for any time, each made once and in view of all other planners' plans."""
+class _OurPlans:
+    """Our plans for any time, each made once and beside all other planners' plans."""
 
     def __init__(self, others: Sequence[_Made]) -> None:
         self._others = others
@@ -254,8 +244,7 @@ class _Sight:
         key = (id(frontier), time_ns, waits)
         if key not in self._known:
             rivals = [made.plan for made in self._others if made.frontier is frontier]
-            make = plan_to_wait_in_view_of if waits else plan_in_view_of
-            self._known[key] = make(frontier, time_ns, rivals)
+            self._known[key] = best_plan_beside(frontier, time_ns, rivals, waits=waits)
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
@@ -270,8 +259,8 @@ class _Sight:
         )
 
 
-def _our_plans(
-    frontier: Frontier, sight: _Sight, sync_time: float | None, trace_time: float
+def _our_entries(
+    frontier: Frontier, ours: _OurPlans, sync_time: float | None, trace_time: float
 ) -> list[_Made]:
     """Our plans at T_min, at T_star, and for a straggler that leaves more time than T_min."""
     least, star = frontier.min_time_ns, frontier.min_energy_time_ns
@@ -280,53 +269,50 @@ def _our_plans(
     if sync_time is not None and ns_from_s_floor(sync_time) > least:
         points.append((ns_from_s_floor(sync_time), "straggler"))
     points.sort(key=lambda entry: entry[0])
-    return [_our_plan(frontier, sight, at, point, trace_time) for at, point in points]
+    return [_our_entry(frontier, ours, at, point, trace_time) for at, point in points]
 
 
-def _our_plan(
-    frontier: Frontier, sight: _Sight, time_ns: int, point: Point, trace_time: float
+def _our_entry(
+    frontier: Frontier, ours: _OurPlans, time_ns: int, point: Point, trace_time: float
 ) -> _Made:
     begin = time.perf_counter()
-    plan = sight.plan(frontier, time_ns, waits=point == "straggler")
+    plan = ours.plan(frontier, time_ns, waits=point == "straggler")
     seconds = time.perf_counter() - begin + trace_time
     return _Made(FrontierPlanner.name, point, plan, seconds, frontier)
 
 
-def _entry(made: _Made, sight: _Sight, baseline: Plan, straggler: float | None) -> Entry:
+def _entry(made: _Made, ours: _OurPlans, baseline: Plan, straggler: float | None) -> Entry:
     plan, frontier = made.plan, made.frontier
-    ours = plan if made.point else sight.plan(frontier, ns_from_s(plan.iteration_time))
-    # A plan that is slower than the straggler is one itself.
-    sync = None if straggler is None else max(straggler, plan.iteration_time)
-    spent = until(plan, sync)
-    extrinsic = 0.0 if sync is None else until(ours, sync) - sight.least_until(frontier, sync)
-    without = until(baseline, straggler)
-    return Entry(
+    own = plan if made.point else ours.plan(frontier, ns_from_s(plan.iteration_time))
+    entry = Entry(
         planner=made.planner,
         point=made.point,
         plan=plan,
-        ours=ours,
+        ours=own,
         planning_time=made.seconds,
-        slowdown_percent=_percent(
+        slowdown_percent=percent(
             plan.iteration_time - baseline.iteration_time, baseline.iteration_time
         ),
-        savings_percent=_percent(baseline.energy - plan.energy, baseline.energy),
-        intrinsic_j=plan.energy - ours.energy,
-        extrinsic_j=extrinsic,
-        straggler_energy=None if sync is None else spent,
-        straggler_savings_percent=None if sync is None else _percent(without - spent, without),
-        straggler_gap=None if sync is None else _gap_until(frontier, sync, spent),
+        savings_percent=percent(baseline.energy - plan.energy, baseline.energy),
+        intrinsic_j=plan.energy - own.energy,
+        extrinsic_j=0.0,
+        straggler_energy=None,
+        straggler_savings_percent=None,
+        straggler_gap=None,
     )
-
-
-def _gap_until(frontier: Frontier, sync_time: float, spent: float) -> float:
-    from envplan.plan import gap_over
-
-    least_fj = max(0, frontier.waiting_bound_fj(ns_from_s(sync_time)))
-    return gap_over(spent, j_from_fj(least_fj * frontier.gpus_per_stage * frontier.replicas))
-
-
-def _percent(part: float, whole: float) -> float:
-    return 100 * part / whole if whole else 0.0
+    if straggler is None:
+        return entry
+    # A plan that is slower than the straggler is one itself.
+    sync = max(straggler, plan.iteration_time)
+    spent, without = until(plan, sync), until(baseline, straggler)
+    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s(sync))) * frontier.num_gpus
+    return replace(
+        entry,
+        extrinsic_j=until(own, sync) - ours.least_until(frontier, sync),
+        straggler_energy=spent,
+        straggler_savings_percent=percent(without - spent, without),
+        straggler_gap=gap_over(spent, j_from_fj(bound_fj)),
+    )
 
 
 def _published(profile: Profile) -> Published | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,13 @@ from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import whole_number
 from envplan.pipeline.graph import predecessors
 from envplan.pipeline.schedules import fitting_ahead
-from envplan.planners.base import Clocks, all_clocks, clocks_of_operations, refuse_target
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
+from envplan.planners.base import ClockRows, all_clocks, clocks_of_operations, refuse_target
 from envplan.profile import Profile
+from envplan.replay import Replay
+from envplan.solve import Frontier
 from envplan.units import j_from_fj, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Plan
 
 Reconfigure = Literal["balanced", "greedy"]
 Stop = Literal["outer envelope", "highest clocks"]
@@ -60,8 +60,8 @@ def forwards_ahead(
     slots = _slots_by_stage(activation_slots, stages, num_microbatches)
     wanted = []
     for stage in range(stages):
-        forward = Clocks.of(profile.table(stage, "forward"))
-        backward = Clocks.of(profile.table(stage, "backward"))
+        forward = ClockRows.of(profile.table(stage, "forward"))
+        backward = ClockRows.of(profile.table(stage, "backward"))
         valley = forward.at_least(_valley([(forward, 1), (backward, 1)]))
         wait_ns = backward.time_ns[backward.top] * (stages - stage - 1)
         fitting = wait_ns // forward.time_ns[valley]
@@ -91,7 +91,7 @@ def _slots_by_stage(
     return list(listed)
 
 
-def _valley(work: Sequence[tuple[Clocks, int]]) -> int:
+def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
     """The clock, MHz, at which some operations, each done so many times, use least energy.
 
     Of several such clocks the highest.
@@ -128,20 +128,17 @@ class EnvPipeRun:
         iterations: all of them, in order.
         stopped: why the last one was the last: the critical path was the outer envelope, or it had
             nothing but highest clocks.
-        options: for each operation the row of its option table, (N,).
-        makespan_ns: of the last iteration.
+        replay: of the last iteration.
     """
 
     iterations: tuple[Iteration, ...]
     stopped: Stop
-    options: NDArray[np.int32]
-    makespan_ns: int
+    replay: Replay
 
     def plan(self, frontier: Frontier) -> Plan:
         """The outcome as a plan."""
-        return frontier.priced_plan(
-            self.options, {"kind": "planner"}, self.makespan_ns, planner=EnvPipe.name
-        )
+        target = Target(kind="planner", deadline_s=s_from_ns(self.replay.makespan_ns))
+        return build_plan(frontier, self.replay, target=target, planner=EnvPipe.name)
 
 
 class EnvPipe:
@@ -171,17 +168,16 @@ class EnvPipe:
         state = _State(frontier)
         iterations: list[Iteration] = []
         while True:
-            starts, makespan = state.replay()
-            path = state.critical_path(starts)
+            replay = frontier.problem.replay(state.rows())
+            path = state.critical_path(replay)
             on_envelope = all(state.on_envelope[i] for i in path)
             raised = () if on_envelope else self._raise(state, path)
-            iterations.append(
-                Iteration(s_from_ns(makespan), state.energy_j(makespan), tuple(path), raised)
-            )
+            energy = j_from_fj(replay.energy_fj * frontier.num_gpus)
+            iterations.append(Iteration(s_from_ns(replay.makespan_ns), energy, tuple(path), raised))
             state.set_clocks(raised)
             if not raised:
                 stopped: Stop = "outer envelope" if on_envelope else "highest clocks"
-                return EnvPipeRun(tuple(iterations), stopped, state.options(), makespan)
+                return EnvPipeRun(tuple(iterations), stopped, replay)
 
     def _raise(self, state: _State, path: list[int]) -> tuple[tuple[int, int, int], ...]:
         """(operation, MHz before, MHz after) of what goes up."""
@@ -205,10 +201,7 @@ class _State:
 
     def __init__(self, frontier: Frontier) -> None:
         pipeline = frontier.pipeline
-        self._pipeline = pipeline
         self._stage = [op.stage for op in pipeline.operations]
-        self._powers = frontier.blocking_power_uw
-        self._gpus = frontier.gpus_per_stage * frontier.replicas
         self._before = predecessors(pipeline)
         self.clocks = clocks_of_operations(pipeline, frontier.profile)
         self.on_envelope = _outer_envelope(pipeline)
@@ -219,13 +212,6 @@ class _State:
                 self.clocks, self.on_envelope, self._stage, strict=True
             )
         ]
-        self._time = [c.time_ns[k] for c, k in zip(self.clocks, self.level, strict=True)]
-        # Energy without what a GPU would draw anyway while it waits.
-        self._cost = sum(self._cost_of(i) for i in range(len(self.level)))
-
-    def _cost_of(self, i: int) -> int:
-        energy = self.clocks[i].energy_fj[self.level[i]]
-        return energy - self._powers[self._stage[i]] * self._time[i]
 
     def mhz(self, i: int) -> int:
         return self.clocks[i].mhz[self.level[i]]
@@ -237,26 +223,20 @@ class _State:
 
     def set_clocks(self, raised: Sequence[tuple[int, int, int]]) -> None:
         for i, _, mhz in raised:
-            self._cost -= self._cost_of(i)
             self.level[i] = self.clocks[i].mhz.index(mhz)
-            self._time[i] = self.clocks[i].time_ns[self.level[i]]
-            self._cost += self._cost_of(i)
 
-    def replay(self) -> tuple[list[int], int]:
-        """Start of each operation and makespan, ns."""
-        starts, makespan = self._pipeline.earliest_starts(np.array(self._time, np.int64))
-        return starts.tolist(), makespan
+    def rows(self) -> NDArray[np.int32]:
+        """For each operation the row of its option table, (N,)."""
+        rows = [one.row[level] for one, level in zip(self.clocks, self.level, strict=True)]
+        return np.array(rows, np.int32)
 
-    def energy_j(self, makespan_ns: int) -> float:
-        return j_from_fj((self._cost + sum(self._powers) * makespan_ns) * self._gpus)
-
-    def critical_path(self, starts: list[int]) -> list[int]:
+    def critical_path(self, replay: Replay) -> list[int]:
         """From the operation that ends last (the first stage's last backward) backwards.
 
         An operation that did not wait comes after the one before it on its stage, any other one
         after the neighbour it waited for.
         """
-        finish = [start + time for start, time in zip(starts, self._time, strict=True)]
+        starts, finish = replay.starts_ns.tolist(), replay.finishes_ns.tolist()
         i = finish.index(max(finish))
         path = [i]
         while starts[i] > 0:
@@ -266,10 +246,6 @@ class _State:
                 i = next(j for j, lag in self._before[i] if finish[j] + lag == starts[i])
             path.append(i)
         return path
-
-    def options(self) -> NDArray[np.int32]:
-        rows = [c.row[k] for c, k in zip(self.clocks, self.level, strict=True)]
-        return np.array(rows, np.int32)
 
 
 def _outer_envelope(pipeline: Pipeline) -> list[bool]:
@@ -283,9 +259,9 @@ def _outer_envelope(pipeline: Pipeline) -> list[bool]:
     ]
 
 
-def _valleys(pipeline: Pipeline, clocks: list[Clocks]) -> list[int]:
+def _valleys(pipeline: Pipeline, clocks: list[ClockRows]) -> list[int]:
     """The clock of least energy of each stage, MHz, (num_stages)."""
-    counts: list[dict[Clocks, int]] = [{} for _ in range(pipeline.num_stages)]
+    counts: list[dict[ClockRows, int]] = [{} for _ in range(pipeline.num_stages)]
     for op, one in zip(pipeline.operations, clocks, strict=True):
         counts[op.stage][one] = counts[op.stage].get(one, 0) + 1
     return [_valley(list(stage.items())) for stage in counts]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
+from envplan.replay import Replay
+from envplan.solve import Frontier
+from envplan.solve.rounding import Rounding
 from envplan.units import ns_from_s, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Plan
 
 
 class FrontierPlanner:
@@ -23,13 +25,13 @@ class FrontierPlanner:
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """Raises: NoAnswerError: the target is below T_min."""
-        if target_time_ns is None:
-            return frontier.plan()
-        return frontier.plan(s_from_ns(target_time_ns))
+        return frontier.plan(None if target_time_ns is None else s_from_ns(target_time_ns))
 
 
-def plan_in_view_of(frontier: Frontier, time_ns: int, others: Iterable[Plan]) -> Plan:
-    """Our plan for a time, given what other planners make of the same pipeline.
+def best_plan_beside(
+    frontier: Frontier, time_ns: int, others: Iterable[Plan], *, waits: bool = False
+) -> Plan:
+    """Our plan for a time, and at least as good as what other planners make of the same pipeline.
 
     Rounding is a heuristic: once in a while another planner's choice happens to lie closer to the
     bound than what it finds. Then the same local search starts again from that choice, and what
@@ -38,71 +40,47 @@ def plan_in_view_of(frontier: Frontier, time_ns: int, others: Iterable[Plan]) ->
     Args:
         time_ns: when the iteration must be over, not below T_min, ns.
         others: plans of the same pipeline; those that are slower are passed over.
+        waits: everybody waits until then however early they are.
     """
-    best = frontier.plan(s_from_ns(time_ns))
+    time_s = s_from_ns(time_ns)
+    best = frontier.plan(sync_time=time_s) if waits else frontier.plan(time_s)
+    star_ns = frontier.min_energy_time_ns
     for other in others:
         taken_ns = ns_from_s(other.iteration_time)
-        if taken_ns > time_ns or other.energy >= best.energy:
+        better = other.uses_less_until_any_time_after(best) if waits else other.energy < best.energy
+        if taken_ns > time_ns or not better:
             continue
-        star_ns = frontier.min_energy_time_ns
-        deadline_ns = max(taken_ns, min(time_ns, star_ns))
-        # Beyond T_star the relaxed plan waits for nobody, but a discrete one may be lucky there.
-        kind = "time" if deadline_ns <= star_ns else "planner"
-        best = frontier.priced_plan(
-            search_from(frontier, options_of(frontier, other), deadline_ns),
-            {"kind": kind, "time_s": s_from_ns(time_ns if kind == "time" else deadline_ns)},
-            deadline_ns,
-        )
+        latest_ns = min(time_ns, frontier.slowest_time_ns if waits else star_ns)
+        deadline_ns = max(taken_ns, latest_ns)
+        replay = searched_from(frontier, rows_of(frontier, other), deadline_ns)
+        if waits:
+            target = Target(kind="sync-time", time_s=time_s, deadline_s=time_s)
+        else:
+            # Beyond T_star the relaxed plan waits for nobody, but a discrete one may be lucky.
+            kind = "time" if deadline_ns <= star_ns else "planner"
+            stated_s = s_from_ns(deadline_ns)
+            asked_s = time_s if kind == "time" else stated_s
+            target = Target(kind=kind, time_s=asked_s, deadline_s=stated_s)
+        best = build_plan(frontier, replay, target=target)
     return best
 
 
-def plan_to_wait_in_view_of(frontier: Frontier, time_ns: int, others: Iterable[Plan]) -> Plan:
-    """Likewise, where everybody waits until time_ns however early they are: beyond T_star, too."""
-    target: dict[str, float | str] = {"kind": "sync-time", "time_s": s_from_ns(time_ns)}
-    best = frontier.plan_for_sync(s_from_ns(time_ns))
-    for other in others:
-        if ns_from_s(other.iteration_time) <= time_ns and other.beats_where_there_is_time(best):
-            latest_ns = min(time_ns, frontier.slowest_time_ns)
-            deadline_ns = max(latest_ns, ns_from_s(other.iteration_time))
-            found = search_from(frontier, options_of(frontier, other), deadline_ns)
-            best = frontier.priced_plan(found, target, time_ns)
-    return best
+def searched_from(frontier: Frontier, rows: NDArray[np.int32], deadline_ns: int) -> Replay:
+    """What local search makes of rows that meet a deadline: it does, too, and costs no more.
 
-
-def search_from(
-    frontier: Frontier, options: NDArray[np.int32], deadline_ns: int
-) -> NDArray[np.int32]:
-    """Local search from a choice of options that meets the deadline.
-
-    The choice's own replay takes the place of the relaxed optimum: diffusion lets each operation
-    use what its predecessors left it, until the finish it had, so no operation gets dearer.
-
-    Returns:
-        Options, (N,), that meet the deadline and cost no more.
+    The rows' own replay takes the place of the relaxed optimum: diffusion lets each operation use
+    what its predecessors left it, until the finish it had, so no operation gets dearer.
     """
-    from envplan.frontier.network import build_network, replayed_events
-    from envplan.frontier.rounding import Rounding
-    from envplan.plan import option_tables
-
-    pipeline = frontier.pipeline
-    tables = option_tables(pipeline, frontier.profile)
-    time_ns = np.array(
-        [table.time_ns[row] for table, row in zip(tables, options.tolist(), strict=True)], np.int64
-    )
-    network = build_network(pipeline, frontier.profile, frontier.blocking_power_uw)
-    rounding = Rounding(pipeline, network, replayed_events(pipeline, time_ns), deadline_ns)
+    replay = frontier.problem.replay(rows)
+    events = np.empty(2 * len(rows) + 2, np.int64)
+    events[0:-2:2], events[1:-2:2] = replay.starts_ns, replay.finishes_ns
+    events[-2:] = 0, replay.makespan_ns
+    rounding = Rounding(frontier.pipeline, frontier.network, events, deadline_ns)
     rounding.anneal()
-    return rounding.options
+    return frontier.problem.replay(rounding.rows)
 
 
-def options_of(frontier: Frontier, plan: Plan) -> NDArray[np.int32]:
+def rows_of(frontier: Frontier, plan: Plan) -> NDArray[np.int32]:
     """For each operation the row of its option table that a plan of this pipeline chose, (N,)."""
-    from envplan.plan import rows_by_knobs
-
-    planned = (operation for stage in plan.stages for operation in stage)
-    knobs = rows_by_knobs(frontier.pipeline, frontier.profile)
-    chosen = [
-        rows[operation.frequency_mhz, operation.config]
-        for operation, rows in zip(planned, knobs, strict=True)
-    ]
-    return np.array(chosen, np.int32)
+    planned = chain(*plan.stages)
+    return frontier.problem.rows_at([(op.frequency_mhz, op.config) for op in planned])

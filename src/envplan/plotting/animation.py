@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from envplan.frontier import Frontier
+    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from envplan.frontier import Frontier
+    from envplan.solve import Frontier
     from envplan.plan import Plan
 
 __all__ = [

@@ -11,57 +11,19 @@ from envplan.plotting.frontier import STYLE, energy_unit, frontier_figure
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
-    from envplan.frontier import Frontier
+    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
 
 __all__ = [
-    "frontier_frame",
     "frontier_html",
-    "plan_frame",
     "plan_html",
-    "timeline_frame",
     "timeline_html",
 ]
 
 _PLANS = 17
-
-
-def frontier_frame(frontier: Frontier) -> pd.DataFrame:
-    """The breakpoints of the relaxed frontier: iteration_time_s, energy_lower_bound_j."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {"iteration_time_s": frontier.times, "energy_lower_bound_j": frontier.energies}
-    )
-
-
-def plan_frame(plan: Plan) -> pd.DataFrame:
-    """One row an operation, by stage and in execution order; energy is that of one GPU."""
-    import pandas as pd
-
-    rows = [
-        {"stage": stage, **operation.model_dump()}
-        for stage, operations in enumerate(plan.stages)
-        for operation in operations
-    ]
-    return pd.DataFrame(rows)
-
-
-def timeline_frame(timeline: Timeline) -> pd.DataFrame:
-    """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
-    import pandas as pd
-
-    path = set(timeline.critical_path)
-    return pd.DataFrame(
-        [
-            {"stage": timed.operation.stage, **timed.to_dict(on_path=index in path)}
-            for index, timed in enumerate(timeline.operations)
-        ]
-    )
 
 
 def frontier_html(frontier: Frontier) -> str:

@@ -13,7 +13,7 @@ from envplan.plotting.frontier import in_joules, label_job
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
+    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.planners import Comparison
     from envplan.simulation import Timeline
@@ -66,7 +66,7 @@ def frontier_page(
     body = page.heading(title, _about(frontier), frontier.profile.metadata.source)
     body += page.section("Energy against time", page.chart("frontier", "frontier"))
     points = [] if comparison is None else _rivals(comparison)
-    slower = frontier.slower_plans(_SLOWER)
+    slower = frontier.sample_plans(_SLOWER, beyond=True)
     data = page.frontier_data(frontier, along, points, slower)
     return page.document(title, body, {"frontier": data})
 
@@ -98,7 +98,7 @@ def report_page(report: Report) -> str:
             frontier,
             report.along,
             points,
-            frontier.slower_plans(_SLOWER),
+            frontier.sample_plans(_SLOWER, beyond=True),
             plan.target.straggler_time_s,
         ),
         "timeline": page.timelines_data(

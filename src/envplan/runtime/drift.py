@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from envplan.costs import Run
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan
+from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
-from envplan.verify import as_referenced, trace_job
+from envplan.solve import solve, trace_job
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 
@@ -129,58 +128,7 @@ def replan(
     """
     if plan.planner != "frontier":
         raise InputError(f"only plans of the planner frontier are refined, not of {plan.planner}")
-    target = plan.target
-    frontier = trace_job(plan.job, profile, progress)
-    if target.peak_power_w is not None:
-        capped = frontier.plan_for_peak_power_cap(
-            target.peak_power_w,
-            target_time=target.time_s if target.kind == "time" else None,
-            slowdown=target.slowdown,
-            min_energy=target.kind == "min-energy",
-        )
-        if plan.ladder is None:
-            return capped
-        return capped.with_ladder(frontier.ladder(peak_power_cap=target.peak_power_w))
-    latency, dwell = plan.job.switch_latency_s or 0.0, plan.job.min_dwell_s or 0.0
-    sure = plan.predicted.robustness
-    if sure is not None and sure.iterations is not None and plan.costs is not None:
-        run = Run.of(plan.costs)
-        fresh = run.cheapest_plan(
-            frontier, switch_latency=latency, probability=sure.probability, noise=sure.noise
-        )
-        return run.reckon(fresh)
-    if sure is not None:
-        return frontier.robust_plan(
-            sure.probability,
-            target.time_s if target.kind == "time" else None,
-            slowdown=target.slowdown,
-            noise=sure.noise,
-            switch_latency=latency,
-        )
-    match target.kind:
-        case "min-energy":
-            fresh = frontier.min_energy_plan(switch_latency=latency, min_dwell=dwell)
-        case "energy-budget":
-            fresh = frontier.plan_for_energy_budget(target.energy_j or 0.0)
-        case "power-cap":
-            fresh = frontier.plan_for_power_cap(target.power_w or 0.0)
-        case "sync-time":
-            fresh = frontier.plan_for_sync(
-                target.time_s or 0.0, switch_latency=latency, min_dwell=dwell
-            )
-        case "slowdown":
-            fresh = frontier.plan(slowdown=target.slowdown, switch_latency=latency, min_dwell=dwell)
-        case "time":
-            fresh = frontier.plan(
-                target_time=target.time_s, switch_latency=latency, min_dwell=dwell
-            )
-        case _:
-            fresh = frontier.plan(switch_latency=latency, min_dwell=dwell)
-    if target.straggler_time_s is not None:
-        fresh = frontier.with_straggler(fresh, target.straggler_time_s)
-    if plan.ladder is None:
-        return fresh
-    return fresh.with_ladder(frontier.ladder(switch_latency=latency, min_dwell=dwell))
+    return solve(trace_job(plan.job, profile, progress), plan.request)
 
 
 def _measurements(

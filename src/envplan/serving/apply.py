@@ -23,7 +23,7 @@ from envplan.apply import Clocks, modelled_clocks
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.errors import InputError
-from envplan.plan import json_schema, readable_json
+from envplan._documents import json_schema, readable_json
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import Group, Pool, ServingPlan, read_model
 from envplan.serving.profile import ServingProfile

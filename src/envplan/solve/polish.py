@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from envplan.frontier.network import Network
-from envplan.frontier.rounding import HEATS, Rounding
+from envplan.frontier import Network
 from envplan.profile import CostCurve
+from envplan.solve.rounding import HEATS, Rounding
 
 _ANNEALING_SHARE = 0.5
 _WHOLE_OPERATIONS = 128  # up to here CP-SAT gets all operations at once
@@ -109,7 +109,7 @@ class _Problem:
         ]
         self._before: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
         self._after: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
-        for i, j, lag in rounding.edges:
+        for i, j, lag in rounding.edges.tolist():
             self._after[i].append((j, lag))
             self._before[j].append((i, lag))
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan import _kernel
-from envplan.frontier.network import Network
+from envplan.frontier import Network
 from envplan.pipeline import Pipeline
 
-# Annealing after diffusion and exchange: from hot, which finds other arrangements, to cool.
+#: Annealing after diffusion and exchange: from hot, which finds other arrangements, to cool.
 HEATS = (1.0, 0.5, 0.2, 0.1)
 _MOVES = 400  # per operation and heat
 
@@ -24,7 +24,7 @@ class Rounding:
 
     Attributes:
         order: int32 (N,), the pipeline's operation at each new number.
-        edges: for each precedence (before, after, lag in ns), in new numbers.
+        edges: int64 (E, 3), for each precedence before, after, in new numbers, and lag in ns.
         table: int32 (N,), each operation's option table, an index into network.cost_curves.
         choice: int32 (N,), the best options so far, indices into the table's Pareto options.
         deadline_ns: when everything must be finished.
@@ -46,14 +46,12 @@ class Rounding:
 
         edges = slice(count, count + len(pipeline.succ))
         before, after = position[network.tail[edges] // 2], position[network.head[edges] // 2]
-        self.edges = list(
-            zip(before.tolist(), after.tolist(), pipeline.succ_lag_ns.tolist(), strict=True)
-        )
         by_after = np.argsort(after, kind="stable")
+        self.edges = np.stack([before, after, pipeline.succ_lag_ns], axis=1).astype(np.int64)
         curves = network.cost_curves
         option_begin = np.cumsum([0] + [len(c.option) for c in curves], dtype=np.int32)
         self.table: NDArray[np.int32] = network.curve[:count][self.order]
-        self._first_row = option_begin[self.table]
+        self._first_option = option_begin[self.table]
         self._rows = np.concatenate([c.option for c in curves]).astype(np.int32)
         self._kernel = _kernel.Rounding(
             np.concatenate([[0], np.cumsum(np.bincount(after, minlength=count))]).astype(np.int32),
@@ -73,14 +71,14 @@ class Rounding:
         """Anneal from the best options so far, `moves` per operation; whether they got cheaper."""
         return bool(self._kernel.improve(self.choice, moves * len(self.order), heat, seed))
 
-    @property
-    def options(self) -> NDArray[np.int32]:
-        """The best options so far, (N,): for each operation the row of its option table."""
-        options = np.empty(len(self.order), np.int32)
-        options[self.order] = self._rows[self._first_row + self.choice]
-        return options
-
-    def anneal(self, heats: Sequence[float] = HEATS) -> None:
-        """One round of improvement at each heat."""
+    def anneal(self, heats: Sequence[float] = HEATS, moves: float = 1.0) -> None:
+        """One round of improvement at each heat, with a share of the usual moves."""
         for seed, heat in enumerate(heats):
-            self.improve(heat, seed)
+            self.improve(heat, seed, max(1, round(_MOVES * moves)))
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """The best options so far, (N,): for each operation the row of its option table."""
+        rows = np.empty(len(self.order), np.int32)
+        rows[self.order] = self._rows[self._first_option + self.choice]
+        return rows

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from envplan.errors import EnvplanError
-from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline, traits
 from envplan.pipeline.extras import parse_extras
 from envplan.planners import PLANNERS, forwards_ahead
+from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.simulation import simulate
+from envplan.solve import Frontier, trace_frontier
 from envplan.sweep.config import Point
 from envplan.sweep.table import Row
 from envplan.units import j_from_fj, ns_from_s_floor, s_from_ns
-
-if TYPE_CHECKING:
-    from envplan.frontier import Frontier
-    from envplan.plan import Plan
 
 __all__ = ["Done", "Group", "Task", "compute", "failed_row", "group_key"]
 
@@ -217,50 +215,33 @@ def _pipeline(point: Point, profile: Profile) -> Pipeline:
 
 def _plan(frontier: Frontier, point: Point) -> Plan:
     kind, value = point.target
-    planner = PLANNERS[point.planner]
     number = value or 0.0
-    ours = point.planner == "frontier"
-    if point.robust is not None:
-        return frontier.robust_plan(
-            point.robust / 100,
-            value if kind == "time" else None,
-            slowdown=None if point.slowdown is None else number / 100,
-            noise=None if point.noise is None else point.noise / 100,
-            switch_latency=(point.switch_latency or 0.0) / 1000,
-        )
-    clocks = {
-        "switch_latency": (point.switch_latency or 0.0) / 1000,
-        "min_dwell": (point.min_dwell or 0.0) / 1000,
-    }
-    match kind:
-        case "own":
-            return planner.plan(frontier)
-        case "time":
-            target_ns = ns_from_s_floor(number)
-            return frontier.plan(number, **clocks) if ours else planner.plan(frontier, target_ns)
-        case "slowdown":
-            target_ns = frontier.min_time_ns + int(frontier.min_time_ns * number / 100)
-            if not ours:
-                return planner.plan(frontier, target_ns)
-            # The least time that slow clocks allow is asked for by no target at all.
-            slowdown = None if point.slowdown is None else number / 100
-            return frontier.plan(slowdown=slowdown, **clocks)
-        case "min-energy":
-            star_ns = frontier.min_energy_time_ns
-            return frontier.min_energy_plan(**clocks) if ours else planner.plan(frontier, star_ns)
-        case "energy-budget":
-            return frontier.plan_for_energy_budget(number)
-        case "power-cap":
-            return frontier.plan_for_power_cap(number)
-        case "peak-power-cap":
-            return frontier.plan_for_peak_power_cap(number)
+    if point.planner != "frontier":
+        least = frontier.min_time_ns
+        target_ns = {
+            "time": ns_from_s_floor(number),
+            "slowdown": least + int(least * number / 100),
+            "min-energy": frontier.min_energy_time_ns,
+        }.get(kind)
+        return PLANNERS[point.planner].plan(frontier, target_ns)
+    return frontier.plan(
+        value if kind == "time" else None,
+        # The least time that slow clocks allow is asked for by no target at all.
+        slowdown=None if point.slowdown is None else number / 100,
+        min_energy=kind == "min-energy",
+        energy_budget=value if kind == "energy-budget" else None,
+        power_cap=value if kind == "power-cap" else None,
+        peak_power_cap=value if kind == "peak-power-cap" else None,
+        probability=None if point.robust is None else point.robust / 100,
+        noise=None if point.robust is None or point.noise is None else point.noise / 100,
+        switch_latency=(point.switch_latency or 0.0) / 1000,
+        min_hold=(point.min_dwell or 0.0) / 1000,
+    )
 
 
 def _replayed(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
     if point.noise is None:
         return {}
-    from envplan.simulation import simulate
-
     timeline = simulate(plan, profile, noise=point.noise / 100, seed=point.seed)
     return {
         "replayed_time_s": s_from_ns(timeline.run_times_ns[0]),

@@ -1,0 +1,358 @@
+"""The exact relaxed time-energy frontier of a pipeline: a lower bound on every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.errors import InputError, NoAnswerError
+from envplan.frontier.network import Network, build_network, replayed_events
+from envplan.frontier.start import start_at_t_star
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+from envplan.replay import Problem
+from envplan.units import MAX_INTEGER, j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w, w_from_uw
+
+if TYPE_CHECKING:
+    from envplan._kernel import Trace
+
+BlockingPowerSource = Literal["profile", "argument", "default"]
+
+#: W that a GPU draws while it waits for a neighbour, where neither the profile nor the user says.
+DEFAULT_BLOCKING_POWER_W = 70.0
+
+# The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
+# than this it starts where going slower saves an eighth of what it saves at T_star.
+_WALK_FROM_T_MAX = 2048
+_PART = 8
+
+Progress = Callable[[int, int], None]
+
+
+class Relaxation:
+    """The exact relaxed frontier: a lower bound on energy at every iteration time.
+
+    It knows no plan. Made by `trace`. All energies are joules per iteration over all GPUs.
+
+    Attributes:
+        pipeline, profile, gpus_per_stage, replicas: what was traced.
+        blocking_power_uw: uW of a waiting GPU on each stage, (num_stages,).
+        blocking_power_source: "argument", "profile" or "default".
+        total_power_uw: the sum of blocking_power_uw.
+        slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
+            slower than that leaves no more time worth using. Whole ns.
+        times_ns: breakpoints, whole ns, ascending, int64 (n,).
+        slopes_uw: -dC/dT of the relaxed effective cost on the interval below each breakpoint, uW,
+            (n,): what the cheapest ns costs that is saved next. Meaningless for the first.
+        network: the activity network that was traced.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        profile: Profile,
+        blocking_power_uw: Sequence[int],
+        blocking_power_source: BlockingPowerSource,
+        gpus_per_stage: int,
+        replicas: int,
+        network: Network,
+        trace: Trace,
+    ) -> None:
+        self.pipeline = pipeline
+        self.profile = profile
+        self.blocking_power_uw = tuple(blocking_power_uw)
+        self.blocking_power_source = blocking_power_source
+        self.gpus_per_stage = gpus_per_stage
+        self.replicas = replicas
+        self.network = network
+        self._trace = trace
+        self.total_power_uw = sum(blocking_power_uw)
+        times, slopes, costs = trace.breakpoints()
+        self.times_ns: NDArray[np.int64] = times[::-1].copy()
+        self.slopes_uw: list[int] = slopes[::-1].tolist()
+        self._energies_fj = [
+            network.base_cost_fj + cost + self.total_power_uw * time
+            for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
+        ]
+        self.slowest_time_ns: int = trace.max_time
+        self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
+
+    @classmethod
+    def trace(
+        cls,
+        pipeline: Pipeline,
+        profile: Profile,
+        *,
+        blocking_power: float | None = None,
+        gpus_per_stage: int = 1,
+        replicas: int = 1,
+        full: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Trace the whole relaxed frontier between T_min and T_star, exactly.
+
+        The linear time-cost tradeoff problem (Kelley 1961; Fulkerson 1961; Phillips and Dessouky
+        1977) on effective costs (Perseus, SOSP 2024), walked cut by cut without a time quantum.
+
+        Args:
+            blocking_power: W drawn by a waiting GPU, on every stage; default: the profile's
+                blocking rows, else 70 W.
+            gpus_per_stage: GPUs that run each stage together (tensor x context parallel).
+            replicas: data-parallel replicas.
+            full: also record the frontier from T_star to T_max, where waiting costs more than
+                running.
+            progress: called now and then with (time now, T_min), ns, the former falling to the
+                latter.
+
+        Raises:
+            InputError: the profile does not fit the pipeline, an argument is out of range, or
+                numbers outgrow exact 64-bit arithmetic.
+        """
+        for name, value in (("gpus_per_stage", gpus_per_stage), ("replicas", replicas)):
+            if not 1 <= value <= 10**6:
+                raise InputError(f"{name} must be between 1 and 1000000, not {value}")
+        if profile.num_stages != pipeline.num_profile_stages:
+            raise InputError(
+                f"the profile has {profile.num_stages} stages and the pipeline needs "
+                f"{pipeline.num_profile_stages} ({pipeline.num_stages} stages x "
+                f"{pipeline.num_chunks} chunks)",
+                path=profile.path,
+            )
+        powers, source = _blocking_powers(pipeline, profile, blocking_power)
+        network = build_network(pipeline, profile, powers)
+        try:
+            trace = network.trace()
+            if not full:
+                start_at_t_star(trace, pipeline, profile, powers, network)
+            trace.run(-1 if full else sum(powers), progress)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"{error}; check that times are in seconds, energies in joules and powers in watts",
+                path=profile.path,
+            ) from error
+        return cls(pipeline, profile, powers, source, gpus_per_stage, replicas, network, trace)
+
+    def retraced(
+        self, pipeline: Pipeline, profile: Profile, *, replicas: int | None = None
+    ) -> Self:
+        """The frontier of another pipeline or profile, with GPUs and blocking power as here."""
+        given = self.blocking_power_source == "argument"
+        return self.trace(
+            pipeline,
+            profile,
+            blocking_power=self.blocking_power_w[0] if given else None,
+            gpus_per_stage=self.gpus_per_stage,
+            replicas=self.replicas if replicas is None else replicas,
+        )
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The pipeline with its option tables, as the replay takes it."""
+        return Problem(self.pipeline, self.profile, self.blocking_power_uw)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that each operation stands for."""
+        return self.gpus_per_stage * self.replicas
+
+    @property
+    def blocking_power_w(self) -> tuple[float, ...]:
+        """W of a waiting GPU on each stage, (num_stages,)."""
+        return tuple(w_from_uw(p) for p in self.blocking_power_uw)
+
+    @property
+    def min_time_ns(self) -> int:
+        """T_min in whole ns."""
+        return int(self.times_ns[0])
+
+    @property
+    def max_time_ns(self) -> int:
+        """The last breakpoint: T_star, or T_max where the full frontier was traced."""
+        return int(self.times_ns[-1])
+
+    @property
+    def min_energy_time_ns(self) -> int:
+        """T_star in whole ns."""
+        return int(self.times_ns[self._star])
+
+    @property
+    def min_time(self) -> float:
+        """T_min, s: no choice of options finishes earlier."""
+        return s_from_ns(self.min_time_ns)
+
+    @property
+    def min_energy_time(self) -> float:
+        """T_star, s: where the relaxed energy is least; slower costs time and energy."""
+        return s_from_ns(self.min_energy_time_ns)
+
+    @property
+    def slowest_time(self) -> float:
+        """T_max, s: beyond it, a straggler leaves no more time that would be worth using."""
+        return s_from_ns(self.slowest_time_ns)
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        """Breakpoints, s, ascending from T_min to T_star, (n,)."""
+        return np.array([s_from_ns(t) for t in self.times_ns.tolist()])
+
+    @cached_property
+    def energies(self) -> NDArray[np.float64]:
+        """Least relaxed energy at each breakpoint, J, (n,)."""
+        return np.array([j_from_fj(e * self.num_gpus) for e in self._energies_fj])
+
+    def energy_at(self, time: float) -> float:
+        """Least relaxed energy of an iteration that ends by `time` s, in J: no plan can use less.
+
+        Constant beyond T_star, where ending early and waiting for nobody is best.
+
+        Raises:
+            NoAnswerError: time is below T_min.
+        """
+        time_ns = self.checked_ns(ns_from_s_floor(_finite(time, "time")))
+        return j_from_fj(self.lower_bound_fj(time_ns) * self.num_gpus)
+
+    def lower_bound_fj(self, time_ns: int) -> int:
+        """Least relaxed energy of an iteration that ends by a time, one GPU a stage, in fJ.
+
+        Args:
+            time_ns: not below T_min, ns.
+        """
+        return self._relaxed_fj(min(time_ns, self.min_energy_time_ns))
+
+    def waiting_bound_fj(self, time_ns: int) -> int:
+        """Least relaxed energy if everybody waits until a time, one GPU a stage, in fJ.
+
+        Args:
+            time_ns: not below T_min; beyond T_star, the first call takes a further trace.
+        """
+        return self.effective_bound_fj(time_ns) + self.total_power_uw * time_ns
+
+    def effective_bound_fj(self, time_ns: int) -> int:
+        """Least relaxed effective cost of an iteration that ends by a time: what it uses above
+        what waiting for as long would, one GPU a stage, fJ. Not below T_min; falls up to T_max."""
+        slow = self if time_ns <= self.max_time_ns else self.beyond
+        last = min(time_ns, slow.max_time_ns)
+        # Effective costs are convex in time and least at T_max.
+        effective = slow._relaxed_fj(last) - self.total_power_uw * last
+        effective -= self.total_power_uw // _PART * (time_ns - last)
+        return max(self.network.base_cost_fj, effective)
+
+    def _relaxed_fj(self, time_ns: int) -> int:
+        k = int(np.searchsorted(self.times_ns, time_ns))  # first breakpoint not before time_ns
+        before = int(self.times_ns[k]) - time_ns
+        energy: int = self._energies_fj[k]
+        return energy + (self.slopes_uw[k] - self.total_power_uw) * before
+
+    def slope_uw(self, time_ns: int) -> int:
+        """What a ns more saves around a time, uW; the power of all waiting GPUs from T_star on."""
+        if len(self.times_ns) == 1:
+            return self.total_power_uw
+        k = min(max(1, int(np.searchsorted(self.times_ns, time_ns))), len(self.times_ns) - 1)
+        return max(self.slopes_uw[k], self.total_power_uw)
+
+    def earliest_under_power_ns(self, power_uw: int) -> int:
+        """The earliest time at which the relaxed average power is at most so many uW of one GPU a
+        stage together; T_max where it never is. The relaxed power falls with time."""
+        return self._earliest(lambda time, energy: energy <= power_uw * time)
+
+    def earliest_within_energy_ns(self, energy_fj: int) -> int:
+        """The earliest time at which the relaxed energy is at most so many fJ of one GPU a stage;
+        T_star where it never is."""
+        return min(self._earliest(lambda _, energy: energy <= energy_fj), self.min_energy_time_ns)
+
+    def _earliest(self, holds: Callable[[int, int], bool]) -> int:
+        low, high = self.min_time_ns - 1, self.slowest_time_ns
+        while high - low > 1:
+            middle = (low + high) // 2
+            bound = (
+                self.lower_bound_fj(middle)
+                if middle <= self.min_energy_time_ns
+                else self.waiting_bound_fj(middle)
+            )
+            low, high = (low, middle) if holds(middle, bound) else (middle, high)
+        return high
+
+    @cached_property
+    def beyond(self) -> Relaxation:
+        """The same frontier beyond T_star: up to T_max, or in large pipelines a part of the way."""
+        if self.max_time_ns == self.slowest_time_ns:
+            return self
+        trace, flow = self.network.trace(), -1
+        if len(self.pipeline.operations) > _WALK_FROM_T_MAX:
+            powers = self.blocking_power_uw
+            start_at_t_star(trace, self.pipeline, self.profile, powers, self.network, _PART)
+            flow = self.total_power_uw // _PART
+        trace.run(flow)
+        return Relaxation(
+            self.pipeline,
+            self.profile,
+            self.blocking_power_uw,
+            self.blocking_power_source,
+            self.gpus_per_stage,
+            self.replicas,
+            self.network,
+            trace,
+        )
+
+    def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Event times (nodes,), ns, and flows (arcs,), uW, of the relaxed optimum at a time.
+
+        Args:
+            time_ns: from T_min to T_max, ns.
+        """
+        slow = self if time_ns <= self.max_time_ns else self.beyond
+        last, slowest = slow.max_time_ns, self.slowest_time_ns
+        events, flows = slow._trace.state_at(min(time_ns, last))
+        if time_ns > last:
+            # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
+            # Rounded down, precedences of whole ns still hold.
+            near, far = events.astype(object), self._slowest_events.astype(object)
+            mean = (near * (slowest - time_ns) + far * (time_ns - last)) // (slowest - last)
+            events = mean.astype(np.int64)
+        return events, flows
+
+    @cached_property
+    def _slowest_events(self) -> NDArray[np.int64]:
+        """Event times at T_max, ns, each as early as can be."""
+        count = len(self.pipeline.operations)
+        curves = [self.network.cost_curves[c] for c in self.network.curve[:count].tolist()]
+        time_ns = np.array([curve.hull_time_ns[0] for curve in curves], np.int64)
+        return replayed_events(self.pipeline, time_ns)
+
+    def checked_ns(self, time_ns: int) -> int:
+        """A time, if a plan could be that fast.
+
+        Raises:
+            NoAnswerError: it is below T_min; says T_min.
+        """
+        if time_ns < self.min_time_ns:
+            raise NoAnswerError(
+                f"no plan finishes in {s_from_ns(time_ns):.9f} s; T_min is {self.min_time:.9f} s "
+                "(leave the target out for no slowdown)"
+            )
+        return time_ns
+
+
+def _blocking_powers(
+    pipeline: Pipeline, profile: Profile, argument: float | None
+) -> tuple[list[int], BlockingPowerSource]:
+    """uW per pipeline stage and where it comes from."""
+    if argument is not None:
+        if not 0 <= _finite(argument, "blocking power") <= 1e5:
+            raise InputError(f"blocking power must be between 0 and 100000 W, not {argument}")
+        return [uw_from_w(argument)] * pipeline.num_stages, "argument"
+    if profile.blocking_power_w is None:
+        return [uw_from_w(DEFAULT_BLOCKING_POWER_W)] * pipeline.num_stages, "default"
+    first = {op.stage: op.profile_stage for op in reversed(pipeline.operations)}
+    powers = profile.blocking_power_w
+    return [uw_from_w(powers[first[stage]]) for stage in range(pipeline.num_stages)], "profile"
+
+
+def _finite(value: float, what: str) -> float:
+    if not np.isfinite(value) or abs(value) > MAX_INTEGER:
+        raise InputError(f"{what} must be a finite number, not {value}")
+    return value

@@ -1,0 +1,45 @@
+"""An iteration uses at most so much energy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from envplan.errors import InputError
+from envplan.limits.base import Limit, Setting
+from envplan.units import fj_from_j, j_from_fj
+
+if TYPE_CHECKING:
+    from envplan.frontier import Relaxation
+    from envplan.plan import Plan
+    from envplan.replay import Replay
+
+
+class EnergyBudget(Limit):
+    """The most energy that an iteration uses over all GPUs."""
+
+    kind: Literal["energy-budget"] = "energy-budget"
+    energy_j: Annotated[float, Field(ge=0, le=1e15)]
+
+    def excess(self, replay: Replay, setting: Setting) -> int:
+        """fJ above the budget, all GPUs."""
+        return max(0, replay.energy_fj * setting.num_gpus - fj_from_j(self.energy_j))
+
+    def earliest_ns(self, frontier: Relaxation) -> int:
+        """As Limit.earliest_ns."""
+        return frontier.earliest_within_energy_ns(fj_from_j(self.energy_j) // frontier.num_gpus)
+
+    def broken(self, replay: Replay, setting: Setting) -> str:
+        """As Limit.broken."""
+        used = j_from_fj(replay.energy_fj * setting.num_gpus)
+        return f"{used:.10g} J is above {self.energy_j:.10g} J"
+
+    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.prove."""
+        del replay, setting
+        if plan.energy > self.energy_j:
+            raise InputError(
+                f"predicted.energy_j {plan.energy!r} is above the budget of {self.energy_j!r}"
+            )
+        return f"energy_j {plan.energy!r} <= {self.energy_j!r}"

@@ -1,0 +1,195 @@
+"""A plan holds its deadline with a probability though times vary.
+
+A plan is judged by replays with noise whose draws its choice has not seen. The share of them in
+time is stated with what it proves: the lower end of its one-sided confidence interval must reach
+the probability asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from envplan.errors import InputError
+from envplan.limits.base import Limit, Setting
+from envplan.noise import (
+    CONFIDENCE,
+    Noise,
+    NoisyRun,
+    least_held,
+    normal_draws,
+    share_at_least,
+    time_factors,
+)
+from envplan.units import ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.plan import Plan, Robustness
+    from envplan.replay import Replay
+
+#: Fresh replays that prove a share; so many can prove up to 0.999.
+RUNS: Final = 10_000
+#: Replays that the search looks at for each candidate; the same draws for all of them.
+SEARCH_RUNS: Final = 2_000
+
+
+class HoldsWithProbability(Limit):
+    """An iteration, or a run of them, ends by its deadline with a probability."""
+
+    kind: Literal["probability"] = "probability"
+    probability: Annotated[float, Field(gt=0, le=0.999)]
+    noise: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="standard deviation of times, as a fraction of them; absent: by the profile's "
+        "column time_std",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    def makespans(
+        self, replay: Replay, setting: Setting, seed: int, runs: int
+    ) -> NDArray[np.int64]:
+        """Iteration times with noise drawn from a seed, (runs,), ns."""
+        problem, rows = replay.problem, replay.rows
+        spreads = Noise(self.noise).spreads(problem, setting.profile, rows)
+        return np.concatenate(
+            [
+                problem.makespans(rows, replay.machine, time_factors(spreads, some))
+                for some in normal_draws(len(rows), seed, runs)
+            ]
+        )
+
+    def excess(self, replay: Replay, setting: Setting, attempt: int = 0) -> int:
+        """How many more of SEARCH_RUNS replays would have to be in time; 0: a proof is likely.
+
+        Args:
+            attempt: how many proofs have failed so far; each time the search aims higher.
+        """
+        makespans = self.makespans(replay, setting, self.seed, SEARCH_RUNS)
+        confidence = _confidence(attempt)
+        if setting.run is not None:
+            # With fewer replays the limits are wider: no further margin is needed.
+            return int(setting.run.share_at_least(makespans, confidence) < self.probability)
+        needed = least_held(self.probability, RUNS, confidence) / RUNS
+        spread = math.sqrt(self.probability * (1 - self.probability) / SEARCH_RUNS)
+        aim = min(needed + (attempt + 1) * spread, 1.0)
+        held = int((makespans <= setting.deadline_ns).sum())
+        return max(0, math.ceil(aim * SEARCH_RUNS) - held)
+
+    def evidence(self, replay: Replay, setting: Setting, attempt: int = 0) -> Robustness | None:
+        """What fresh replays prove; None where it is not enough.
+
+        Each attempt draws anew and takes half of the risk of error that is left, so that all of
+        them together keep to the confidence stated.
+        """
+        from envplan.plan import Robustness
+
+        seed, confidence = self.seed + 1 + attempt, _confidence(attempt)
+        makespans = self.makespans(replay, setting, seed, RUNS)
+        held, share = proved_share(makespans, setting, confidence)
+        if share < self.probability:
+            return None
+        return Robustness(
+            probability=self.probability,
+            noise=self.noise,
+            seed=seed,
+            runs=RUNS,
+            held_runs=held,
+            confidence=confidence,
+            share_at_least=share,
+            iterations=None if setting.run is None else setting.run.iterations,
+        )
+
+    def broken(self, replay: Replay, setting: Setting) -> str:
+        """As Limit.broken: what this replay's choice holds, and what it could hold."""
+        makespans = np.sort(self.makespans(replay, setting, self.seed + 1, RUNS))
+        percent = f"{100 * self.probability:g} percent"
+        if setting.run is not None:
+            could_ns = setting.run.could_hold_ns(makespans, self.probability, CONFIDENCE)
+            mean_s = s_from_ns(round(float(makespans.mean())))
+            return (
+                f"no plan ends {setting.run.iterations} iterations by "
+                f"{s_from_ns(setting.run.deadline_ns):.9g} s with a probability of {percent}: with "
+                f"every operation as fast as can be an iteration takes {mean_s:.9f} s on average "
+                f"of {RUNS} replays; a deadline of {s_from_ns(could_ns):.9g} s could be held"
+            )
+        share = float((makespans <= setting.deadline_ns).mean())
+        could_ns = int(makespans[least_held(self.probability, RUNS, CONFIDENCE) - 1])
+        return (
+            f"no plan holds {s_from_ns(setting.deadline_ns):.9f} s with a probability of "
+            f"{percent}: with every operation as fast as can be {100 * share:.2f} percent of "
+            f"{RUNS} replays do; {s_from_ns(could_ns):.9f} s could be held"
+        )
+
+    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.prove: by the replays that the plan's `robustness` names."""
+        stated = plan.predicted.robustness
+        if stated is None:
+            raise InputError("predicted.robustness is missing, though a probability was asked for")
+        if stated.held_runs > stated.runs:
+            raise InputError("predicted.robustness.held_runs are more than its runs")
+        setting = _stated_setting(plan, stated, setting)
+        told = HoldsWithProbability(probability=stated.probability, noise=stated.noise)
+        makespans = told.makespans(replay, setting, stated.seed, stated.runs)
+        held, share = proved_share(makespans, setting, stated.confidence)
+        for field, found, true in (
+            ("held_runs", stated.held_runs, held),
+            ("share_at_least", stated.share_at_least, share),
+        ):
+            if not math.isclose(found, true, rel_tol=1e-9):
+                raise InputError(
+                    f"predicted.robustness.{field} is {found!r}; replayed it is {true!r}"
+                )
+        if share < self.probability:
+            raise InputError(
+                f"predicted.robustness: {held} of {stated.runs} replays in time prove a "
+                f"probability of {share!r}, less than {self.probability!r}"
+            )
+        sure = (
+            f"with a probability of at least {stated.percent_at_least}, with a confidence of "
+            f"{100 * stated.confidence:g}%"
+        )
+        if setting.run is not None:
+            return (
+                f"by {stated.runs} replays with noise, {setting.run.iterations} iterations end by "
+                f"{s_from_ns(setting.run.deadline_ns)!r} s {sure}"
+            )
+        by = s_from_ns(setting.deadline_ns)
+        return f"{held} of {stated.runs} replays with noise end by {by!r} s: {sure[5:]}"
+
+
+def proved_share(
+    makespans: NDArray[np.int64], setting: Setting, confidence: float
+) -> tuple[int, float]:
+    """How many replays end in time, and the probability that they prove."""
+    run = setting.run
+    latest_ns = setting.deadline_ns if run is None else run.each_ns
+    held = int((makespans <= latest_ns).sum())
+    if run is None:
+        return held, share_at_least(held, len(makespans), confidence)
+    return held, run.share_at_least(makespans, confidence)
+
+
+def _confidence(attempt: int) -> float:
+    return 1 - (1 - CONFIDENCE) / 2 ** (attempt + 1)
+
+
+def _stated_setting(plan: Plan, stated: Robustness, setting: Setting) -> Setting:
+    """What has to be in time by a plan's own words.
+
+    Raises:
+        InputError: the plan's costs are of another run.
+    """
+    if stated.iterations is None:
+        asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
+        return Setting(setting.num_gpus, ns_from_s_floor(asked), setting.profile)
+    costs = plan.costs
+    if costs is None or costs.deadline_s is None or costs.iterations != stated.iterations:
+        raise InputError(
+            "predicted.robustness.iterations goes with costs of as many iterations and a deadline"
+        )
+    run = NoisyRun(stated.iterations, ns_from_s_floor(costs.deadline_s))
+    return Setting(setting.num_gpus, run.each_ns, setting.profile, run)

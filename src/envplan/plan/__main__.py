@@ -1,0 +1,5 @@
+"""`python -m envplan.plan` writes the JSON Schema of plan.json anew."""
+
+from envplan.plan.model import write_schema
+
+write_schema()

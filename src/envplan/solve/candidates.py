@@ -1,0 +1,287 @@
+"""Choices of rows for deadlines, each made once, and the best of those that are in time.
+
+**A later deadline never costs more.** Where clocks follow at once and no limit is local, choices
+are made for the deadlines of one fixed grid only, whatever deadline is asked for, and the answer is
+the best choice of all grid deadlines that are not later. So a later deadline has every choice that
+an earlier one has. Few of them have to be made: a choice for a grid deadline uses at least the
+relaxed energy there, so once that is more than the best found, no earlier one can be better. The
+grid is as fine as rounding is coarse: between two of its deadlines the relaxed energy changes by a
+part of what rounding loses.
+
+Other choices take long, so they are made for the deadline asked for, for a few fixed ones before
+it where the relaxation lets them be better, and all that were made before are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.frontier import Relaxation
+from envplan.limits import Limit
+from envplan.replay import Machine, Replay
+from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
+from envplan.solve.rounding import HEATS, Rounding
+
+#: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
+_PART_OF_GAP: Final = 1 / 3
+_LEAST_STEP: Final = 2e-5
+_MOST_STEPS: Final = 20_000
+_MEMBER_HEATS: Final = (0.5, 0.2)
+#: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
+_FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+#: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
+_LATER: Final = (0.25, 0.5, 1.0)
+
+
+class Candidate(NamedTuple):
+    """A choice of rows, replayed.
+
+    Attributes:
+        replay: of the choice.
+        flows: the relaxed optimum's flow at its deadline, uW, where it was rounded from one.
+        rounding: that rounding; both only where clocks follow at once and no limit is local.
+    """
+
+    replay: Replay
+    rounding: Rounding | None = None
+    flows: NDArray[np.int64] | None = None
+
+    @property
+    def effective_fj(self) -> int:
+        """What it uses above what waiting for as long would, one GPU a stage, fJ."""
+        powers = self.replay.problem.blocking_power_uw
+        return self.replay.energy_fj - sum(powers) * self.replay.makespan_ns
+
+
+class Candidates:
+    """Choices of rows for one frontier, machine and set of local limits.
+
+    Args:
+        moves: share of the usual moves of the searches.
+    """
+
+    def __init__(
+        self, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
+    ) -> None:
+        self._frontier = frontier
+        self._machine = machine
+        self._limits = tuple(limits)
+        self._moves = moves
+        self._known: dict[int, Candidate] = {}
+        self._refused: dict[int, NoPlanInTimeError] = {}
+
+    @classmethod
+    def of(
+        cls, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
+    ) -> Candidates:
+        """The candidates of these, shared by all who ask for them."""
+        shared = _SHARED.setdefault(frontier, {})
+        key = (machine, tuple(limits), moves)
+        if key not in shared:
+            shared[key] = cls(frontier, machine, limits, moves)
+        return shared[key]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether clocks follow at once and no limit is local."""
+        return self._machine.latency_ns == 0 and not self._limits
+
+    def best_by(self, deadline_ns: int, *, waits: bool = False) -> Candidate:
+        """The best known choice that ends by a deadline and keeps the local limits.
+
+        Args:
+            deadline_ns: not below T_min, ns.
+            waits: everybody waits until then, so what counts is used above waiting.
+
+        Raises:
+            NoPlanInTimeError: none was found.
+        """
+        best: Candidate | None = None
+        refusal: NoPlanInTimeError | None = None
+        for time_ns in self._worth_a_look(deadline_ns, waits):
+            if best is not None and self._bound(time_ns, waits) >= self._value(best, waits):
+                break
+            try:
+                found = self.at(time_ns)
+            except NoPlanInTimeError as error:
+                refusal = refusal or error
+                continue
+            best = self._better(best, found, waits)
+        if not self.is_plain:
+            for known in self._known.values():
+                if known.replay.makespan_ns <= deadline_ns:
+                    best = self._better(best, known, waits)
+        if best is None:
+            assert refusal is not None
+            raise refusal
+        return best
+
+    def near(self, deadline_ns: int) -> Candidate:
+        """A choice that ends by a deadline, for pictures and tables of many.
+
+        Raises:
+            NoPlanInTimeError: none was found.
+        """
+        deadline_ns = min(deadline_ns, self._frontier.slowest_time_ns)
+        return self.at(self._grid_before(deadline_ns)[-1] if self.is_plain else deadline_ns)
+
+    def at(self, time_ns: int) -> Candidate:
+        """The choice made for a deadline from T_min to T_max, ns.
+
+        Raises:
+            NoPlanInTimeError: none was found.
+        """
+        if time_ns in self._refused:
+            raise self._refused[time_ns]
+        if time_ns not in self._known:
+            try:
+                self._known[time_ns] = self._make(time_ns)
+            except NoPlanInTimeError as error:
+                self._refused[time_ns] = error
+                raise
+        return self._known[time_ns]
+
+    def fastest(self) -> Candidate:
+        """The fastest choice found that keeps the local limits; T_min's where there are none.
+
+        Raises:
+            NoAnswerError: none keeps them.
+        """
+        if self.is_plain:
+            return self.at(self._frontier.min_time_ns)
+        return Candidate(self._search.fastest())
+
+    @cached_property
+    def fastest_rows(self) -> NDArray[np.int32]:
+        """The fastest rows known, (N,), whatever they use."""
+        if self.is_plain:
+            return np.zeros(len(self._frontier.pipeline.operations), np.int32)
+        return self._search.fastest().rows
+
+    def polished(self, rows: NDArray[np.int32], deadline_ns: int, rounds: int) -> NDArray[np.int32]:
+        """Rows after further rounds of the search from them, where local limits are searched."""
+        return self._search.polished(rows, deadline_ns, rounds)
+
+    def rounded(self, time_ns: int, heats: Sequence[float] = HEATS) -> Candidate:
+        """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once."""
+        frontier = self._frontier
+        events, flows = frontier.state_at(time_ns)
+        rounding = Rounding(frontier.pipeline, frontier.network, events, time_ns)
+        rounding.anneal(heats, self._moves)
+        return Candidate(frontier.problem.replay(rounding.rows), rounding, flows)
+
+    @cached_property
+    def _search(self) -> LocalSearch:
+        return LocalSearch(
+            self._frontier,
+            self._machine,
+            self._limits,
+            self._moves,
+            lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns).replay,
+        )
+
+    def _make(self, time_ns: int) -> Candidate:
+        if not self.is_plain:
+            return Candidate(self._search.by(time_ns))
+        frontier = self._frontier
+        often = (frontier.min_time_ns, frontier.min_energy_time_ns)
+        return self.rounded(time_ns, HEATS if time_ns in often else _MEMBER_HEATS)
+
+    def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
+        """Deadlines to make choices for, ns, the latest first."""
+        frontier = self._frontier
+        latest = min(
+            deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+        )
+        if self.is_plain:
+            return self._grid_before(latest)[::-1].tolist()
+        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+        times = {latest, *(least + int((star - least) * part) for part in _FIXED)}
+        if any("peak_uw" in limit.prices(1) for limit in self._limits):
+            later = frontier.slowest_time_ns - star
+            times |= {star + int(later * part) for part in _LATER}
+            latest = min(deadline_ns, frontier.slowest_time_ns)
+            times.add(latest)
+        return sorted((time for time in times if time <= latest), reverse=True)
+
+    def _grid_before(self, latest_ns: int) -> NDArray[np.int64]:
+        """The grid's deadlines up to one, ns, ascending; at least T_min."""
+        grid = self._grid
+        if latest_ns > self._frontier.min_energy_time_ns:
+            grid = np.concatenate([grid, self._grid_beyond])
+        return grid[: int(np.searchsorted(grid, latest_ns, side="right"))]
+
+    @cached_property
+    def _steps(self) -> tuple[list[int], list[float]]:
+        """Times, ns, and how much the relaxed energy may change from one deadline to the next
+        there, as a fraction of it."""
+        frontier = self._frontier
+        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
+        times = sorted({least, (least + star) // 2, star})
+        gaps = []
+        for time_ns in times:
+            energy_fj = self.rounded(time_ns, ()).replay.energy_fj
+            bound_fj = max(1, frontier.lower_bound_fj(time_ns))
+            gaps.append(max(_LEAST_STEP, _PART_OF_GAP * (energy_fj / bound_fj - 1)))
+        return times, gaps
+
+    @cached_property
+    def _grid(self) -> NDArray[np.int64]:
+        """Deadlines from T_min to T_star, ns, ascending."""
+        frontier = self._frontier
+        star = frontier.min_energy_time_ns
+        curve = frontier.times_ns[: int(np.searchsorted(frontier.times_ns, star)) + 1]
+        energies = [float(frontier.lower_bound_fj(time)) for time in curve.tolist()]
+        return self._spaced(curve, energies, energies[-1])
+
+    @cached_property
+    def _grid_beyond(self) -> NDArray[np.int64]:
+        """Deadlines after T_star up to T_max, ns, ascending, by effective cost."""
+        frontier = self._frontier
+        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
+        later = [time for time in frontier.beyond.times_ns.tolist() if star < time < slowest]
+        curve = np.array([star, *later, slowest], np.int64)
+        costs = [float(frontier.effective_bound_fj(time)) for time in curve.tolist()]
+        spaced = self._spaced(curve, costs, float(frontier.lower_bound_fj(star)))
+        return spaced[1:]
+
+    def _spaced(
+        self, curve: NDArray[np.int64], costs: Sequence[float], scale: float
+    ) -> NDArray[np.int64]:
+        """Times on a falling curve between which its cost changes by one step each, both ends in.
+
+        Args:
+            scale: what steps are fractions of, fJ.
+        """
+        at, steps = self._steps
+        fallen = costs[0] - np.array(costs)
+        levels = [0.0]
+        least = fallen[-1] / _MOST_STEPS
+        while levels[-1] < fallen[-1]:
+            time = float(np.interp(levels[-1], fallen, curve))
+            step = float(np.interp(time, at, steps)) * max(scale, 1.0)
+            levels.append(levels[-1] + max(step, least))
+        inside = np.interp(levels[:-1], fallen, curve).astype(np.int64)
+        return np.unique(np.concatenate([curve[:1], inside, curve[-1:]]))
+
+    def _bound(self, time_ns: int, waits: bool) -> int:
+        frontier = self._frontier
+        return (frontier.effective_bound_fj if waits else frontier.lower_bound_fj)(time_ns)
+
+    def _value(self, candidate: Candidate, waits: bool) -> int:
+        return candidate.effective_fj if waits else candidate.replay.energy_fj
+
+    def _better(self, best: Candidate | None, other: Candidate, waits: bool) -> Candidate:
+        if best is None or self._value(other, waits) < self._value(best, waits):
+            return other
+        return best
+
+
+_Key = tuple[Machine, tuple[Limit, ...], float]
+_SHARED: WeakKeyDictionary[Relaxation, dict[_Key, Candidates]] = WeakKeyDictionary()

@@ -1,0 +1,245 @@
+"""The frontier as users hold it: the relaxation, and plans made on it by one call."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from envplan._notebook import html_of
+from envplan.frontier import Progress, Relaxation
+from envplan.pipeline import Pipeline
+from envplan.plan import Job, Plan, build_plan, target_of
+from envplan.plan.model import Target
+from envplan.profile import Profile
+from envplan.replay import Machine
+from envplan.request import Effort, Request
+from envplan.solve import search
+from envplan.solve.candidates import Candidates
+from envplan.units import s_from_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: How many plans a ladder for stragglers has, where nobody says.
+LADDER = 32
+
+
+class Frontier(Relaxation):
+    """The exact relaxed frontier of a pipeline, and plans on it. Made by `trace_frontier`.
+
+    All energies are joules per iteration over all GPUs.
+
+    Attributes:
+        min_time, min_energy_time, slowest_time: T_min, T_star and T_max, s.
+        times, energies: breakpoints of the relaxed frontier, s and J, ascending time; a lower
+            bound on every plan.
+    """
+
+    def plan(
+        self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
+    ) -> Plan:
+        """The best plan found for what is asked.
+
+        Args:
+            target_time: least energy with an iteration of at most so many s; above T_star the
+                T_star plan is returned.
+            progress: called now and then with (steps to go, 0), the former falling.
+            asked: further keyword arguments of `Request.asking`, such as slowdown=0.02,
+                min_energy=True, energy_budget=J, power_cap=W, peak_power_cap=W, probability=0.95
+                with noise=0.02, switch_latency=s, min_hold=s, straggler_time=s, run=Run,
+                polish=s, ladder=N. They combine. Without any: no slowdown.
+
+        Raises:
+            NoAnswerError: there is no such plan; says what can be had.
+            InputError: a number is out of range, or two arguments exclude each other.
+        """
+        return self.solve(Request.asking(target_time, **asked), progress=progress)
+
+    def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
+        """The best plan found for a request, such as another plan's `request`. As for plan."""
+        return search.solve(self, request, progress)
+
+    def max_frequency_plan(self) -> Plan:
+        """What happens without a plan: every operation at its highest frequency."""
+        replay = self.problem.replay(self.problem.max_frequency_rows)
+        target = Target(kind="max-frequency", deadline_s=s_from_ns(replay.makespan_ns))
+        return build_plan(self, replay, target=target, planner="max_frequency")
+
+    def ladder(
+        self, count: int = LADDER, *, progress: Progress | None = None, **asked: Any
+    ) -> list[Plan]:
+        """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
+
+        They lie between T_min and T_max, T_star's among them.
+
+        Args:
+            count: at most so many, from 1 up.
+            progress: called with (plans to go, 0), the former falling to the latter.
+            asked: limits that every plan keeps, as for plan.
+
+        Raises:
+            InputError: a number is out of range.
+            NoAnswerError: waiting alone draws more than a cap on the peak.
+        """
+        request = Request.asking(**asked)
+        effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
+        return search.ladder(self, request.model_copy(update={"effort": effort}), progress)
+
+    def plan_for_straggler(self, time: float) -> Plan:
+        """The plan to follow while a straggler makes everyone finish at `time` s.
+
+        The slowest worthwhile plan that is still in time: looked up in the ladder, not solved for,
+        as Perseus (SOSP 2024) does. A straggler faster than T_min is none: the T_min plan. Beyond
+        T_star a slower plan uses more energy than T_star's by its own end, but less by the
+        straggler's; beyond T_max the rest is waited out.
+        """
+        rung = bisect_right(self._ladder, time, key=lambda plan: plan.iteration_time)
+        return self._ladder[max(0, rung - 1)]
+
+    @cached_property
+    def _ladder(self) -> list[Plan]:
+        return self.ladder()
+
+    def sample_plans(
+        self, count: int, *, beyond: bool = False, progress: Progress | None = None
+    ) -> list[Plan]:
+        """Plans at `count` times spread over [T_min, T_star], ascending; for pictures and tables.
+
+        Args:
+            beyond: instead, over [T_star, T_max], without T_star's: worth following only while a
+                straggler makes everyone wait.
+            progress: called with (plans to go, 0), the former falling to the latter.
+        """
+        least, star = self.min_time_ns, self.min_energy_time_ns
+        if beyond:
+            times = search.spread_times(self, star, count + 1)[1:]
+        else:
+            steps = max(1, count - 1)
+            times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
+        candidates, plans = Candidates.of(self, Machine(), ()), list[Plan]()
+        for time_ns in times:
+            if progress is not None:
+                progress(len(times) - len(plans), 0)
+            time = s_from_ns(time_ns)
+            request = Request.asking(**{"sync_time" if beyond else "target_time": time})
+            target = target_of(request, time_ns)
+            replay = candidates.near(time_ns).replay
+            plan = build_plan(self, replay, target=target, request=request)
+            if not plans or plan.uses_less_until_any_time_after(plans[-1]):
+                plans.append(plan)
+        return plans
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
+        import pandas as pd
+
+        return pd.DataFrame({"iteration_time_s": self.times, "energy_lower_bound_j": self.energies})
+
+    def __repr__(self) -> str:
+        return (
+            f"Frontier({self.profile.name!r}, {self.pipeline.schedule}, T_min {self.min_time:.6g} "
+            f"s, T_star {self.min_energy_time:.6g} s)"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_of("frontier", self)
+
+
+def trace_frontier(
+    pipeline: Pipeline,
+    profile: Profile,
+    *,
+    blocking_power: float | None = None,
+    gpus_per_stage: int = 1,
+    replicas: int = 1,
+    full: bool = False,
+    progress: Progress | None = None,
+) -> Frontier:
+    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace."""
+    return Frontier.trace(
+        pipeline,
+        profile,
+        blocking_power=blocking_power,
+        gpus_per_stage=gpus_per_stage,
+        replicas=replicas,
+        full=full,
+        progress=progress,
+    )
+
+
+def trace_job(
+    job: Job, profile: Profile, progress: Progress | None = None, *, full: bool = False
+) -> Frontier:
+    """The frontier of a plan's job, traced anew.
+
+    Args:
+        progress, full: as for trace_frontier.
+
+    Raises:
+        InputError: the job or its blocking power does not fit the profile.
+    """
+    given = job.blocking_power_source == "argument" and job.blocking_power_w
+    frontier = trace_frontier(
+        job.pipeline(),
+        profile,
+        blocking_power=job.blocking_power_w[0] if given else None,
+        gpus_per_stage=job.gpus_per_stage,
+        replicas=job.replicas,
+        full=full,
+        progress=progress,
+    )
+    if list(frontier.blocking_power_w) != job.blocking_power_w:
+        raise InputError(
+            f"job.blocking_power_w is not what its source, {job.blocking_power_source}, gives"
+        )
+    return frontier
+
+
+def plan_from_clocks(
+    pipeline: Pipeline,
+    profile: Profile,
+    clocks: list[list[int]],
+    *,
+    frontier: Frontier | None = None,
+    planner: str = "clocks",
+    **options: Any,
+) -> Plan:
+    """The plan that runs given clocks: what they cost, and how far they are from the best.
+
+    Everything that works on plans works on it: simulate, timeline, report, compare.
+
+    Args:
+        clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
+            no clock. Of rows that differ in config alone, the fastest is taken.
+        frontier: of the pipeline and profile, where it is known already.
+        planner: what to call what chose them.
+        options: further arguments of trace_frontier.
+
+    Raises:
+        InputError: too few or too many operations, or a clock that the profile lacks.
+    """
+    frontier = frontier or trace_frontier(pipeline, profile, **options)
+    problem = frontier.problem
+    lengths = np.diff(pipeline.stage_begin).tolist()
+    if [len(stage) for stage in clocks] != lengths:
+        raise InputError(
+            f"the clocks are of {[len(stage) for stage in clocks]} operations by stage, the "
+            f"pipeline has {lengths}"
+        )
+    rows = []
+    for op, mhz, number in zip(
+        pipeline.operations, chain(*clocks), problem.table.tolist(), strict=True
+    ):
+        table = problem.tables[number]
+        same = np.flatnonzero(table.frequency_mhz == mhz)
+        if len(same) == 0:
+            raise InputError(
+                f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {op.stage} is not a "
+                f"clock of profile {profile.name} there"
+            )
+        rows.append(int(same[0]))  # rows stand by time, the fastest first
+    replay = problem.replay(np.array(rows, np.int32))
+    target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
+    return build_plan(frontier, replay, target=target, planner=planner)

@@ -1,0 +1,609 @@
+"""One search for every request: the relaxation, rounding, and what limits ask for on top."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan.costs import Run, Steps, spent
+from envplan.costs.spending import check_span, priced
+from envplan.errors import NoAnswerError
+from envplan.frontier import Progress, Relaxation
+from envplan.limits import HoldsWithProbability, Limit, PeakPower, Setting
+from envplan.noise import NoisyRun
+from envplan.plan import Plan, Robustness, build_plan, note_straggler, target_of, with_ladder
+from envplan.replay import Machine, Replay
+from envplan.request import Request
+from envplan.solve.average_power import least_average_uw, thriftiest_rows
+from envplan.solve.candidates import Candidate, Candidates
+from envplan.solve.local_search import NoPlanInTimeError
+from envplan.units import (
+    J_PER_KWH,
+    duration_text,
+    ns_from_s,
+    ns_from_s_floor,
+    s_from_ns,
+    w_from_uw,
+)
+
+_RESOLUTION: Final = 1000  # of the search over the time, as a part of T_star - T_min
+_FEW_STEPS: Final = 6  # of it, where each takes long
+_PLACES: Final = 12  # bisections between the slowest and the fastest choice under noise
+_ATTEMPTS: Final = 4  # at a proof that a probability holds
+#: Local minima of the relaxed cost that are made to plans, at most.
+_MAX_MINIMA: Final = 8
+
+
+def solve(frontier: Relaxation, request: Request, progress: Progress | None = None) -> Plan:
+    """The best plan found for a request.
+
+    Args:
+        frontier: of the pipeline, the profile and the GPUs.
+        progress: called now and then with (steps to go, 0), the former falling.
+
+    Raises:
+        NoAnswerError: no plan was found that keeps the deadline and all limits; says what can be
+            had.
+        InputError: the profile does not say how times vary, or a rate ends before the run.
+    """
+    search = _Search(frontier, request, progress)
+    match request.objective:
+        case "energy":
+            found = search.least_energy()
+        case "time":
+            found = search.fastest()
+        case "cost":
+            found = search.cheapest() if request.straggler_time_s is None else search.in_time()
+    plan = search.plan(found)
+    if request.effort.ladder:
+        plan = with_ladder(plan, ladder(frontier, request, progress))
+    return plan if request.run is None else priced(plan, request.run)
+
+
+def ladder(frontier: Relaxation, request: Request, progress: Progress | None = None) -> list[Plan]:
+    """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
+
+    They lie between T_min and T_max, T_star's among them, and each saves about as much on the one
+    before as all others do. All keep the request's limits; times that no plan is found for are
+    left out.
+
+    Args:
+        request: its effort says how many at most; its deadline does not matter.
+        progress: called with (plans to go, 0), the former falling to the latter.
+
+    Raises:
+        NoAnswerError: waiting alone draws more than a cap.
+    """
+    _refuse_waiting_above_cap(frontier, request)
+    first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
+    star = frontier.min_energy_time_ns
+    if later:  # T_star's plan stands in for the one next to it
+        later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
+    search = _Search(frontier, request)
+    rungs: list[Plan] = []
+    times = sorted({first, *later})
+    for made, time_ns in enumerate(times):
+        if progress is not None:
+            progress(len(times) - made, 0)
+        try:
+            rung = search.rung(time_ns)
+        except NoAnswerError:
+            continue
+        if not rungs or rung.uses_less_until_any_time_after(rungs[-1]):
+            rungs.append(rung)
+    return rungs
+
+
+def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
+    """Times up to T_max between which the relaxed effective cost falls alike, ns, ascending."""
+    times = [t for t in frontier.beyond.times_ns.tolist() if t >= first_ns]
+    times += [t for t in frontier.times_ns.tolist() if first_ns <= t < times[0]] if times else []
+    times = sorted({*times, first_ns, frontier.slowest_time_ns})
+    costs = [frontier.effective_bound_fj(t) for t in times]
+    saved = [float(costs[0] - cost) for cost in costs]
+    wanted = np.linspace(0.0, saved[-1], count)
+    return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
+
+
+def _refuse_waiting_above_cap(frontier: Relaxation, request: Request) -> None:
+    peak = request.limit(PeakPower)
+    if peak is not None and frontier.total_power_uw > peak.cap_uw(frontier.num_gpus):
+        least = w_from_uw(frontier.total_power_uw * frontier.num_gpus)
+        raise NoAnswerError(
+            f"GPUs that wait for a straggler draw {least:.10g} W, more than the cap of "
+            f"{peak.power_w:.10g} W"
+        )
+
+
+class _Found(NamedTuple):
+    """A choice that answers a request.
+
+    Attributes:
+        deadline_ns: that it was made for, ns; what plan.json states.
+        until: "straggler" where it uses the time that a straggler leaves, "sync" where everybody
+            waits until the deadline anyway, else "".
+        robustness: how sure it is, where that was asked for.
+        bound_fj: a lower bound that CP-SAT proved, one GPU a stage, fJ.
+    """
+
+    replay: Replay
+    deadline_ns: int
+    until: Literal["", "straggler", "sync"] = ""
+    robustness: Robustness | None = None
+    bound_fj: int | None = None
+
+
+class _Search:
+    """One request on one frontier.
+
+    A limit that moves can mend is kept by every candidate; the others are conditions that the
+    search over the time keeps.
+    """
+
+    def __init__(
+        self, frontier: Relaxation, request: Request, progress: Progress | None = None
+    ) -> None:
+        self.frontier = frontier
+        self.request = request
+        self._progress = progress
+        self._probability = request.limit(HoldsWithProbability)
+        self._conditions = [
+            limit
+            for limit in request.limits
+            if not limit.is_local and not isinstance(limit, HoldsWithProbability)
+        ]
+        local = [limit for limit in request.limits if limit.is_local]
+        moves = request.effort.moves
+        self._candidates = Candidates.of(frontier, Machine(request.latency_ns), local, moves)
+
+    def least_energy(self) -> _Found:
+        """The choice of least energy by the request's deadline."""
+        frontier, request = self.frontier, self.request
+        asked_ns = self._asked_ns()
+        stated_ns = min(asked_ns, self._latest_useful_ns)
+        straggler_s = request.straggler_time_s
+        until_ns = 0 if straggler_s is None else ns_from_s_floor(straggler_s)
+        if request.deadline.kind == "sync-time":
+            until_ns = asked_ns
+        if until_ns > frontier.checked_ns(asked_ns) or request.deadline.kind == "sync-time":
+            waits = until_ns > frontier.min_energy_time_ns
+            try:
+                found = self.by(until_ns, waits=waits)
+                return found._replace(until="sync" if waits else "straggler")
+            except NoPlanInTimeError:
+                if request.deadline.kind == "sync-time":
+                    raise
+        try:
+            return self.by(frontier.checked_ns(stated_ns))
+        except NoPlanInTimeError as error:
+            if request.deadline.kind != "no-slowdown":
+                raise
+            # T_min needs clocks to change in no time; the least time found does not.
+            return self.by(error.least_ns)
+
+    def in_time(self) -> _Found:
+        """The choice of least energy while everybody waits for a straggler, which sets the time of
+        the run.
+
+        Raises:
+            NoAnswerError: the straggler makes the run too long.
+        """
+        run, straggler_s = self._run, self.request.straggler_time_s
+        assert run.iterations is not None
+        assert run.deadline_s is not None
+        assert straggler_s is not None
+        found = self.least_energy()
+        each_s = max(straggler_s, s_from_ns(found.replay.makespan_ns))
+        if each_s * run.iterations > run.deadline_s:
+            raise NoAnswerError(
+                f"with the straggler {run.iterations} iterations take "
+                f"{duration_text(each_s * run.iterations)}, longer than the deadline of "
+                f"{duration_text(run.deadline_s)}"
+            )
+        return found
+
+    def fastest(self) -> _Found:
+        """The fastest choice found that keeps all limits.
+
+        Energy and power fall along the frontier, but for rounding.
+        """
+        frontier = self.frontier
+        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
+        earliest = max(limit.earliest_ns(frontier) for limit in self.request.limits)
+        middle, steps = star, _RESOLUTION.bit_length()
+        if not self._candidates.is_plain:
+            middle, steps = max(star, self._candidates.fastest().replay.makespan_ns), _FEW_STEPS
+        for low, high in ((min(earliest, slowest) - 1, middle), (middle, slowest)):
+            found = first_between(low, high, self._tried, steps, self._progress)
+            if found is not None:
+                return found
+        return self._thriftiest()
+
+    def cheapest(self) -> _Found:
+        """The choice whose run costs least of those that meet the run's deadline."""
+        best: _Found | None = None
+        refusal: NoAnswerError | None = None
+        least = math.inf
+        for cost, time_ns in cheapest_times(self.frontier, self._run):
+            if cost >= least:
+                break
+            try:
+                found = self.by(time_ns)
+            except NoAnswerError as error:
+                refusal = refusal or error
+                continue
+            spends = self._cost(found.replay)
+            if spends < least:
+                best, least = found, spends
+        if best is None:
+            raise refusal or NoAnswerError("no plan is in time")
+        return best
+
+    def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
+        """The choice of least energy found that ends by a deadline and keeps all limits.
+
+        Args:
+            waits: everybody waits until then, so what counts is used until then.
+
+        Raises:
+            NoAnswerError: none was found; says by how much the best breaks a limit.
+        """
+        if self._probability is not None:
+            found = self._sure(self._probability, deadline_ns, waits)
+        else:
+            candidate = self._candidates.best_by(deadline_ns, waits=waits)
+            found = _Found(candidate.replay, deadline_ns)
+            if self.request.effort.polish_s:
+                found = self._polished(candidate, deadline_ns, waits)
+        setting = self._setting(deadline_ns)
+        for limit in self._conditions:
+            if limit.excess(found.replay, setting):
+                raise NoAnswerError(self._refusal(limit, found.replay, setting))
+        return found
+
+    def rung(self, time_ns: int) -> Plan:
+        """A plan of a ladder: by a time, until which everybody waits if it is beyond T_star."""
+        if self._probability is not None or self._conditions or not self._candidates.is_plain:
+            found = self.by(time_ns, waits=time_ns > self.frontier.min_energy_time_ns)
+        else:
+            found = _Found(self._candidates.near(time_ns).replay, time_ns)
+        kind = "time" if time_ns <= self.frontier.min_energy_time_ns else "sync-time"
+        deadline = self.request.deadline.model_copy(
+            update={"kind": kind, "time_s": s_from_ns(time_ns), "slowdown": None}
+        )
+        request = self.request.model_copy(
+            update={"objective": "energy", "deadline": deadline, "straggler_time_s": None}
+        )
+        return self._built(found, request)
+
+    def plan(self, found: _Found) -> Plan:
+        """What was found, as a plan."""
+        plan = self._built(found, self.request)
+        straggler_s = self.request.straggler_time_s
+        if straggler_s is not None:
+            time_ns = ns_from_s_floor(straggler_s)
+            plan = note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
+        return plan
+
+    def _built(self, found: _Found, request: Request) -> Plan:
+        least_ns = self.frontier.min_time_ns
+        target = target_of(request, found.deadline_ns, least_ns=least_ns)
+        if found.until and request.deadline.kind != "sync-time":
+            kind = "sync-time" if found.until == "sync" else "time"
+            update = {"kind": kind, "time_s": request.straggler_time_s, "slowdown": None}
+            target = target.model_copy(update=update)
+        plan = build_plan(
+            self.frontier,
+            found.replay,
+            target=target,
+            request=request,
+            bound_fj=found.bound_fj,
+            bound="relaxation" if found.bound_fj is None else "cp-sat",
+        )
+        if found.robustness is None:
+            return plan
+        predicted = plan.predicted.model_copy(update={"robustness": found.robustness})
+        return plan.model_copy(update={"predicted": predicted})
+
+    @property
+    def _run(self) -> Run:
+        assert self.request.run is not None
+        return self.request.run
+
+    @property
+    def _latest_useful_ns(self) -> int:
+        """The latest deadline that saves energy if nobody waits, ns: T_star; under a cap on the
+        peak, slower operations may still save."""
+        if self.request.limit(PeakPower) is not None:
+            return self.frontier.slowest_time_ns
+        return self.frontier.min_energy_time_ns
+
+    def _asked_ns(self) -> int:
+        """The deadline that the request means, ns."""
+        deadline, least = self.request.deadline, self.frontier.min_time_ns
+        match deadline.kind:
+            case "time" | "sync-time":
+                return self.frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
+            case "slowdown":
+                return least + int(least * (deadline.slowdown or 0.0))
+            case "min-energy":
+                return self._latest_useful_ns
+            case _:
+                return least
+
+    def _setting(self, deadline_ns: int) -> Setting:
+        run = None
+        if self.request.objective == "cost":
+            assert self._run.iterations is not None
+            assert self._run.deadline_s is not None
+            run = NoisyRun(self._run.iterations, ns_from_s_floor(self._run.deadline_s))
+        return Setting(self.frontier.num_gpus, deadline_ns, self.frontier.profile, run)
+
+    def _tried(self, deadline_ns: int) -> _Found | None:
+        try:
+            found = self.by(deadline_ns, waits=deadline_ns > self.frontier.min_energy_time_ns)
+        except NoAnswerError:
+            return None
+        return found._replace(deadline_ns=max(found.replay.makespan_ns, deadline_ns))
+
+    def _thriftiest(self) -> _Found:
+        """The choice of least average power, if it keeps all limits.
+
+        Raises:
+            NoAnswerError: it does not.
+        """
+        frontier = self.frontier
+        rows = thriftiest_rows(frontier.problem)
+        replay = frontier.problem.replay(rows, Machine(self.request.latency_ns))
+        found = _Found(replay, replay.makespan_ns)
+        setting = self._setting(replay.makespan_ns)
+        star = self._tried(frontier.min_energy_time_ns)
+        for limit in self.request.limits:
+            if limit.excess(replay, setting):
+                best = replay if star is None else star.replay
+                raise NoAnswerError(self._refusal(limit, best, setting))
+        return found
+
+    def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
+        words = limit.broken(replay, setting)
+        if limit.kind == "average-power":
+            proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
+            words += f"; no plan draws less than {proven:.10g} W on average"
+        elif limit.kind == "energy-budget":
+            words = (
+                f"no plan was found within the budget: {words}, the least found, at "
+                f"{s_from_ns(replay.makespan_ns):.9f} s"
+            )
+        return words
+
+    def _cost(self, replay: Replay) -> float:
+        run, gpus = self._run, self.frontier.num_gpus
+        assert run.iterations is not None
+        energy_j = replay.energy_fj * gpus / 1e15
+        time_s = s_from_ns(replay.makespan_ns)
+        money = spent(time_s, energy_j, run.iterations, run.minimized_rate).money
+        assert money is not None
+        return money
+
+    def _polished(self, candidate: Candidate, deadline_ns: int, waits: bool) -> _Found:
+        """A choice after more seconds of search: by CP-SAT where clocks follow at once and no limit
+        is local, else by more moves."""
+        frontier, seconds = self.frontier, self.request.effort.polish_s
+        machine = candidate.replay.machine
+        if not self._candidates.is_plain:
+            rows, end, rounds = candidate.replay.rows, time.monotonic() + seconds, 0
+            while time.monotonic() < end:
+                rounds += 2
+                rows = self._candidates.polished(rows, deadline_ns, rounds)
+            return _Found(frontier.problem.replay(rows, machine), deadline_ns)
+        from envplan.solve.polish import polish_plan
+
+        own_ns = min(
+            deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+        )
+        start = self._candidates.rounded(own_ns)
+        assert start.rounding is not None
+        assert start.flows is not None
+        power, least_fj = frontier.total_power_uw, frontier.lower_bound_fj(own_ns)
+        if waits:
+            power, least_fj = 0, frontier.effective_bound_fj(own_ns)
+        proved = polish_plan(
+            start.rounding, frontier.network, start.flows, power, least_fj, seconds
+        )
+        replay = frontier.problem.replay(start.rounding.rows)
+        if replay.energy_fj > candidate.replay.energy_fj and not waits:
+            replay = candidate.replay
+        bound = proved if proved > least_fj and not waits else None
+        return _Found(replay, deadline_ns, bound_fj=bound)
+
+    def _sure(self, limit: HoldsWithProbability, deadline_ns: int, waits: bool) -> _Found:
+        """The choice of least energy found that holds its deadline with a probability.
+
+        Under noise an iteration is on average longer than its plan says, for it waits for the
+        slowest of what runs side by side. So the choice is made for an earlier deadline than the
+        one it has to hold, or, where even T_min is too late for that, from T_min's by making
+        operations faster step by step until all are as fast as can be. How much earlier is found
+        by bisection, every candidate meeting the same draws. Fresh draws prove what comes out;
+        where they do not, the next attempt aims higher.
+        """
+        setting = self._setting(deadline_ns)
+        for attempt in range(_ATTEMPTS):
+            replay = self._slowest_that_holds(limit, setting, attempt, waits)
+            evidence = limit.evidence(replay, setting, attempt)
+            if evidence is not None and self._keeps_local(replay, setting):
+                return _Found(replay, deadline_ns, robustness=evidence)
+        raise NoAnswerError(limit.broken(self._at_place(2.0, setting, waits), setting))
+
+    def _slowest_that_holds(
+        self, limit: HoldsWithProbability, setting: Setting, attempt: int, waits: bool
+    ) -> Replay:
+        def holds(replay: Replay) -> bool:
+            return (
+                self._keeps_local(replay, setting)
+                and limit.excess(replay, setting, attempt=attempt) == 0
+            )
+
+        best = self._at_place(0.0, setting, waits)
+        if holds(best):
+            return best
+        low, high, best = 0.0, 2.0, self._at_place(2.0, setting, waits)
+        for step in range(_PLACES):
+            if self._progress is not None:
+                self._progress(_PLACES - step, 0)
+            middle = (low + high) / 2
+            replay = self._at_place(middle, setting, waits)
+            if holds(replay):
+                high, best = middle, replay
+            else:
+                low = middle
+        return best
+
+    def _at_place(self, place: float, setting: Setting, waits: bool) -> Replay:
+        """From the slowest choice worth having, at 0, by T_min's, at 1, to the fastest, at 2."""
+        frontier, candidates = self.frontier, self._candidates
+        least = frontier.min_time_ns
+        latest = min(
+            setting.deadline_ns,
+            frontier.slowest_time_ns if waits else frontier.min_energy_time_ns,
+        )
+        time_ns = latest - round((latest - least) * min(place, 1.0))
+        try:
+            replay = candidates.at(time_ns).replay
+        except NoPlanInTimeError:
+            replay = candidates.fastest().replay
+        if place <= 1:
+            return replay
+        # Rows of a table stand by time, the fastest first.
+        steps = np.floor((candidates.fastest_rows - replay.rows) * (place - 1)).astype(np.int32)
+        return frontier.problem.replay(replay.rows + steps, replay.machine)
+
+    def _keeps_local(self, replay: Replay, setting: Setting) -> bool:
+        if replay.makespan_ns > setting.deadline_ns:
+            return False
+        return not any(
+            limit.excess(replay, setting) for limit in self.request.limits if limit.is_local
+        )
+
+
+Answer = TypeVar("Answer")
+
+
+def first_between(
+    low: int,
+    high: int,
+    tried: Callable[[int], Answer | None],
+    steps: int,
+    progress: Progress | None = None,
+) -> Answer | None:
+    """The answer of the least number found, after `low` and up to `high`; None if high has none.
+
+    Args:
+        tried: the answer of a number, None where it has none.
+        steps: bisections at most.
+    """
+    if high <= low:
+        return None
+    first = tried(low + 1)
+    if first is not None:
+        return first
+    best = tried(high)
+    if best is None:
+        return None
+    low += 1
+    resolution = max(1, (high - low) // _RESOLUTION)
+    for step in range(steps):
+        if high - low <= resolution:
+            break
+        if progress is not None:
+            progress(steps - step, 0)
+        middle = (low + high) // 2
+        answer = tried(middle)
+        if answer is None:
+            low = middle
+        else:
+            best, high = answer, middle
+    return best
+
+
+class Curve(Protocol):
+    """A relaxed frontier, of one pipeline or of several together."""
+
+    @property
+    def min_time_ns(self) -> int: ...
+    @property
+    def min_energy_time_ns(self) -> int: ...
+    @property
+    def times_ns(self) -> NDArray[np.int64]: ...
+    def energy_at(self, time: float) -> float: ...
+
+
+def cheapest_times(frontier: Curve, run: Run) -> list[tuple[float, int]]:
+    """(cost, time in ns) of the local minima of a run's relaxed cost, least first.
+
+    The relaxed cost is exact: between breakpoints of the frontier and changes of the rate it is
+    (a + b T)(c + d T) / T, whose least value is known. Iterations between T_min and T_star are
+    looked at: not slower ones, and no pauses until an hour is cheaper.
+
+    Args:
+        run: with iterations and a deadline.
+
+    Raises:
+        NoAnswerError: even at T_min the run takes longer; says how long.
+        InputError: a rate ends before the longest run that is looked at.
+    """
+    assert run.iterations is not None
+    assert run.deadline_s is not None
+    least_ns = frontier.min_time_ns * run.iterations
+    deadline_ns = ns_from_s_floor(run.deadline_s)
+    if deadline_ns < least_ns:
+        raise NoAnswerError(
+            f"{run.iterations} iterations take at least {duration_text(s_from_ns(least_ns))} "
+            f"({s_from_ns(least_ns):.9g} s, at T_min), longer than the deadline of "
+            f"{duration_text(run.deadline_s)}"
+        )
+    latest_ns = min(frontier.min_energy_time_ns, deadline_ns // run.iterations)
+    for rate in (run.price, run.carbon):
+        if rate is not None:
+            check_span(rate, s_from_ns(latest_ns * run.iterations))
+    rate, iterations = run.minimized_rate, run.iterations
+    if rate.is_fixed and rate.per_kwh[0] > 0:
+        return [(0.0, latest_ns)]  # energy only falls until T_star
+    steps = rate.steps()
+
+    def energy(time_ns: int) -> float:
+        return frontier.energy_at(s_from_ns(time_ns))
+
+    def integral(time_ns: int) -> float:
+        return steps.integral(s_from_ns(time_ns) * iterations)
+
+    points: list[int] = []
+    for begin, end in pairwise(_bends(frontier, steps, iterations, latest_ns)):
+        # (a + b T)(c + d T) / T is least at sqrt(ac / bd), where that lies inside a piece.
+        t0, t1 = s_from_ns(begin), s_from_ns(end)
+        b = (energy(end) - energy(begin)) / (t1 - t0)
+        d = (integral(end) - integral(begin)) / (t1 - t0)
+        a, c = energy(begin) - b * t0, integral(begin) - d * t0
+        points.append(begin)
+        if a * c > 0 and b * d > 0:
+            turn = ns_from_s(math.sqrt(a * c / (b * d)))
+            points += [turn] if begin < turn < end else []
+    points.append(latest_ns)
+    costs = [energy(t) / s_from_ns(t) * integral(t) / J_PER_KWH for t in points]
+    around = zip(points, [math.inf, *costs], costs, [*costs[1:], math.inf], strict=False)
+    minima = [(here, point) for point, before, here, after in around if before > here <= after]
+    return sorted(minima)[:_MAX_MINIMA]
+
+
+def _bends(frontier: Curve, steps: Steps, iterations: int, latest_ns: int) -> list[int]:
+    """T_min, latest, and where in between the frontier or the rate bends, ns, ascending."""
+    first_ns = frontier.min_time_ns
+    bends = {first_ns, latest_ns, *(t for t in frontier.times_ns.tolist() if t < latest_ns)}
+    span = (s_from_ns(first_ns) * iterations, s_from_ns(latest_ns) * iterations)
+    changes = {ns_from_s(change / iterations) for change in steps.changes(*span)}
+    return sorted(bends | {t for t in changes if first_ns < t < latest_ns})
