@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from envplan import _files
 from envplan._files import (
     atomic_write,
     check_writable,
@@ -29,6 +31,21 @@ def refused(data: bytes) -> InputError:
 def test_a_file_that_never_ends_is_read_no_further_than_allowed() -> None:
     with pytest.raises(InputError, match="is larger than 1 MiB"):
         read_bounded("/dev/zero", 2**20)
+
+
+def test_a_pipe_is_read_and_one_without_a_writer_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(_files, "PIPE_LIMIT_S", 0.01)
+    with pytest.raises(InputError, match="nobody wrote to this pipe"):
+        read_bounded(pipe, 10)
+    monkeypatch.setattr(_files, "PIPE_LIMIT_S", 60.0)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"word",))
+    writer.start()
+    assert read_bounded(pipe, 10) == b"word"
+    writer.join()
 
 
 def test_json_is_what_it_says(tmp_path: Path) -> None:

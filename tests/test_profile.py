@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan import Pipeline
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import (
@@ -206,13 +207,13 @@ def test_semicolons_are_shown_as_the_header_they_make(tmp_path: Path) -> None:
         ("0,forward,1,nan,1", "time", "not finite"),
         ("0,forward,1,inf,1", "time", "not finite"),
         ("0,forward,1,1,-inf", "energy", "not finite"),
-        ("0,forward,1,-2,1", "time", "not above 0"),
-        ("0,forward,1,0,1", "time", "not above 0"),
-        ("0,forward,1,1e-300,1", "time", "below a nanosecond"),
-        ("0,forward,1,1e400,1", "time", "overflows"),
-        (f"0,forward,1,{10**30},1", "time", "overflows"),
-        (f"0,forward,1,1,{10**30}", "energy", "overflows"),
-        ("0,forward,1,1,9001", "energy", "overflows"),
+        ("0,forward,1,-2,1", "time", "below 1e-09"),
+        ("0,forward,1,0,1", "time", "below 1e-09"),
+        ("0,forward,1,1e-300,1", "time", "below 1e-09"),
+        ("0,forward,1,1e400,1", "time", "not finite"),
+        (f"0,forward,1,{10**30},1", "time", "above 1e+09"),
+        (f"0,forward,1,1,{10**30}", "energy", "above 9000"),
+        ("0,forward,1,1,9001", "energy", "above 9000"),
         ("0,forward,1,1,-1", "energy", "negative"),
         ("0,forward,1,1,", "energy", "empty"),
         ("0,forward,1,1", "energy", "empty"),
@@ -221,13 +222,13 @@ def test_semicolons_are_shown_as_the_header_they_make(tmp_path: Path) -> None:
         ("0,forward,1.5,1,1", "frequency", "not a whole number"),
         ("0,forward,-15,1,1", "frequency", "negative"),
         ("0,forward,1740000000,1,1", "frequency", "MHz"),
-        (f"0,forward,{10**400},1,1", "frequency", "overflows"),
+        (f"0,forward,{10**400},1,1", "frequency", "above 1e+06"),
         ("0.5,forward,1,1,1", "stage", "not a whole number"),
         ("-1,forward,1,1,1", "stage", "negative"),
-        (f"{10**30},forward,1,1,1", "stage", "above the limit"),
-        ("first,forward,1,1,1", "stage", "not a number"),
+        (f"{10**30},forward,1,1,1", "stage", "above 1e+06"),
+        ("first,forward,1,1,1", "stage", "not a whole number"),
         ("0,for ward,1,1,1", "instruction", "not a name"),
-        ("0,,1,1,1", "instruction", "not a name"),
+        ("0,,1,1,1", "instruction", "is empty; expected one such as forward"),
     ],
 )
 def test_bad_value_is_found_by_line_and_column(
@@ -300,10 +301,10 @@ def test_missing_file_folder_and_impossible_name_are_refused(tmp_path: Path) -> 
 
 
 def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(path: Path, mode: str) -> None:
+    def deny(path: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", deny)
+    monkeypatch.setattr("envplan._files._opened", deny)
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
         Profile.read_csv(tmp_path / "p.csv")
 
@@ -357,7 +358,7 @@ def test_broken_sidecar_is_refused_by_its_own_name(tmp_path: Path, text: str) ->
         ('{"note": NaN}', "NaN"),
         ('{"note": [1, -1e400]}', "beyond 1e308"),
         ('{"gpu": "\\ud800"}', "half a character"),
-        ('{"driver": ' + "[" * 9 + "]" * 9 + "}", "must be text, not a list"),
+        ('{"driver": ' + "[" * 9 + "]" * 9 + "}", "driver should be a valid string, not a list"),
     ],
 )
 def test_sidecar_that_would_be_misread_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -371,6 +372,116 @@ def test_broken_sidecar_states_line_and_column(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read(tmp_path, HEADER + STAGE_0)
     assert (caught.value.line, caught.value.column) == (2, 9)
+
+
+# ---- the job
+
+
+def test_the_job_of_a_sidecar_makes_its_pipeline(tmp_path: Path) -> None:
+    job = {
+        "schedule": "interleaved",
+        "num_stages": 2,
+        "num_microbatches": 4,
+        "chunks": 2,
+        "p2p_latency_s": 0.25,
+        "extras": {"optimizer": [0, 3]},
+        "gpus_per_stage": 16,
+        "replicas": 8,
+    }
+    (tmp_path / "p.meta.json").write_text(json.dumps({"job": job, "tensor_parallel": 8}))
+    stages = "".join(
+        f"{stage},forward,9,1,1\n{stage},backward,9,2,1\n{stage},optimizer,0,3,1\n"
+        for stage in range(4)
+    )
+    profile = read(tmp_path, HEADER + stages)
+    pipeline = profile.pipeline()
+    same = Pipeline("interleaved", 2, 4, num_chunks=2, p2p_latency=0.25, extras=job["extras"])  # type: ignore[arg-type]
+    assert pipeline.operations == same.operations
+    assert pipeline.succ_lag_ns.tolist() == same.succ_lag_ns.tolist()
+    assert sum(op.instruction == "optimizer" for op in pipeline.operations) == 2
+    assert profile.metadata.schedule == "interleaved"
+    assert (profile.metadata.gpus_per_stage, profile.metadata.job.replicas) == (16, 8)
+    profile.save_csv(tmp_path / "again.csv")
+    assert Profile.read_csv(tmp_path / "again.csv").metadata == profile.metadata
+
+
+def test_older_sidecars_say_the_job_in_fields_of_their_own(tmp_path: Path) -> None:
+    old = {"schedule": "gpipe", "num_microbatches": 3, "tensor_parallel": 2}
+    (tmp_path / "p.meta.json").write_text(json.dumps(old))
+    profile = read(tmp_path, HEADER + STAGE_0 + STAGE_1)
+    pipeline = profile.pipeline()
+    assert (pipeline.schedule, pipeline.num_stages, pipeline.num_microbatches) == ("gpipe", 2, 3)
+    assert pipeline.p2p_latency_ns == 0
+    assert profile.metadata.gpus_per_stage == 2
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "words"),
+    [
+        ({}, "does not say how many microbatches"),
+        ({"job": {"num_microbatches": 2, "chunks": 2}}, "not any number of pipeline stages of 2"),
+        ({"job": {"num_microbatches": 2, "num_stages": 2}}, "are not 2 pipeline stages of 1"),
+        ({"job": {"microbatches": 2}}, "job.microbatches is not a field"),
+        ({"job": {"num_microbatches": 2}, "num_microbatches": 3}, "num_microbatches twice"),
+        ({"job": {"replicas": 0}}, "job.replicas should be greater than 0"),
+        ({"job": [1]}, "job should be"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(
+    tmp_path: Path, sidecar: dict[str, object], words: str
+) -> None:
+    (tmp_path / "p.meta.json").write_text(json.dumps(sidecar))
+    with pytest.raises(InputError, match=words):
+        read(tmp_path, HEADER + STAGE_0).pipeline()
+
+
+# ---- profiles with a row for each rank, as Zeus writes them
+
+ZEUS = "rank,dp_rank,pp_rank,tp_rank,stage,instruction,frequency,time,energy\n"
+
+
+def zeus_rows(times: dict[int, float], frequency: int = 1410) -> str:
+    """Rows of ranks with two of them on a stage; energies count up with the rank."""
+    return "".join(
+        f"{rank},{rank % 2},{rank // 2},0,{rank // 2},{name},{frequency},{scale * time},{rank}\n"
+        for rank, time in times.items()
+        for name, scale in (("forward", 1), ("backward", 2))
+    )
+
+
+def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_path: Path) -> None:
+    profile = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 1: 1.02, 2: 1.0, 3: 1.0}))
+    assert (profile.num_stages, profile.num_ranks) == (2, 4)
+    forward = profile.table(0, "forward")
+    assert forward.time_ns.tolist() == [1_020_000_000]
+    assert forward.energy_fj.tolist() == [10**15 // 2]
+    spread = np.std([1.0, 1.02], ddof=1) / 1.02
+    assert profile.time_spread(0, "forward", 1410) == pytest.approx(spread)
+    assert profile.time_spread(1, "forward", 1410) == 0.0
+    assert profile.stragglers == ()
+    assert profile.notes == [
+        "rows of 4 ranks are put together: the largest time, the mean energy per GPU, the spread "
+        "of times as noise"
+    ]
+
+
+def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
+    text = ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1.12}) + zeus_rows({2: 1.5, 3: 1.68}, 900)
+    (straggler,) = read(tmp_path, text).stragglers
+    assert (straggler.rank, straggler.stage) == (3, 1)
+    assert straggler.slowdown == pytest.approx(1.12)
+
+
+def test_one_rank_on_each_stage_is_an_ordinary_profile(tmp_path: Path) -> None:
+    profile = read(tmp_path, ZEUS + zeus_rows({0: 1.0, 2: 1.0}))
+    assert profile.stragglers == ()
+    assert profile.time_spread(0, "forward", 1410) is None
+
+
+def test_a_rank_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, ZEUS + zeus_rows({0: 1.0}) + zeus_rows({0: 1.0}))
+    assert error.line == 4
+    assert "rank 0" in error.message
 
 
 # ---- making, saving, finding

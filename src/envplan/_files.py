@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import secrets
+import select
 import shutil
 import stat
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from envplan.errors import InputError
+
+#: How long a named pipe may stay without anything to read, s.
+PIPE_LIMIT_S = 60.0
 
 #: A path as users give it.
 AnyPath = str | os.PathLike[str]
@@ -26,7 +30,7 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
         InputError: the file cannot be read or is too large.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_opened) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
@@ -35,6 +39,20 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise InputError(f"is larger than {max_bytes // 2**20} MiB", path=path)
     return data
+
+
+def _opened(path: str, flags: int) -> int:
+    """A descriptor for reading; a pipe is given up if nobody writes to it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            if not select.select([descriptor], [], [], PIPE_LIMIT_S)[0]:
+                raise OSError(None, f"nobody wrote to this pipe for {PIPE_LIMIT_S:g} s")
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def decoded(data: bytes, path: AnyPath) -> str:

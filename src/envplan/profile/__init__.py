@@ -16,8 +16,8 @@ from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments
 from envplan.profile.model import Profile, builtin_paths, builtin_profiles
 from envplan.profile.options import BLOCKING, INCLUDES_RECOMPUTATION, INSTRUCTIONS, OptionTable
-from envplan.profile.reading import RAW_COLUMNS, read_cells
-from envplan.profile.sidecar import ProfileMetadata
+from envplan.profile.reading import RAW_COLUMNS, Straggler, profile_table
+from envplan.profile.sidecar import Job, ProfileMetadata
 
 __all__ = [
     "BLOCKING",
@@ -27,11 +27,13 @@ __all__ = [
     "RAW_COLUMNS",
     "Adjustments",
     "CostCurve",
+    "Job",
     "OptionTable",
     "Profile",
     "ProfileMetadata",
+    "Straggler",
     "builtin_paths",
     "builtin_profiles",
     "cost_curve",
-    "read_cells",
+    "profile_table",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from envplan.errors import InputError
-from envplan.profile.options import OptionTable, frozen
+from envplan.profile.options import OptionTable, option_table
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
@@ -123,11 +123,14 @@ def _split_backward(
         ("backward_weight", lambda total: total - of_input(total)),
     ):
         if (stage, instruction) not in tables:
-            rows = [
-                (max(1, share(time)), share(energy), -mhz, config)
-                for mhz, config, time, energy in _rows(whole)
-            ]
-            tables[stage, instruction] = _table(whole, instruction, rows)
+            tables[stage, instruction] = option_table(
+                stage,
+                instruction,
+                [
+                    (max(1, share(time)), share(energy), -mhz, config)
+                    for mhz, config, time, energy in whole.rows()
+                ],
+            )
 
 
 def _add_recomputation(tables: dict[tuple[int, str], OptionTable], stage: int) -> None:
@@ -140,10 +143,10 @@ def _add_recomputation(tables: dict[tuple[int, str], OptionTable], stage: int) -
 
 def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:
     """Both tables one after the other, at the frequencies and configs that both have."""
-    second = {(mhz, config): (time, energy) for mhz, config, time, energy in _rows(other)}
+    second = {(mhz, config): (time, energy) for mhz, config, time, energy in other.rows()}
     rows = [
         (time + second[mhz, config][0], energy + second[mhz, config][1], -mhz, config)
-        for mhz, config, time, energy in _rows(one)
+        for mhz, config, time, energy in one.rows()
         if (mhz, config) in second
     ]
     if not rows:
@@ -157,32 +160,4 @@ def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:
             f"stage {one.stage}: {one.instruction} and {other.instruction} together take more "
             "than 1e9 s or 9000 J; check the units"
         )
-    return _table(one, instruction, rows)
-
-
-def _rows(table: OptionTable) -> list[tuple[int, str, int, int]]:
-    """(MHz, config, ns, fJ) of each option."""
-    return list(
-        zip(
-            table.frequency_mhz.tolist(),
-            table.config,
-            table.time_ns.tolist(),
-            table.energy_fj.tolist(),
-            strict=True,
-        )
-    )
-
-
-def _table(
-    like: OptionTable, instruction: str, rows: list[tuple[int, int, int, str]]
-) -> OptionTable:
-    """A table of (ns, fJ, -MHz, config), in a table's order."""
-    rows.sort()
-    return dataclasses.replace(
-        like,
-        instruction=instruction,
-        frequency_mhz=frozen([-row[2] for row in rows]),
-        config=tuple(row[3] for row in rows),
-        time_ns=frozen([row[0] for row in rows]),
-        energy_fj=frozen([row[1] for row in rows]),
-    )
+    return option_table(one.stage, instruction, rows)

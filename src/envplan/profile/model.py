@@ -11,25 +11,20 @@ import os
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from envplan._files import atomic_write, read_bounded
+from envplan._tables import MAX_TABLE_BYTES
 from envplan.errors import InputError
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import BLOCKING, INCLUDES_RECOMPUTATION, OptionTable
-from envplan.profile.reading import (
-    COLUMNS,
-    MAX_BYTES,
-    blocking_power,
-    check_instructions,
-    check_stages,
-    known_first,
-    read_rows,
-    tables,
-)
+from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
+
+if TYPE_CHECKING:
+    from envplan.pipeline import Pipeline
 
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
@@ -49,6 +44,9 @@ class Profile:
         blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
             a stage without such rows takes the mean of those that have some. None where the
             file has no such rows at all.
+        num_ranks: how many ranks' rows were put together, each option's largest time and mean
+            energy; 0 for a file without a column `rank`.
+        stragglers: ranks that are slower than the others of their stage.
         adjustments: what was derived from the file's rows; nothing unless `adjusted` made this.
     """
 
@@ -60,9 +58,9 @@ class Profile:
         path: Path | None,
         metadata: ProfileMetadata,
     ) -> None:
-        rows = read_rows(content, path)
-        self.num_stages = check_stages(rows, path)
-        self.instructions = check_instructions(rows, self.num_stages, path)
+        contents = parse_contents(content, path)
+        self.num_stages = contents.num_stages
+        self.instructions = contents.instructions
         self.name = name
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
@@ -75,16 +73,13 @@ class Profile:
                 path=path,
                 column="gpu",
             )
-        self.blocking_power_w = blocking_power(rows, self.num_stages)
+        self.blocking_power_w = contents.blocking_power_w
+        self.num_ranks = contents.num_ranks
+        self.stragglers = contents.stragglers
         self.adjustments = Adjustments()
         self._content = content
-        self._tables = tables(rows)
-        self._measured = self._tables
-        self._spreads = {
-            (row.stage, row.instruction, row.frequency, row.config): row.time_std_s / row.time_s
-            for row in rows
-            if row.time_std_s is not None
-        }
+        self._tables = self._measured = contents.tables
+        self._spreads = contents.spreads
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -93,6 +88,32 @@ class Profile:
     def sidecar(self) -> Path | None:
         """Where its sidecar is, if it has one; None when made by from_rows."""
         return None if self.path is None else sidecar_path(self.path)
+
+    def pipeline(self) -> Pipeline:
+        """The pipeline of the job that the sidecar describes; see `described_pipeline`.
+
+        Raises:
+            InputError: the sidecar says too little, or what cannot be.
+        """
+        from envplan.pipeline.described import described_pipeline
+
+        return described_pipeline(self)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of figures should know of the rows, a sentence each."""
+        notes = []
+        if self.num_ranks:
+            notes.append(
+                f"rows of {self.num_ranks} ranks are put together: the largest time, the mean "
+                "energy per GPU, the spread of times as noise"
+            )
+        notes += [
+            f"rank {one.rank} is a straggler: it takes {one.slowdown:.2f} times as long as the "
+            f"other ranks of stage {one.stage}"
+            for one in self.stragglers
+        ]
+        return notes
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether the profile times this instruction on this stage."""
@@ -172,7 +193,7 @@ class Profile:
         other.adjustments = adjustments
         other._tables = adjusted_tables(self._measured, adjustments)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
-        other.instructions = known_first(name for name in names if name != BLOCKING)
+        other.instructions = known_first(names)
         return other
 
     def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
@@ -208,7 +229,7 @@ class Profile:
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        content = read_bounded(file, MAX_BYTES)
+        content = read_bounded(file, MAX_TABLE_BYTES)
         metadata = ProfileMetadata.read_json(sidecar_path(file))
         return cls(content, name=file.stem, path=file, metadata=metadata)
 

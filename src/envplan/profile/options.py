@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,26 @@ class OptionTable:
     def max_frequency_option(self) -> int:
         """Index of the row with the highest frequency; of several, the fastest, then cheapest."""
         return int(np.argmax(self.frequency_mhz))  # the first of equals, and rows are sorted so
+
+    def rows(self) -> list[tuple[int, str, int, int]]:
+        """MHz, config, ns and fJ of each option."""
+        columns = (self.frequency_mhz.tolist(), self.config, self.time_ns.tolist())
+        return list(zip(*columns, self.energy_fj.tolist(), strict=True))
+
+
+def option_table(
+    stage: int, instruction: str, options: Iterable[tuple[int, int, int, str]]
+) -> OptionTable:
+    """The table of some options, each ns, fJ, minus MHz and config, in any order."""
+    times, energies, minus_mhz, configs = zip(*sorted(options), strict=True)
+    return OptionTable(
+        stage=stage,
+        instruction=instruction,
+        frequency_mhz=frozen([-mhz for mhz in minus_mhz]),
+        config=configs,
+        time_ns=frozen(times),
+        energy_fj=frozen(energies),
+    )
 
 
 def frozen(values: Sequence[int]) -> IntArray:

@@ -1,279 +1,220 @@
-"""Reading a profile's CSV: every value checked once, errors with file, line and column."""
+"""Reading a profile's CSV: every row checked once and turned into integers; ranks put together."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final
 
-from envplan._files import decimal, read_bounded
+from pydantic import AfterValidator, BaseModel, Field
+
+from envplan._files import AnyPath
+from envplan._tables import Table, parse_table, read_table
 from envplan.errors import InputError
-from envplan.profile.options import BLOCKING, INSTRUCTIONS, OptionTable, frozen
+from envplan.profile.options import BLOCKING, INSTRUCTIONS, OptionTable, option_table
 from envplan.units import fj_from_j, ns_from_s
 
-COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
-_SPREAD_COLUMNS: Final = ("time_std", "energy_std", "samples")
 #: What was measured, in a profile whose times and energies were smoothed.
 RAW_COLUMNS: Final = ("raw_time", "raw_energy")
+
+#: A rank that takes so many times as long as the others of its stage is said to straggle.
+STRAGGLES: Final = 1.05
+
 _SOME_STAGES_ONLY: Final = frozenset({"optimizer", "load", "recompute", "all_reduce", BLOCKING})
-
-MAX_BYTES: Final = 256 * 2**20
-_MAX_TIME_S: Final = 1e9
-_MAX_ENERGY_J: Final = 9e3
-_MAX_FREQUENCY_MHZ: Final = 1_000_000
-_MAX_STAGE: Final = 1_000_000
+_KIND: Final = "a profile"
 
 
-def read_cells(path: Path) -> list[dict[str, str]]:
-    """The text of every cell of a profile's rows, by column.
+def _name(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("is not a name")
+    return text
+
+
+Seconds = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+Joules = Annotated[float, Field(ge=0, le=9e3, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+_SECONDS: Final = "seconds from 1e-9 to 1e9"
+_JOULES: Final = "joules an operation from 0 to 9000"
+_SPREAD: Final = "a number from 0 up, or nothing"
+
+
+class ProfileRow(BaseModel):
+    """A row of a profile; its fields are the columns. Energies are per GPU."""
+
+    stage: int = Field(ge=0, le=10**6, description="a stage number from 0 up")
+    instruction: Annotated[str, AfterValidator(_name)] = Field(
+        description="one such as forward or backward"
+    )
+    frequency: int = Field(
+        ge=0, le=10**6, description="an SM clock in MHz, or 0 for a constant time"
+    )
+    time: Seconds = Field(description=_SECONDS)
+    energy: Joules = Field(description=_JOULES)
+    config: str = ""
+    time_std: Spread | None = Field(None, description=_SPREAD)
+    energy_std: Spread | None = Field(None, description=_SPREAD)
+    samples: Spread | None = Field(None, description=_SPREAD)
+    raw_time: Seconds | None = Field(None, description=_SECONDS)
+    raw_energy: Joules | None = Field(None, description=_JOULES)
+    rank: Annotated[int, Field(ge=0)] | None = Field(None, description="a global rank, from 0 up")
+
+
+#: What every profile has.
+COLUMNS: Final = tuple(name for name, f in ProfileRow.model_fields.items() if f.is_required())
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that is slower than the others of its stage.
+
+    Attributes:
+        rank: global rank.
+        stage: that it ran.
+        slowdown: its time over that of the others, the median over operations and clocks.
+    """
+
+    rank: int
+    stage: int
+    slowdown: float
+
+
+Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the CSV of a profile says.
+
+    Attributes:
+        num_stages: S.
+        instructions: names of operations, known ones first.
+        tables: options by stage and instruction.
+        spreads: relative standard deviation of a row's time, where the file tells.
+        blocking_power_w: see Profile.
+        num_ranks: whose rows were put together; 0 if the file has no ranks.
+        stragglers: of the ranks.
+    """
+
+    num_stages: int
+    instructions: tuple[str, ...]
+    tables: dict[tuple[int, str], OptionTable]
+    spreads: dict[Option, float]
+    blocking_power_w: tuple[float, ...] | None
+    num_ranks: int
+    stragglers: tuple[Straggler, ...]
+
+
+def profile_table(path: AnyPath) -> Table[ProfileRow]:
+    """The rows of a profile as they stand in its file.
 
     Raises:
         InputError: it is no such table.
     """
-    content = read_bounded(path, MAX_BYTES)
-    return [dict(cells.texts) for cells in _read_cells(_decoded(content, path), path)]
+    return read_table(path, ProfileRow, kind=_KIND)
 
 
-class _Row(NamedTuple):
-    line: int
-    stage: int
-    instruction: str
-    frequency: int
-    config: str
-    time_s: float
-    energy_j: float
-    time_std_s: float | None
+def parse_contents(content: bytes, path: Path | None) -> Contents:
+    """What a profile's CSV says.
 
+    Rows of several ranks make one: the largest time, which is when the stage is done, the mean
+    energy, which is per GPU, and the spread of times over the ranks beside the rows' own.
 
-@dataclass(frozen=True)
-class _Cells:
-    """The text of one line by column name, and how to complain about it."""
-
-    path: Path | None
-    line: int
-    texts: Mapping[str, str]
-
-    def error(self, column: str, message: str) -> InputError:
-        return InputError(message, path=self.path, line=self.line, column=column)
-
-    def number(self, column: str, meaning: str) -> float:
-        text = self.texts[column]
-        if not text:
-            raise self.error(column, f"is empty; expected {meaning}")
-        try:
-            value = decimal(text)
-        except ValueError:
-            message = f"{_shown(text)} is not a number; expected {meaning}"
-            raise self.error(column, message) from None
-        if math.isinf(value) and re.search(r"\d", text):
-            raise self.error(column, f"{_shown(text)} overflows the range; expected {meaning}")
-        if not math.isfinite(value):
-            raise self.error(column, f"{_shown(text)} is not finite; expected {meaning}")
-        return value
-
-    def whole(self, column: str, meaning: str, largest: int) -> int:
-        value = self.number(column, meaning)
-        text = _shown(self.texts[column])
-        if not value.is_integer():
-            raise self.error(column, f"{text} is not a whole number; expected {meaning}")
-        if value < 0:
-            raise self.error(column, f"{text} is negative; expected {meaning}")
-        if value > largest:
-            raise self.error(column, f"{text} is above the limit of {largest}; expected {meaning}")
-        return int(value)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")
-
-
-def read_rows(content: bytes, path: Path | None) -> list[_Row]:
-    """Every data line of a profile, each value checked by itself and for duplicates."""
-    lines = _read_cells(_decoded(content, path), path)
-    rows: list[_Row] = []
-    seen: dict[tuple[int, str, int, str], int] = {}
-    for cells in lines:
-        row = _parse_row(cells)
-        first = seen.setdefault((row.stage, row.instruction, row.frequency, row.config), row.line)
-        if first != row.line:
-            label = f" config {row.config}" if row.config else ""
-            raise InputError(
-                f"repeats line {first}: stage {row.stage} {row.instruction} at {row.frequency} "
-                f"MHz{label}; keep one of the two, or tell them apart in a config column",
-                path=path,
-                line=row.line,
-            )
-        rows.append(row)
-    if not rows:
-        raise InputError("has a header but no rows; profile the stages first", path=path)
-    return rows
-
-
-def _decoded(content: bytes, path: Path | None) -> str:
-    expected = f"expected a CSV file with the header {','.join(COLUMNS)}"
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if not text.strip():
-        raise InputError(f"is empty; {expected}", path=path)
-    if "\0" in text:
-        raise InputError(f"is not UTF-8 text; {expected}", path=path)
-    if text.lstrip().startswith(("{", "[")):
-        raise InputError(f"is JSON, not CSV; {expected}", path=path)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_cells(text: str, path: Path | None) -> list[_Cells]:
-    """The non-blank lines below the header."""
-    skipped = text[: len(text) - len(text.lstrip())].count("\n")
-    table = _split(text.lstrip(), skipped, path)
-    header = [name.strip() for name in table[0]]
-    _check_header(header, skipped + 1, path)
-    lines: list[_Cells] = []
-    for line, values in enumerate(table[1:], start=skipped + 2):
-        texts = {name: value.strip() for name, value in zip(header, values, strict=True)}
-        if any(texts.values()):
-            lines.append(_Cells(path, line, texts))
-    return lines
-
-
-def _split(text: str, skipped: int, path: Path | None) -> list[list[str]]:
-    """Lines and cells of a CSV text; `skipped` lines of the file come before it."""
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(
-            io.StringIO(text),
-            header=None,
-            dtype=object,
-            keep_default_na=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-        )
-    except pd.errors.ParserError as error:
-        message = str(error)
-        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message):
-            expected, line, found = map(int, ragged.groups())
-            raise InputError(
-                f"has {found} values where the header has {expected}; check its commas",
-                path=path,
-                line=line + skipped,
-            ) from error
-        if quote := re.search(r"EOF inside string starting at row (\d+)", message):
-            raise InputError(
-                "opens a quote that is never closed",
-                path=path,
-                line=int(quote[1]) + 1 + skipped,
-            ) from error
-        raise InputError(f"is not a CSV file ({message.strip()})", path=path) from error
-    table: list[list[str]] = frame.to_numpy().tolist()
-    for line, values in enumerate(table, start=skipped + 1):
-        if any("\n" in value for value in values):
-            raise InputError("has a quoted value with a line break in it", path=path, line=line)
-    return table
-
-
-def _check_header(header: list[str], line: int, path: Path | None) -> None:
-    for name in COLUMNS:
-        if name not in header:
-            found = _shown(",".join(header))
-            raise InputError(
-                f"the column is missing from the header {found}; a profile needs "
-                f"{','.join(COLUMNS)}",
-                path=path,
-                line=line,
-                column=name,
-            )
-    for name in (*COLUMNS, "config", *_SPREAD_COLUMNS, *RAW_COLUMNS):
-        if header.count(name) > 1:
-            raise InputError(
-                "the header names this column twice; remove one",
-                path=path,
-                line=line,
-                column=name,
-            )
-
-
-def _parse_row(cells: _Cells) -> _Row:
-    instruction = cells.texts["instruction"]
-    if not instruction.isidentifier():
-        raise cells.error(
-            "instruction",
-            f"{_shown(instruction)} is not a name; expected one such as forward or backward",
-        )
-    for column in _SPREAD_COLUMNS:
-        if cells.texts.get(column) and cells.number(column, "a number or nothing") < 0:
-            raise cells.error(column, "is negative; expected a number from 0 up or nothing")
-    for column, parse in (("raw_time", _parse_time), ("raw_energy", _parse_energy)):
-        if cells.texts.get(column):
-            parse(cells, column)
-    return _Row(
-        line=cells.line,
-        stage=cells.whole("stage", "a stage number from 0 up", _MAX_STAGE),
-        instruction=instruction,
-        frequency=cells.whole(
-            "frequency", "an SM clock in MHz, or 0 for a constant time", _MAX_FREQUENCY_MHZ
-        ),
-        config=cells.texts.get("config", ""),
-        time_s=_parse_time(cells),
-        energy_j=_parse_energy(cells),
-        time_std_s=cells.number("time_std", "seconds") if cells.texts.get("time_std") else None,
+    Raises:
+        InputError: naming file, line, column and what to do.
+    """
+    table = parse_table(content, ProfileRow, path=path, kind=_KIND)
+    num_stages = _check_stages(table)
+    groups = _groups(table)
+    times, energies, stds = (table.columns[name] for name in ("time", "energy", "time_std"))
+    rows: defaultdict[tuple[int, str], list[tuple[int, int, int, str]]] = defaultdict(list)
+    powers: defaultdict[int, list[float]] = defaultdict(list)
+    spreads: dict[Option, float] = {}
+    for (stage, instruction, mhz, config), members in groups.items():
+        time = max(times[row] for row in members)
+        energy = math.fsum(energies[row] for row in members) / len(members)
+        own = [stds[row] ** 2 for row in members if stds[row] is not None]
+        if own or len(members) > 1:
+            variance = statistics.fmean(own) if own else 0.0
+            if len(members) > 1:
+                variance += statistics.variance(times[row] for row in members)
+            spreads[stage, instruction, mhz, config] = math.sqrt(variance) / time
+        if instruction == BLOCKING:
+            powers[stage] += [energies[row] / times[row] for row in members]
+        rows[stage, instruction].append((ns_from_s(time), fj_from_j(energy), -mhz, config))
+    ranks = {rank for rank in table.columns["rank"] if rank is not None}
+    return Contents(
+        num_stages=num_stages,
+        instructions=_check_instructions(rows.keys(), num_stages, path),
+        tables={key: option_table(*key, options) for key, options in sorted(rows.items())},
+        spreads=spreads,
+        blocking_power_w=_blocking_power(powers, num_stages),
+        num_ranks=len(ranks),
+        stragglers=_stragglers(table, groups) if len(ranks) > 1 else (),
     )
 
 
-def _parse_time(cells: _Cells, column: str = "time") -> float:
-    value = cells.number(column, "seconds above 0")
-    shown = _shown(cells.texts[column])
-    if value <= 0:
-        raise cells.error(column, f"{shown} is not above 0; expected the seconds it takes")
-    if value > _MAX_TIME_S:
-        raise cells.error(
-            column, f"{shown} overflows the integer range (1e9 s); expected seconds, check the unit"
-        )
-    if ns_from_s(value) == 0:
-        raise cells.error(column, f"{shown} is below a nanosecond; expected seconds")
-    return value
-
-
-def _parse_energy(cells: _Cells, column: str = "energy") -> float:
-    value = cells.number(column, "joules from 0 up")
-    shown = _shown(cells.texts[column])
-    if value < 0:
-        raise cells.error(column, f"{shown} is negative; expected joules from 0 up")
-    if value > _MAX_ENERGY_J:
-        raise cells.error(
-            column,
-            f"{shown} overflows the integer range (9000 J an operation); expected joules, check "
-            "the unit",
-        )
-    return value
-
-
-def check_stages(rows: Sequence[_Row], path: Path | None) -> int:
-    stages = {row.stage for row in rows}
-    for expected in range(len(stages)):
-        if expected not in stages:
-            beyond = next(row for row in rows if row.stage > expected)
-            raise InputError(
-                f"stage {expected} has no rows but stage {beyond.stage} has; stages must be "
-                "numbered 0, 1, 2, ... without gaps",
-                path=path,
-                line=beyond.line,
-                column="stage",
+def _groups(table: Table[ProfileRow]) -> dict[Option, Sequence[int]]:
+    """Rows by option; more than one only where they are of different ranks."""
+    names = ("stage", "instruction", "frequency", "config", "rank")
+    seen: dict[tuple[Any, ...], int] = {}
+    for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
+        first = seen.setdefault(key, row)
+        if first != row:
+            stage, instruction, mhz, config, rank = key
+            label = f" config {config}" if config else ""
+            label += "" if rank is None else f" rank {rank}"
+            raise table.error(
+                row,
+                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
+                f"{label}; keep one of the two, or tell them apart in a config column",
             )
-    return len(stages)
+    groups: dict[Option, Sequence[int]] = {}
+    for key, row in seen.items():
+        groups[key[:4]] = (*groups.get(key[:4], ()), row)
+    return groups
 
 
-def check_instructions(rows: Sequence[_Row], num_stages: int, path: Path | None) -> tuple[str, ...]:
+def _stragglers(
+    table: Table[ProfileRow], groups: dict[Option, Sequence[int]]
+) -> tuple[Straggler, ...]:
+    """Ranks that take longer than the others, which the lower median of their stage stands for."""
+    times, ranks = table.columns["time"], table.columns["rank"]
+    ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for (stage, instruction, *_), members in groups.items():
+        if instruction != BLOCKING and len(members) > 1:
+            usual = statistics.median_low(times[row] for row in members)
+            for row in members:
+                ratios[stage, ranks[row]].append(times[row] / usual)
+    found = ((rank, stage, statistics.median(r)) for (stage, rank), r in sorted(ratios.items()))
+    return tuple(Straggler(*one) for one in found if one[2] > STRAGGLES)
+
+
+def _check_stages(table: Table[ProfileRow]) -> int:
+    stages = table.columns["stage"]
+    present = set(stages)
+    for expected in range(len(present)):
+        if expected not in present:
+            row = next(row for row, stage in enumerate(stages) if stage > expected)
+            raise table.error(
+                row,
+                f"stage {expected} has no rows but stage {stages[row]} has; stages must be "
+                "numbered 0, 1, 2, ... without gaps",
+                "stage",
+            )
+    return len(present)
+
+
+def _check_instructions(
+    present: Iterable[tuple[int, str]], num_stages: int, path: Path | None
+) -> tuple[str, ...]:
     """Names of all operations, known ones first, once every stage is seen to have what it needs."""
-    names: dict[str, None] = dict.fromkeys(row.instruction for row in rows)
-    present = {(row.stage, row.instruction) for row in rows}
+    present = dict.fromkeys(present)
+    names = dict.fromkeys(name for _, name in present)
     needed = {"forward"} | (names.keys() - _SOME_STAGES_ONLY)
     if not {"backward_input", "backward_weight"} <= needed:
         needed.add("backward")
@@ -287,42 +228,19 @@ def check_instructions(rows: Sequence[_Row], num_stages: int, path: Path | None)
                 path=path,
                 column="instruction",
             )
-    return known_first(name for name in names if name != BLOCKING)
+    return known_first(names)
 
 
 def known_first(names: Iterable[str]) -> tuple[str, ...]:
-    listed = list(names)
+    """Names of operations, those that schedules know first, in their order; no others twice."""
+    listed = dict.fromkeys(names)
     known = [name for name in INSTRUCTIONS if name in listed]
-    return (*known, *(name for name in listed if name not in INSTRUCTIONS))
+    return (*known, *(name for name in listed if name not in (*INSTRUCTIONS, BLOCKING)))
 
 
-def blocking_power(rows: Sequence[_Row], num_stages: int) -> tuple[float, ...] | None:
-    samples: defaultdict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        if row.instruction == BLOCKING:
-            samples[row.stage].append(row.energy_j / row.time_s)
-    if not samples:
+def _blocking_power(powers: dict[int, list[float]], num_stages: int) -> tuple[float, ...] | None:
+    if not powers:
         return None
-    means = {stage: math.fsum(powers) / len(powers) for stage, powers in samples.items()}
+    means = {stage: math.fsum(watts) / len(watts) for stage, watts in powers.items()}
     elsewhere = math.fsum(means.values()) / len(means)
     return tuple(means.get(stage, elsewhere) for stage in range(num_stages))
-
-
-def tables(rows: Sequence[_Row]) -> dict[tuple[int, str], OptionTable]:
-    groups: defaultdict[tuple[int, str], list[tuple[int, int, int, str]]] = defaultdict(list)
-    for row in rows:
-        groups[row.stage, row.instruction].append(
-            (ns_from_s(row.time_s), fj_from_j(row.energy_j), -row.frequency, row.config)
-        )
-    tables = {}
-    for (stage, instruction), options in sorted(groups.items()):
-        options.sort()
-        tables[stage, instruction] = OptionTable(
-            stage=stage,
-            instruction=instruction,
-            frequency_mhz=frozen([-option[2] for option in options]),
-            config=tuple(option[3] for option in options),
-            time_ns=frozen([option[0] for option in options]),
-            energy_fj=frozen([option[1] for option in options]),
-        )
-    return tables

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from envplan._files import parse_json, read_bounded, refuse_slip
-from envplan.errors import InputError, shown
+from pydantic import ConfigDict, Field, Strict
+
+from envplan._documents import parse_document, read_json
+from envplan._files import refuse_slip
+from envplan.errors import InputError
 from envplan.profile.options import INCLUDES_RECOMPUTATION
 
-_MAX_BYTES: Final = 256 * 2**20
+_KIND: Final = "profile's sidecar"
+
+Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The training job that a profile is of, beside schedule and microbatches.
+
+    Attributes:
+        num_stages: pipeline stages (ranks); None: the profile's stages over the chunks.
+        chunks: model chunks of a rank; None: as many as the schedule usually has.
+        p2p_latency_s: what a transfer between stages takes, s.
+        extras: for each operation beside forwards and backwards the model stages that have it,
+            such as {"optimizer": [0, 1]}.
+        gpus_per_stage: tensor- times context-parallel degree; None: the tensor-parallel one.
+        replicas: data-parallel degree.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    num_stages: Count | None = None
+    chunks: Count | None = None
+    p2p_latency_s: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 0.0
+    extras: dict[str, list[int]] = field(default_factory=dict)
+    gpus_per_stage: Count | None = None
+    replicas: Count = 1
 
 
 @dataclass(frozen=True)
@@ -33,25 +62,32 @@ class ProfileMetadata:
         envplan_version: what wrote the file.
         schedule: default pipeline schedule for this profile.
         num_microbatches: default number of microbatches.
+        job: the rest of the job.
         extra: all other fields of the sidecar.
     """
 
     gpu: str | None = None
     driver: str | None = None
-    source: str | None = None
+    source: Literal["measured", "modelled"] | None = None
     workload: str | None = None
-    microbatch_size: int | None = None
-    tensor_parallel: int | None = None
+    microbatch_size: Count | None = None
+    tensor_parallel: Count | None = None
     date: str | None = None
     envplan_version: str | None = None
     schedule: str | None = None
-    num_microbatches: int | None = None
-    stage_gpus: tuple[str, ...] | None = None
+    num_microbatches: Count | None = None
+    stage_gpus: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    job: Job = Job()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def gpu_of(self, stage: int) -> str | None:
         """Name of the GPU that a stage of the profile was measured on."""
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
+
+    @property
+    def gpus_per_stage(self) -> int:
+        """GPUs that share a stage, as far as the sidecar says."""
+        return self.job.gpus_per_stage or self.tensor_parallel or 1
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
@@ -64,77 +100,59 @@ class ProfileMetadata:
         if not exists(path):
             return cls()
         try:
-            document = parse_json(read_bounded(path, _MAX_BYTES), path)
+            return cls._from_document(read_json(path), path)
         except InputError as error:
-            raise InputError(
-                f"{error.message}; mend it or delete it, a sidecar is optional",
-                path=path,
-                line=error.line,
-                column=error.column,
-            ) from None
+            message = f"{error.message}; mend it or delete it, a sidecar is optional"
+            raise InputError(message, path=path, line=error.line, column=error.column) from None
+
+    @classmethod
+    def _from_document(cls, document: Any, path: str | os.PathLike[str]) -> ProfileMetadata:
+        try:  # what is read here is written again with what is made from the profile
+            json.dumps(document, indent=2, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise InputError("has a number beyond 1e308, or is nested too deeply") from None
         if not isinstance(document, dict):
-            raise InputError("must hold one JSON object, {...}", path=path)
-        _refuse_unwritable(document, path)
-        gpus = _gpu_list(document.get("gpu"), path)
-        if gpus is not None:
-            document["gpu"] = " and ".join(dict.fromkeys(gpus))
-        known = {name: _known_field(name, document.pop(name, None), path) for name in _FIELDS}
+            raise InputError("must hold one JSON object, {...}")
+        job = document.pop("job", None)
+        for name in ("schedule", "num_microbatches"):
+            if not isinstance(job, dict) or name not in job:
+                continue
+            if document.setdefault(name, job[name]) != job.pop(name):
+                raise InputError(f"says {name} twice, and not the same", column="job")
+        known = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
+        gpu = known.get("gpu")
+        if isinstance(gpu, list):
+            known |= {"stage_gpus": tuple(gpu), "gpu": " and ".join(dict.fromkeys(map(str, gpu)))}
         if not isinstance(document.get(INCLUDES_RECOMPUTATION, False), bool):
-            raise InputError("must be true or false", path=path, column=INCLUDES_RECOMPUTATION)
+            raise InputError("must be true or false", column=INCLUDES_RECOMPUTATION)
         for name in document.keys() - set(_DECISIVE):
             refuse_slip(name, _DECISIVE, path)
-        return cls(**known, stage_gpus=gpus, extra=document)
+        return parse_document(
+            {**known, **({} if job is None else {"job": job}), "extra": document}, cls, kind=_KIND
+        )
 
     def to_json(self) -> str:
         """The sidecar's text; fields that say nothing are left out."""
-        known = {name: getattr(self, name) for name in _FIELDS}
-        document = {name: value for name, value in known.items() if value is not None}
+        document = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
         if self.stage_gpus is not None:
             document["gpu"] = list(self.stage_gpus)
+        if self.job != (plain := Job()):
+            document["job"] = {
+                name: value
+                for name, value in asdict(self.job).items()
+                if value != getattr(plain, name)
+            }
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
-_INTEGER_FIELDS: Final = frozenset({"microbatch_size", "tensor_parallel", "num_microbatches"})
-#: Fields that plans and their labels depend on.
-_DECISIVE: Final = ("schedule", "num_microbatches", "gpu", "source", INCLUDES_RECOMPUTATION)
-_FIELDS: Final = tuple(
-    f.name for f in dataclasses.fields(ProfileMetadata) if f.name not in ("stage_gpus", "extra")
+#: Fields that are written as they are.
+_WRITTEN: Final = tuple(
+    f.name for f in fields(ProfileMetadata) if f.name not in ("stage_gpus", "job", "extra")
 )
-
-
-def _refuse_unwritable(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """What is read here is written again with what is made from the profile."""
-    try:
-        json.dumps(document, indent=2, allow_nan=False)
-    except (ValueError, RecursionError):
-        raise InputError("has a number beyond 1e308, or is nested too deeply", path=path) from None
-
-
-def _gpu_list(value: object, path: str | os.PathLike[str]) -> tuple[str, ...] | None:
-    """The names in a list of GPUs; None where `gpu` is no list."""
-    if not isinstance(value, list):
-        return None
-    if not value or not all(isinstance(name, str) and name for name in value):
-        raise InputError("must name one GPU, or list one for each stage", path=path, column="gpu")
-    return tuple(value)
-
-
-def _known_field(name: str, value: object, path: str | os.PathLike[str]) -> Any:
-    if value is None:
-        return None
-    if name in _INTEGER_FIELDS:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
-            return value
-        raise InputError(
-            f"must be a positive whole number, not {shown(value)}", path=path, column=name
-        )
-    if not isinstance(value, str):
-        raise InputError(f"must be text, not {shown(value)}", path=path, column=name)
-    if name == "source" and value not in ("measured", "modelled"):
-        raise InputError(
-            f'must be "measured" or "modelled", not {shown(value)}', path=path, column=name
-        )
-    return value
+#: Fields that plans and their labels depend on.
+_DECISIVE: Final = (
+    "schedule", "num_microbatches", "gpu", "source", "job", INCLUDES_RECOMPUTATION
+)  # fmt: skip
 
 
 def sidecar_path(path: Path) -> Path:
@@ -146,5 +164,5 @@ def exists(path: str | os.PathLike[str]) -> bool:
     """Whether a path leads to something; a name that no file can have leads nowhere."""
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # a name too long for the file system, or no name at all
+    except (OSError, ValueError):  # too long, or no name at all
         return False

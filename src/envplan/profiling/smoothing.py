@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from envplan.errors import InputError
-from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, read_cells
+from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, profile_table
 
 __all__ = ["METHOD", "Change", "nine_digits", "smooth_curve", "smooth_profile"]
 
@@ -163,11 +162,17 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
         InputError: it cannot be read, or no operation has rows for three clocks.
     """
     source = Profile.read_csv(path)
-    rows = _raw_rows(Path(path))
-    groups: defaultdict[tuple[str, str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        groups[row["stage"], row["instruction"], row.get("config", "")].append(row)
-    moved = [_smoothed(group) for group in groups.values() if _varies(group)]
+    table = profile_table(path)
+    cells = {name: list(texts) for name, texts in table.texts.items()}
+    for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
+        known = cells.pop(raw, [""] * len(table))
+        cells[raw] = [text or now for text, now in zip(known, cells[name], strict=True)]
+        cells[name] = list(cells[raw])
+    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    keys = (table.columns[name] for name in ("stage", "instruction", "config", "rank"))
+    for row, key in enumerate(zip(*keys, strict=True)):
+        groups[key].append(row)
+    moved = [_smoothed(cells, rows) for rows in groups.values() if _varies(cells, rows)]
     if not moved:
         raise InputError(
             f"no operation has rows for {_FEWEST_CLOCKS} clocks; there is nothing to smooth",
@@ -184,39 +189,31 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
         "largest_change_of_time": round(change.time, 6),
         "largest_change_of_energy": round(change.energy, 6),
     }
-    metadata = replace(source.metadata, extra={**source.metadata.extra, "smoothed": said})
-    names = list(rows[0])
     smoothed = Profile.from_rows(
-        [[row[name] for name in names] for row in rows],
-        columns=names,
+        zip(*cells.values(), strict=True),
+        columns=list(cells),
         name=source.name,
-        metadata=metadata,
+        metadata=replace(source.metadata, extra={**source.metadata.extra, "smoothed": said}),
     )
     return smoothed, change
 
 
-def _raw_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a profile, with what was measured as their times and energies too."""
-    rows = read_cells(path)
-    for row in rows:
-        for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
-            row[name] = row[raw] = row.pop(raw, "") or row[name]
-    return rows
+Cells = dict[str, list[str]]
 
 
-def _varies(rows: Sequence[Mapping[str, str]]) -> bool:
+def _varies(cells: Cells, rows: Sequence[int]) -> bool:
     """Whether rows are of an operation whose clock was varied, and has time and energy."""
     return (
-        rows[0]["instruction"] != BLOCKING
+        cells["instruction"][rows[0]] != BLOCKING
         and len(rows) >= _FEWEST_CLOCKS
-        and all(float(row["frequency"]) > 0 and float(row["energy"]) > 0 for row in rows)
+        and all(float(cells[name][row]) > 0 for name in ("frequency", "energy") for row in rows)
     )
 
 
-def _smoothed(rows: list[dict[str, str]]) -> Change:
+def _smoothed(cells: Cells, rows: Sequence[int]) -> Change:
     """Put smooth times and energies into the rows of one operation."""
     clocks, times, energies = (
-        [float(row[name]) for row in rows] for name in ("frequency", "time", "energy")
+        [float(cells[name][row]) for row in rows] for name in ("frequency", "time", "energy")
     )
     smooth = smooth_curve(clocks, times, energies)
     moved = set[int]()
@@ -224,7 +221,7 @@ def _smoothed(rows: list[dict[str, str]]) -> Change:
     for name, before, after in (("time", times, smooth[0]), ("energy", energies, smooth[1])):
         changes = np.abs(after / np.array(before) - 1)
         for k in np.flatnonzero(changes > _SAME).tolist():
-            rows[k][name] = nine_digits(after[k])
+            cells[name][rows[k]] = nine_digits(after[k])
             moved.add(k)
         largest.append(float(changes.max()))
     return Change(len(moved), *largest)

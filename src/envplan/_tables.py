@@ -1,0 +1,255 @@
+"""The one reader of CSV tables: columns through a pydantic model, errors with line and column.
+
+A model's fields are the table's columns; fields with a default may be absent or blank. Each column
+is validated as a whole by pydantic's compiled core, so a million rows take seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress
+from pathlib import Path
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from envplan._files import AnyPath, read_bounded
+from envplan.errors import InputError
+
+__all__ = ["MAX_TABLE_BYTES", "Table", "parse_table", "read_table"]
+
+MAX_TABLE_BYTES: Final = 256 * 2**20
+_MOST_COLUMNS: Final = 1000
+_LONGEST_QUOTE: Final = 40
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Table(Generic[Row]):
+    """The rows of a CSV file, column by column.
+
+    Attributes:
+        model: what a row is.
+        columns: values of each field of the model, n of each.
+        texts: stripped cells of each column of the file, field or not, n of each.
+        lines: where each row stands in the file, from 1; n of them.
+        path: of the file; None if it was made in memory.
+    """
+
+    model: type[Row]
+    columns: dict[str, Sequence[Any]]
+    texts: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+    path: Path | None
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def rows(self) -> Iterator[Row]:
+        """The rows as instances of the model. Its fields are validated, one by one."""
+        for values in zip(*self.columns.values(), strict=True):
+            yield self.model.model_construct(**dict(zip(self.columns, values, strict=True)))
+
+    def error(self, row: int, message: str, column: str | None = None) -> InputError:
+        """A complaint about a row, or one of its cells.
+
+        Args:
+            row: its index, from 0.
+        """
+        return InputError(message, path=self.path, line=self.lines[row], column=column)
+
+
+def read_table(
+    path: AnyPath, model: type[Row], *, kind: str, max_bytes: int = MAX_TABLE_BYTES
+) -> Table[Row]:
+    """The table in a CSV file; see parse_table.
+
+    Raises:
+        InputError: it cannot be read or is no such table; says line and column.
+    """
+    return parse_table(read_bounded(path, max_bytes), model, path=path, kind=kind)
+
+
+def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind: str) -> Table[Row]:
+    """The table in a file's content. Columns that the model does not name are kept as text only.
+
+    Args:
+        model: the columns. A bad cell is explained by its field's description: "'x' is not a
+            number; expected DESCRIPTION".
+        path: for errors.
+        kind: what a table of this model is, such as "a profile".
+
+    Raises:
+        InputError: it is no CSV text, has no rows, a column is missing or there twice, or a cell is
+            not what its field says; names line and column of the first one.
+    """
+    path = None if path is None else Path(path)
+    needed = ",".join(name for name, field in model.model_fields.items() if field.is_required())
+    texts, lines = _cells(_text(content, path, needed), path)
+    line, *lines = lines
+    header = [column.pop(0) for column in texts]
+    _check_header(header, model.model_fields, f"{kind} needs {needed}", path, line)
+    if not lines:
+        raise InputError("has a header but no rows", path=path)
+    table = Table(model, {}, dict(zip(header, texts, strict=True)), lines, path)
+    problems: list[tuple[int, int, str, str]] = []
+    for name, field in model.model_fields.items():
+        try:
+            table.columns[name] = _validated(table.texts.get(name) or [""] * len(lines), field)
+        except _BadCellError as bad:
+            problems.append((bad.row, header.index(name), name, bad.complaint))
+    if problems:
+        row, _, name, complaint = min(problems)
+        raise table.error(
+            row, f"{complaint}; expected {model.model_fields[name].description}", name
+        )
+    return table
+
+
+class _BadCellError(Exception):
+    def __init__(self, row: int, complaint: str) -> None:
+        self.row, self.complaint = row, complaint
+
+
+def _text(content: bytes, path: Path | None, columns: str) -> str:
+    expected = f"expected a CSV file with the header {columns}"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if not text.strip():
+        raise InputError(f"is empty; {expected}", path=path)
+    if "\0" in text:
+        raise InputError(f"is not UTF-8 text; {expected}", path=path)
+    if text.lstrip().startswith(("{", "[")):
+        raise InputError(f"is JSON, not CSV; {expected}", path=path)
+    return text
+
+
+def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
+    """Columns of stripped cells, the header's first, and the number of each line. No blank lines.
+
+    Raises:
+        InputError: it is no CSV text; names the line.
+    """
+    import pandas as pd
+
+    skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
+    first = skipped.count("\n") + 1
+    try:
+        frame = pd.read_csv(
+            io.StringIO(text.lstrip()),
+            header=None,
+            dtype=object,
+            na_filter=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+        )
+    except pd.errors.ParserError as error:
+        problem, line = f"is not a CSV file ({str(error).strip()})", None
+        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            problem = f"has {ragged[3]} values where the header has {ragged[1]}; check its commas"
+            line = int(ragged[2]) - 1 + first
+        if quote := re.search(r"EOF inside string starting at row (\d+)", str(error)):
+            problem, line = "opens a quote that is never closed", int(quote[1]) + first
+        raise InputError(problem, path=path, line=line) from None
+    columns = [list(map(str.strip, frame[name])) for name in frame]
+    lines = list(range(first, first + len(frame)))
+    broken = [column for column in columns if "\n" in "".join(column)]
+    if broken:
+        row = min(k for column in broken for k, cell in enumerate(column) if "\n" in cell)
+        raise InputError("has a quoted value with a line break in it", path=path, line=lines[row])
+    kept = [any(cells) for cells in zip(*columns, strict=True)]
+    if not all(kept):
+        columns = [list(compress(column, kept)) for column in columns]
+        lines = list(compress(lines, kept))
+    return columns, lines
+
+
+def _check_header(
+    header: Sequence[str], fields: dict[str, FieldInfo], needs: str, path: Path | None, line: int
+) -> None:
+    if len(header) > _MOST_COLUMNS:
+        raise InputError(f"has {len(header)} columns, more than {_MOST_COLUMNS}", path=path)
+    counts = Counter(header)
+    unknown = {_folded(name): name for name in header if name not in fields}
+    for name, field in fields.items():
+        problem, column = "", name
+        if counts[name] > 1:
+            problem = "the header names this column twice; remove one"
+        elif not counts[name] and field.is_required():
+            shown = _quoted(",".join(header))
+            problem = f"the column is missing from the header {shown}; {needs}"
+        elif not counts[name] and (slip := difflib.get_close_matches(name, unknown, 1, 0.8)):
+            problem, column = f"is not known; is {name} meant?", unknown[slip[0]]
+        if problem:
+            raise InputError(problem, path=path, line=line, column=column)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+@lru_cache(maxsize=256)
+def _adapter(annotation: Any, metadata: tuple[Any, ...]) -> TypeAdapter[list[Any]]:
+    cell: Any = Annotated[annotation, *metadata] if metadata else annotation
+    return TypeAdapter(list[cell])
+
+
+def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
+    """The values of a column; blank cells take the field's default.
+
+    Raises:
+        _BadCellError: the first cell that is none.
+    """
+    given: Sequence[Any] = column
+    if not field.is_required():
+        if not any(column):
+            return [field.default] * len(column)
+        given = [text or field.default for text in column]
+    elif not all(column):
+        raise _BadCellError(column.index(""), "is empty")
+    # Python's 1_000 is no number anywhere else.
+    if field.annotation is not str and "_" in "".join(column):
+        row = next(row for row, text in enumerate(column) if "_" in text)
+        raise _BadCellError(row, f"{_quoted(column[row])} is not a number")
+    cells: Any = _adapter(field.annotation, tuple(field.metadata))  # type: ignore[arg-type]
+    try:
+        return cells.validate_python(given)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        row = int(first["loc"][0])
+        raise _BadCellError(row, f"{_quoted(column[row])} {_complaint(first)}") from None
+
+
+def _complaint(error: Any) -> str:
+    match error["type"], error.get("ctx", {}):
+        case "float_parsing", _:
+            return "is not a number"
+        case "finite_number", _:
+            return "is not finite"
+        case (("int_parsing" | "int_from_float" | "int_parsing_size"), _):
+            return "is not a whole number"
+        case "greater_than", {"gt": limit}:
+            return f"is not above {limit:g}"
+        case "greater_than_equal", {"ge": 0}:
+            return "is negative"
+        case "greater_than_equal", {"ge": limit}:
+            return f"is below {limit:g}"
+        case (("less_than" | "less_than_equal"), limits):
+            return f"is above {next(iter(limits.values())):g}"
+        case "value_error", {"error": problem}:
+            return str(problem)
+    return str(error["msg"]).replace("Input should", "should", 1)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "...")

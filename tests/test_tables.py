@@ -1,0 +1,93 @@
+"""The reader of tables: every complaint names line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from envplan._tables import Table, parse_table, read_table
+from envplan.errors import InputError
+
+
+class Row(BaseModel):
+    name: str = Field(description="a name")
+    count: int = Field(ge=0, description="a whole number from 0 up")
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+def parsed(text: str) -> Table[Row]:
+    return parse_table(text.encode(), Row, path="t.csv", kind="a list of prices")
+
+
+def refusal(text: str) -> InputError:
+    with pytest.raises(InputError) as caught:
+        parsed(text)
+    assert caught.value.path == "t.csv"
+    return caught.value
+
+
+def test_rows_are_instances_of_the_model_and_other_columns_are_kept_as_text() -> None:
+    table = parsed("name, count ,note,price\n\na,1,x,\n b ,2.0,y,0.5\n")
+    assert [(row.name, row.count, row.price) for row in table.rows()] == [
+        ("a", 1, None),
+        ("b", 2, 0.5),
+    ]
+    assert table.texts["note"] == ["x", "y"]
+    assert list(table.lines) == [3, 4]
+    assert table.error(1, "is odd", "price").line == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ("name,count\na,x\n", 2, "count", "'x' is not a whole number; expected a whole number"),
+        ("name,count\na,1\nb,1.5\n", 3, "count", "not a whole number"),
+        ("name,count\na,-1\nb,x\n", 2, "count", "is negative"),
+        ("name,count\na,1_0\n", 2, "count", "not a number"),
+        ("name,count\na\n", 2, "count", "is empty"),
+        ("name,count\n,x\n", 2, "name", "is empty"),
+        ("name,count,price\na,1,0\n", 2, "price", "is not above 0"),
+        ("name,count,price\na,1,nan\n", 2, "price", "not finite"),
+        ("name,price\na,1\n", 1, "count", "missing from the header"),
+        ("name,count,count\na,1,1\n", 1, "count", "twice"),
+        ("name,count,Prise\na,1,1\n", 1, "Prise", "is price meant"),
+        ("name,count\n", None, None, "no rows"),
+        ("name,count\na,1,2\n", 2, None, "3 values where the header has 2"),
+        ('name,count\n"a,1\n', 2, None, "never closed"),
+        ('name,count\n"a\nb",1\n', 2, None, "line break"),
+    ],
+)
+def test_the_first_problem_names_its_place(
+    text: str, line: int | None, column: str | None, words: str
+) -> None:
+    error = refusal(text)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_a_header_of_a_million_columns_is_refused_at_once() -> None:
+    assert "columns, more than" in refusal("name,count" + ",x" * 10**6 + "\na,1\n").message
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+
+
+@given(st.lists(st.tuples(cells, st.integers(0, 10**9)), min_size=1, max_size=5))
+def test_any_text_is_read_back_or_refused_in_one_line(rows: list[tuple[str, int]]) -> None:
+    text = "name,count\n" + "".join(f"{name},{count}\n" for name, count in rows)
+    try:
+        table = parsed(text)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert len(table) <= len(rows)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("name,count\r\na,1\r\n")
+    assert read_table(tmp_path / "t.csv", Row, kind="a list").columns["count"] == [1]
