@@ -46,96 +46,70 @@ def apply(
     rank_order: Annotated[
         str,
         option(
-            "--rank-order",
-            metavar="ORDER",
-            panel=JOB,
-            help="Dimensions in which global ranks count up, innermost first; the default is "
+            "--rank-order ORDER",
+            JOB,
+            "Dimensions in which global ranks count up, innermost first; the default is "
             "Megatron-LM's.",
         ),
     ] = "tp-cp-ep-dp-pp",
     gpus_per_node: Annotated[
         int,
         option(
-            "--gpus-per-node",
-            metavar="N",
-            takes=COUNT.within(1, _MOST_DEVICES),
-            panel=JOB,
-            help="A rank's device is its number modulo N.",
+            "--gpus-per-node N",
+            JOB,
+            "A rank's device is its number modulo N.",
+            COUNT.within(1, _MOST_DEVICES),
         ),
     ] = 8,
     devices: Annotated[
         str | None,
         option(
-            "--devices",
-            metavar="I[,I...]",
-            panel=JOB,
-            help="Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
+            "--devices I[,I...]", JOB, "Devices of a node's ranks in turn, instead of 0, 1, 2, ..."
         ),
     ] = None,
     gpu: Annotated[
         str | None,
         option(
-            "--gpu",
-            metavar="NAME[,NAME...]",
-            panel=CLOCKS,
-            help="Check clocks against this known GPU, or against one for each stage, as in "
+            "--gpu NAME[,NAME...]",
+            CLOCKS,
+            "Check clocks against this known GPU, or against one for each stage, as in "
             "a40,a40,a100-sxm4-80gb; default: what the profile names.",
         ),
     ] = None,
     clocks: Annotated[
         str | None,
         option(
-            "--clocks",
-            metavar="MHZ",
-            panel=CLOCKS,
-            help="Check them against these, as in 210,900,1410 or 210-1410:15.",
+            "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        option(
-            "--backend",
-            metavar="nvml",
-            panel=CLOCKS,
-            help="Check them against what this machine's GPUs support.",
-        ),
+        option("--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."),
     ] = None,
     min_dwell: MinDwell = None,
     ladder: Annotated[
         bool | None,
         option(
             "--ladder/--no-ladder",
-            panel=MOST,
-            help="Include the plan's slower plans for stragglers; default: if it has any.",
+            MOST,
+            "Include the plan's slower plans for stragglers; default: if it has any.",
         ),
     ] = None,
     format: Annotated[  # noqa: A002  (the option's name)
         str,
         option(
-            "--format",
-            metavar="NAME",
-            takes=one_of(*_DEFAULT_OUTPUT),
-            panel=MOST,
-            help="envplan, csv, or zeus for the server of Zeus.",
+            "--format NAME",
+            MOST,
+            "envplan, csv, or zeus for the server of Zeus.",
+            one_of(*_DEFAULT_OUTPUT),
         ),
     ] = "envplan",
     output: Annotated[
         Path | None,
-        option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            panel=MOST,
-            help="Where it goes; default: run.freqplan.json (.csv, .py).",
-        ),
+        option("-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."),
     ] = None,
     dry_run: Annotated[
-        bool,
-        option(
-            "--dry-run",
-            panel=MOST,
-            help="Print every stage's clocks in order; write nothing.",
-        ),
+        bool, option("--dry-run", MOST, "Print every stage's clocks in order; write nothing.")
     ] = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.

@@ -32,20 +32,23 @@ _OPTIONAL_FILE: Final = "[FILE]"
 
 
 def option(
-    *names: str,
+    spec: str,
+    panel: str,
     help: str,  # noqa: A002  (Typer's name for it)
-    panel: str = OUTPUT,
-    metavar: str | None = None,
     takes: Quantity | Callable[[str, str], Any] | None = None,
     **more: Any,
 ) -> Any:
     """An option for an Annotated type.
 
     Args:
-        names: the first is the one to use, further ones are aliases.
+        spec: names and what follows them, as `--help` shows it: "-o, --output FILE".
         panel: under which heading of `--help` it stands.
         takes: what turns the text and the option's name into the value; None: the type does.
+        more: for typer.Option.
     """
+    words = spec.split()
+    names = [word.rstrip(",") for word in words if word.startswith("-")]
+    metavar = " ".join(words[len(names) :]) or None
     label = "/".join(name.split("/")[0] for name in names if name.startswith("--"))
     parser = None
     if takes is not None:
@@ -89,7 +92,7 @@ def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[s
 
 
 def plot_option(
-    default: str, types: tuple[str, ...], what: str, hint: str, *, panel: str = OUTPUT
+    default: str, types: tuple[str, ...], what: str, hint: str, panel: str = MOST
 ) -> Any:
     """A `--plot` that may stand without a file name.
 
@@ -99,13 +102,9 @@ def plot_option(
         what: what is drawn, in words.
         hint: what to do about a file of another type.
     """
-    return option(
-        "--plot",
-        metavar=_OPTIONAL_FILE,
-        help=f"Draw {what}: {', '.join(types[:-1])} or {types[-1]}; without a name: {default}.",
-        takes=file_of(types, hint, default),
-        panel=panel,
-    )
+    endings = f"{', '.join(types[:-1])} or {types[-1]}"
+    help_text = f"Draw {what}: {endings}; without a name: {default}."
+    return option(f"--plot {_OPTIONAL_FILE}", panel, help_text, file_of(types, hint, default))
 
 
 def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from envplan.cli.command import MOST, TARGET, option, plot_option
+from envplan.cli.command import TARGET, option, plot_option
 from envplan.cli.costs import comparison_columns, costs_document
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
@@ -37,21 +37,19 @@ def compare(
     straggler_time: Annotated[
         float | None,
         option(
-            "--straggler-time",
-            metavar="TIME",
-            takes=TIME,
-            panel=TARGET,
-            help="Some replica takes so long, as in 16.5 (seconds): count energy until then.",
+            "--straggler-time TIME",
+            TARGET,
+            "Some replica takes so long, as in 16.5 (seconds): count energy until then.",
+            TIME,
         ),
     ] = None,
     straggler_slowdown: Annotated[
         float | None,
         option(
-            "--straggler-slowdown",
-            metavar="PCT",
-            takes=PERCENT,
-            panel=TARGET,
-            help="Instead: it takes PCT percent longer than maximum frequency.",
+            "--straggler-slowdown PCT",
+            TARGET,
+            "Instead: it takes PCT percent longer than maximum frequency.",
+            PERCENT,
         ),
     ] = None,
     reconfigure: Reconfigure = None,
@@ -62,7 +60,6 @@ def compare(
             _PLOT_TYPES,
             "all planners on one frontier",
             "a profile goes before --plot",
-            panel=MOST,
         ),
     ] = None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from envplan.cli.command import MOST, file_of, option, plot_option
+from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option
 from envplan.cli.command import check_type as check_type
 from envplan.cli.command import name_bare_plot as name_bare_plot
 from envplan.cli.inputs import check_outputs, refuse_overwriting
@@ -33,36 +33,28 @@ def frontier(
         ),
     ] = None,
     compare: Annotated[
-        bool, option("--compare", help="Put the other planners' plans into the picture.")
+        bool, option("--compare", OUTPUT, "Put the other planners' plans into the picture.")
     ] = False,
     animate: Annotated[
         Path | None,
         option(
-            "--animate",
-            metavar="FILE",
-            takes=file_of(_ANIMATION_TYPES, "choose one of them"),
-            help="Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
+            "--animate FILE",
+            OUTPUT,
+            "Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
+            file_of(_ANIMATION_TYPES, "choose one of them"),
         ),
     ] = None,
     output: Annotated[
         Path | None,
         option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            takes=file_of(_OUTPUT_TYPES, "choose one of the two"),
-            panel=MOST,
-            help="Write the plans and the curve: .csv or .json.",
+            "-o, --output FILE",
+            MOST,
+            "Write the plans and the curve: .csv or .json.",
+            file_of(_OUTPUT_TYPES, "choose one of the two"),
         ),
     ] = None,
     plans: Annotated[
-        int,
-        option(
-            "--plans",
-            metavar="N",
-            takes=COUNT.within(2),
-            help="Plans along the frontier in the output.",
-        ),
+        int, option("--plans N", OUTPUT, "Plans along the frontier in the output.", COUNT.within(2))
     ] = 33,
 ) -> None:
     """Trace the exact frontier of iteration time against energy.

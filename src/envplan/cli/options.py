@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envplan.cli.command import CLOCKS, JOB, MONEY, MOST, NOISE, TARGET, one_of, option
+from envplan.cli.command import CLOCKS, JOB, MONEY, MOST, NOISE, OUTPUT, TARGET, one_of, option
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
 
@@ -30,143 +30,118 @@ _MS = TIME.plainly("ms")
 Microbatches = Annotated[
     int | None,
     option(
-        "--microbatches",
-        "-m",
-        metavar="M",
-        takes=COUNT,
-        panel=MOST,
-        help="Microbatches per iteration; default: what the profile's sidecar says.",
+        "-m, --microbatches M",
+        MOST,
+        "Microbatches per iteration; default: what the profile's sidecar says.",
+        COUNT,
     ),
 ]
 Stages = Annotated[
     int | None,
     option(
-        "--pp",
-        "--stages",
-        "-s",
-        metavar="N",
-        takes=COUNT,
-        panel=JOB,
-        help="Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
+        "-s, --pp, --stages N",
+        JOB,
+        "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
+        COUNT,
     ),
 ]
 Chunks = Annotated[
     int | None,
     option(
-        "--vp",
-        "--chunks",
-        metavar="N",
-        takes=COUNT,
-        panel=JOB,
-        help="Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
+        "--vp, --chunks N",
+        JOB,
+        "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
         "profile has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
+        COUNT,
     ),
 ]
 TensorParallel = Annotated[
     int | None,
     option(
-        "--tp",
-        "--gpus-per-stage",
-        metavar="N",
-        takes=COUNT,
-        panel=JOB,
-        help="GPUs that run each stage together (tensor parallel); default: what the profile or "
+        "--tp, --gpus-per-stage N",
+        JOB,
+        "GPUs that run each stage together (tensor parallel); default: what the profile or "
         "plan says, else 1.",
+        COUNT,
     ),
 ]
 ContextParallel = Annotated[
     int | None,
     option(
-        "--cp",
-        metavar="N",
-        takes=COUNT,
-        panel=JOB,
-        help="Context-parallel size, by which a stage has further GPUs; default 1.",
+        "--cp N", JOB, "Context-parallel size, by which a stage has further GPUs; default 1.", COUNT
     ),
 ]
 DataParallel = Annotated[
     int | None,
     option(
-        "--dp",
-        "--replicas",
-        metavar="N",
-        takes=COUNT,
-        panel=JOB,
-        help="Data-parallel replicas of the pipeline; default: what the plan says, else 1.",
+        "--dp, --replicas N",
+        JOB,
+        "Data-parallel replicas of the pipeline; default: what the plan says, else 1.",
+        COUNT,
     ),
 ]
 Latency = Annotated[
     float | None,
     option(
-        "--p2p-latency",
-        metavar="TIME",
-        takes=TIME,
-        panel=JOB,
-        help="How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default 0.",
+        "--p2p-latency TIME",
+        JOB,
+        "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default 0.",
+        TIME,
     ),
 ]
 SwitchLatency = Annotated[
     float | None,
     option(
-        "--switch-latency",
-        metavar="TIME",
-        takes=_MS,
-        panel=CLOCKS,
-        help="A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        "--switch-latency TIME",
+        CLOCKS,
+        "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        _MS,
     ),
 ]
 MinDwell = Annotated[
     float | None,
     option(
-        "--min-dwell",
-        metavar="TIME",
-        takes=_MS,
-        panel=CLOCKS,
-        help="No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
+        "--min-dwell TIME",
+        CLOCKS,
+        "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
+        _MS,
     ),
 ]
 Noise = Annotated[
     float | None,
     option(
-        "--noise",
-        metavar="PCT",
-        takes=PERCENT,
-        panel=NOISE,
-        help="Standard deviation of times; with --robust, default: the profile's column time_std.",
+        "--noise PCT",
+        NOISE,
+        "Standard deviation of times; with --robust, default: the profile's column time_std.",
+        PERCENT,
     ),
 ]
 ActivationSlots = Annotated[
     str | None,
     option(
-        "--activation-slots",
-        metavar="N[,N...]",
-        panel=JOB,
-        help="Microbatches whose activations fit into a stage's memory, one number for all stages "
+        "--activation-slots N[,N...]",
+        JOB,
+        "Microbatches whose activations fit into a stage's memory, one number for all stages "
         "or one for each: caps how far schedule envpipe runs ahead.",
     ),
 ]
 Reconfigure = Annotated[
     str | None,
-    option(
-        "--reconfigure",
-        metavar="HOW",
-        panel=TARGET,
-        help="With planner envpipe: balanced (the default) or greedy.",
-    ),
+    option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 ProfileOption = Annotated[
     str | None,
     option(
-        "--profile",
-        metavar="PROFILE",
-        help="The profile that the file was made from, if it has moved.",
+        "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
     ),
 ]
-ForceOption = Annotated[bool, option("--force", help="Go on though the profile has changed since.")]
-JsonOption = Annotated[bool, option("--json", help="Print JSON instead of a table.")]
+ForceOption = Annotated[
+    bool, option("--force", OUTPUT, "Go on though the profile has changed since.")
+]
+JsonOption = Annotated[bool, option("--json", OUTPUT, "Print JSON instead of a table.")]
 QuietOption = Annotated[
-    bool, option("--quiet", "-q", help="Print nothing but errors; files are still written.")
+    bool, option("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
 ]
 
 
@@ -202,10 +177,9 @@ class JobOptions:
     schedule: Annotated[
         str | None,
         option(
-            "--schedule",
-            metavar="NAME",
-            panel=JOB,
-            help="1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
+            "--schedule NAME",
+            JOB,
+            "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
             "dualpipe-v; default: what the profile's sidecar says, else 1f1b.",
         ),
     ] = None
@@ -217,40 +191,33 @@ class JobOptions:
     p2p_latency: Latency = None
     dag: Annotated[
         Path | None,
-        option(
-            "--dag",
-            metavar="FILE",
-            panel=JOB,
-            help="Run the operations of this DAG file instead of a schedule.",
-        ),
+        option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
     ] = None
     activation_slots: ActivationSlots = None
     recompute: Annotated[
         bool,
         option(
             "--recompute",
-            panel=JOB,
-            help="Activations are recomputed: add each stage's forward to its backward.",
+            JOB,
+            "Activations are recomputed: add each stage's forward to its backward.",
         ),
     ] = False
     extra: Annotated[
         str | None,
         option(
-            "--extra",
-            metavar="NAME[,NAME...]",
-            panel=JOB,
-            help="Give the schedule operations beside forwards and backwards, as far as the "
+            "--extra NAME[,NAME...]",
+            JOB,
+            "Give the schedule operations beside forwards and backwards, as far as the "
             "profile has rows for them: load, all_reduce, optimizer.",
         ),
     ] = None
     blocking_power: Annotated[
         float | None,
         option(
-            "--blocking-power",
-            metavar="W",
-            takes=POWER,
-            panel=JOB,
-            help="Power of a GPU that waits; default: the profile's blocking rows, else 70.",
+            "--blocking-power W",
+            JOB,
+            "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
+            POWER,
         ),
     ] = None
 
@@ -423,65 +390,54 @@ class TargetOptions:
     target_time: Annotated[
         float | None,
         option(
-            "--target-time",
-            metavar="TIME",
-            takes=TIME,
-            panel=MOST,
-            help="Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
+            "--target-time TIME",
+            MOST,
+            "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
+            TIME,
         ),
     ] = None
     slowdown: Annotated[
         float | None,
-        option(
-            "--slowdown",
-            metavar="PCT",
-            takes=PERCENT,
-            panel=MOST,
-            help="Least energy at most PCT percent above T_min.",
-        ),
+        option("--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT),
     ] = None
-    min_energy: Annotated[
-        bool, option("--min-energy", panel=MOST, help="Least energy of all, at T_star.")
-    ] = False
+    min_energy: Annotated[bool, option("--min-energy", MOST, "Least energy of all, at T_star.")] = (
+        False
+    )
     energy_budget: Annotated[
         float | None,
         option(
-            "--energy-budget",
-            metavar="J",
-            takes=ENERGY,
-            panel=TARGET,
-            help="Shortest iteration of at most J joules over all GPUs.",
+            "--energy-budget J",
+            TARGET,
+            "Shortest iteration of at most J joules over all GPUs.",
+            ENERGY,
         ),
     ] = None
     power_cap: Annotated[
         float | None,
         option(
-            "--power-cap",
-            metavar="W",
-            takes=POWER,
-            panel=TARGET,
-            help="Shortest iteration of at most W watts over all GPUs, on average.",
+            "--power-cap W",
+            TARGET,
+            "Shortest iteration of at most W watts over all GPUs, on average.",
+            POWER,
         ),
     ] = None
     peak_power_cap: Annotated[
         float | None,
         option(
-            "--peak-power-cap",
-            metavar="W",
-            takes=POWER,
-            panel=TARGET,
-            help="Shortest iteration of never more than W watts over all GPUs; with --target-time, "
+            "--peak-power-cap W",
+            TARGET,
+            "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
             "--slowdown or --min-energy: least energy.",
+            POWER,
         ),
     ] = None
     straggler_time: Annotated[
         float | None,
         option(
-            "--straggler-time",
-            metavar="TIME",
-            takes=TIME,
-            panel=TARGET,
-            help="Some replica takes so long anyway: use what time that leaves, up to T_max.",
+            "--straggler-time TIME",
+            TARGET,
+            "Some replica takes so long anyway: use what time that leaves, up to T_max.",
+            TIME,
         ),
     ] = None
 
@@ -493,42 +449,33 @@ class PlannerOptions:
     polish: Annotated[
         float,
         option(
-            "--polish",
-            metavar="TIME",
-            takes=TIME,
-            panel=TARGET,
-            help="Time to spend on improving the plan with CP-SAT, as in 30s.",
+            "--polish TIME",
+            TARGET,
+            "Time to spend on improving the plan with CP-SAT, as in 30s.",
+            TIME,
         ),
     ] = 0.0
     ladder: Annotated[
         int,
         option(
-            "--ladder",
-            metavar="N",
-            takes=WHOLE,
-            panel=TARGET,
-            help="Put up to N slower plans, up to T_max, into the file for when a straggler "
-            "appears.",
+            "--ladder N",
+            TARGET,
+            "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
+            WHOLE,
         ),
     ] = 0
     planner: Annotated[
         str,
         option(
-            "--planner",
-            metavar="NAME",
-            panel=TARGET,
-            help="frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
+            "--planner NAME",
+            TARGET,
+            "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
             "its own schedule unless one is named.",
         ),
     ] = "frontier"
     reconfigure: Reconfigure = None
     explain: Annotated[
-        bool,
-        option(
-            "--explain",
-            panel=TARGET,
-            help="With planner envpipe: print each of its iterations.",
-        ),
+        bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")
     ] = False
 
 
@@ -541,11 +488,10 @@ class ClockOptions:
     robust: Annotated[
         float | None,
         option(
-            "--robust",
-            metavar="PCT",
-            takes=PERCENT,
-            panel=NOISE,
-            help="Hold the target with a probability of PCT percent, though times vary.",
+            "--robust PCT",
+            NOISE,
+            "Hold the target with a probability of PCT percent, though times vary.",
+            PERCENT,
         ),
     ] = None
     noise: Noise = None
@@ -558,74 +504,54 @@ class CostOptions:
     price: Annotated[
         str | None,
         option(
-            "--price",
-            metavar="P|FILE",
-            panel=MONEY,
-            help="Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
+            "--price P|FILE",
+            MONEY,
+            "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
         ),
     ] = None
     carbon: Annotated[
         str | None,
         option(
-            "--carbon",
-            metavar="G|FILE",
-            panel=MONEY,
-            help="gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.",
+            "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
         ),
     ] = None
     currency: Annotated[
-        str | None,
-        option(
-            "--currency", metavar="NAME", panel=MONEY, help="What to call the units of --price."
-        ),
+        str | None, option("--currency NAME", MONEY, "What to call the units of --price.")
     ] = None
     iterations: Annotated[
         int | None,
-        option(
-            "--iterations",
-            metavar="N",
-            takes=_MANY,
-            panel=MONEY,
-            help="Iterations of the training run, as in 100k.",
-        ),
+        option("--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY),
     ] = None
     tokens: Annotated[
         int | None,
         option(
-            "--tokens",
-            metavar="N",
-            takes=_MANY,
-            panel=MONEY,
-            help="Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
+            "--tokens N",
+            MONEY,
+            "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
+            _MANY,
         ),
     ] = None
     tokens_per_iteration: Annotated[
         int | None,
         option(
-            "--tokens-per-iteration",
-            metavar="N",
-            takes=_MANY,
-            panel=MONEY,
-            help="Tokens of an iteration over all replicas; default: from the profile's sidecar.",
+            "--tokens-per-iteration N",
+            MONEY,
+            "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
+            _MANY,
         ),
     ] = None
     start: Annotated[
         str | None,
         option(
-            "--start",
-            metavar="TIME",
-            panel=MONEY,
-            help="When the run starts, as in 2026-12-01T00:00, for files with times; default: when "
+            "--start TIME",
+            MONEY,
+            "When the run starts, as in 2026-12-01T00:00, for files with times; default: when "
             "they do.",
         ),
     ] = None
     repeat_rates: Annotated[
         bool,
-        option(
-            "--repeat-rates",
-            panel=MONEY,
-            help="Let the files begin again where the run outlasts them.",
-        ),
+        option("--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."),
     ] = False
 
     def __post_init__(self) -> None:
@@ -698,22 +624,19 @@ class RunOptions(CostOptions):
     deadline: Annotated[
         float | None,
         option(
-            "--deadline",
-            metavar="TIME",
-            takes=LONG_TIME,
-            panel=MONEY,
-            help="The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
+            "--deadline TIME",
+            MONEY,
+            "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
+            LONG_TIME,
         ),
     ] = None
     minimize: Annotated[
         Literal["money", "carbon", "energy"] | None,
         option(
-            "--minimize",
-            metavar="WHAT",
-            takes=one_of("money", "carbon", "energy"),
-            panel=MONEY,
-            help="With --deadline: money, carbon or energy; default: the first of these that is "
-            "known.",
+            "--minimize WHAT",
+            MONEY,
+            "With --deadline: money, carbon or energy; default: the first of these that is known.",
+            one_of("money", "carbon", "energy"),
         ),
     ] = None
 

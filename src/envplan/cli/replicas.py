@@ -23,30 +23,27 @@ _TARGETS = (None, "--target-time", "--slowdown", "--min-energy")
 ReplicaProfileOption = Annotated[
     list[str] | None,
     option(
-        REPLICA_PROFILE,
-        panel=JOB,
-        metavar="PROFILE[:COUNT]",
-        help="Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
+        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+        JOB,
+        "Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
         "given more than once; each kind gets a plan of its own, and all end together.",
     ),
 ]
 BesideProfileOption = Annotated[
     list[str] | None,
     option(
-        REPLICA_PROFILE,
-        panel=JOB,
-        metavar="PROFILE[:COUNT]",
-        help="COUNT further replicas (1) run on other hardware, by this profile, and are planned "
+        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+        JOB,
+        "COUNT further replicas (1) run on other hardware, by this profile, and are planned "
         "to end when this plan does. May be given more than once.",
     ),
 ]
 ReplicaPlanOption = Annotated[
     list[Path] | None,
     option(
-        "--replica",
-        panel=JOB,
-        metavar="PLAN",
-        help="Further replicas follow this plan, and all wait for the slowest. May be given more "
+        "--replica PLAN",
+        JOB,
+        "Further replicas follow this plan, and all wait for the slowest. May be given more "
         "than once.",
     ),
 ]

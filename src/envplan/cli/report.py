@@ -19,20 +19,16 @@ def report(
     output: Annotated[
         Path,
         option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            takes=file_of((".html",), "a report is a page"),
-            panel=MOST,
-            help="Where the page goes: .html.",
+            "-o, --output FILE",
+            MOST,
+            "Where the page goes: .html.",
+            file_of((".html",), "a report is a page"),
         ),
     ] = Path("report.html"),
     compare: Annotated[
         bool,
         option(
-            "--compare/--no-compare",
-            panel=MOST,
-            help="Set the other planners beside it, which takes longer.",
+            "--compare/--no-compare", MOST, "Set the other planners beside it, which takes longer."
         ),
     ] = True,
 ) -> None:

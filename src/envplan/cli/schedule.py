@@ -72,72 +72,57 @@ class TraceOptions:
     mapping: Annotated[
         list[str] | None,
         option(
-            "--map",
-            metavar="INSTRUCTION=REGEX",
-            panel=_TRACE,
-            help="Which events are this instruction; groups named microbatch, chunk, stage and "
+            "--map INSTRUCTION=REGEX",
+            _TRACE,
+            "Which events are this instruction; groups named microbatch, chunk, stage and "
             "rank say so. Once for each instruction.",
         ),
     ] = None
     rank: Annotated[
         str | None,
         option(
-            "--rank",
-            metavar="SOURCE",
-            panel=_TRACE,
-            help="Where an event's rank stands, file, pid, tid or args.NAME; default: file if "
+            "--rank SOURCE",
+            _TRACE,
+            "Where an event's rank stands, file, pid, tid or args.NAME; default: file if "
             "there are several, else pid if there are several, else tid.",
         ),
     ] = None
     microbatch: Annotated[
         str | None,
         option(
-            "--microbatch",
-            metavar="args.NAME",
-            panel=_TRACE,
-            help="Where the microbatch stands; default: the order of appearance.",
+            "--microbatch args.NAME",
+            _TRACE,
+            "Where the microbatch stands; default: the order of appearance.",
         ),
     ] = None
     chunk: Annotated[
         str | None,
         option(
-            "--chunk",
-            metavar="args.NAME|order",
-            panel=_TRACE,
-            help="Where the model chunk stands, or order where nothing says it; default: there is "
-            "one.",
+            "--chunk args.NAME|order",
+            _TRACE,
+            "Where the model chunk stands, or order where nothing says it; default: there is one.",
         ),
     ] = None
     placement: Annotated[
         str | None,
         option(
-            "--placement",
-            metavar="HOW",
-            panel=_TRACE,
-            help="How chunks lie on ranks, interleaved (the default) or v.",
+            "--placement HOW", _TRACE, "How chunks lie on ranks, interleaved (the default) or v."
         ),
     ] = None
     category: Annotated[
-        str | None,
-        option("--category", metavar="REGEX", panel=_TRACE, help="Only events of such a category."),
+        str | None, option("--category REGEX", _TRACE, "Only events of such a category.")
     ] = None
     within: Annotated[
         str | None,
         option(
-            "--within",
-            metavar="REGEX",
-            panel=_TRACE,
-            help="Only what runs within an event of such a name: one iteration of several.",
+            "--within REGEX",
+            _TRACE,
+            "Only what runs within an event of such a name: one iteration of several.",
         ),
     ] = None
     check_profile: Annotated[
         str | None,
-        option(
-            "--check-profile",
-            metavar="PROFILE",
-            panel=_TRACE,
-            help="Compare the recorded times with a profile's.",
-        ),
+        option("--check-profile PROFILE", _TRACE, "Compare the recorded times with a profile's."),
     ] = None
 
 
@@ -173,17 +158,15 @@ def show(
     profile: Annotated[
         str | None,
         option(
-            "--profile",
-            metavar="PROFILE",
-            panel=MOST,
-            help="Lay it out with a profile's times at the highest clocks, instead of equal ones; "
+            "--profile PROFILE",
+            MOST,
+            "Lay it out with a profile's times at the highest clocks, instead of equal ones; "
             "stages and microbatches are the profile's unless given.",
         ),
     ] = None,
     p2p_latency: Latency = None,
     plot: Annotated[
-        Path | None,
-        plot_option("schedule.png", _PLOT_TYPES, "it", "a name goes before --plot", panel=MOST),
+        Path | None, plot_option("schedule.png", _PLOT_TYPES, "it", "a name goes before --plot")
     ] = None,
 ) -> None:
     """Print what each rank runs when: F forward, B backward, I and W its parts, dots for waiting.
@@ -343,29 +326,20 @@ def import_schedule(
         ),
     ],
     form: Annotated[
-        str,
-        option(
-            "--format",
-            metavar="FORMAT",
-            takes=one_of(*_IMPORTS),
-            panel=MOST,
-            help=f"{', '.join(_IMPORTS)}.",
-        ),
+        str, option("--format FORMAT", MOST, f"{', '.join(_IMPORTS)}.", one_of(*_IMPORTS))
     ],
     trace: TraceOptions,
     out: OutputOptions,
-    output: Annotated[
-        Path,
-        option("--output", "-o", metavar="FILE", panel=MOST, help="Where the DAG file goes."),
-    ] = Path(_EXPORTS[_DAG]),
+    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the DAG file goes.")] = Path(
+        _EXPORTS[_DAG]
+    ),
     p2p_latency: Latency = None,
     keep: Annotated[
         list[str] | None,
         option(
-            "--keep",
-            metavar="NAME",
-            panel=MOST,
-            help="Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
+            "--keep NAME",
+            MOST,
+            "Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
             "load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.",
         ),
     ] = None,
@@ -558,23 +532,12 @@ def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
 def export_schedule(
     shape: ShapeOptions,
     form: Annotated[
-        str,
-        option(
-            "--format",
-            metavar="FORMAT",
-            takes=one_of(*_EXPORTS),
-            panel=MOST,
-            help=f"{' or '.join(_EXPORTS)}.",
-        ),
+        str, option("--format FORMAT", MOST, f"{' or '.join(_EXPORTS)}.", one_of(*_EXPORTS))
     ] = _TORCH_CSV,
     output: Annotated[
         Path | None,
         option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            panel=MOST,
-            help=f"Where it goes; default: {' or '.join(_EXPORTS.values())}.",
+            "-o, --output FILE", MOST, f"Where it goes; default: {' or '.join(_EXPORTS.values())}."
         ),
     ] = None,
     quiet: QuietOption = False,

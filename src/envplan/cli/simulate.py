@@ -55,28 +55,25 @@ class ClusterOptions:
     straggler: Annotated[
         list[str] | None,
         option(
-            "--straggler",
-            metavar="[REPLICA:]FACTOR",
-            panel=_CLUSTER,
-            help="A replica takes FACTOR times the plan's time; may be given more than once.",
+            "--straggler [REPLICA:]FACTOR",
+            _CLUSTER,
+            "A replica takes FACTOR times the plan's time; may be given more than once.",
         ),
     ] = None
     straggler_trace: Annotated[
         Path | None,
         option(
-            "--straggler-trace",
-            metavar="FILE",
-            panel=_CLUSTER,
-            help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
+            "--straggler-trace FILE",
+            _CLUSTER,
+            "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
         ),
     ] = None
     strong_scaling: Annotated[
         str | None,
         option(
-            "--strong-scaling",
-            metavar="R,R,...",
-            panel=_CLUSTER,
-            help="The same global batch on so many replicas, with fewer microbatches each.",
+            "--strong-scaling R,R,...",
+            _CLUSTER,
+            "The same global batch on so many replicas, with fewer microbatches each.",
         ),
     ] = None
 
@@ -156,34 +153,19 @@ def simulate(
     show: OutputOptions,
     noise: Noise = None,
     seed: Annotated[
-        int,
-        option(
-            "--seed",
-            metavar="N",
-            takes=_SEED,
-            panel=NOISE,
-            help="Noise of another seed is other noise.",
-        ),
+        int, option("--seed N", NOISE, "Noise of another seed is other noise.", _SEED)
     ] = 0,
     runs: Annotated[
-        int,
-        option(
-            "--runs",
-            metavar="N",
-            takes=COUNT,
-            panel=NOISE,
-            help="With --noise: replay N times, for percentiles.",
-        ),
+        int, option("--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT)
     ] = 1,
     switch_latency: SwitchLatency = None,
     sync_time: Annotated[
         float | None,
         option(
-            "--sync-time",
-            metavar="TIME",
-            takes=TIME,
-            panel=_CLUSTER,
-            help="Everybody waits until so much time has passed, as in 16.5 (seconds).",
+            "--sync-time TIME",
+            _CLUSTER,
+            "Everybody waits until so much time has passed, as in 16.5 (seconds).",
+            TIME,
         ),
     ] = None,
     replica: ReplicaPlanOption = None,
@@ -191,11 +173,10 @@ def simulate(
     trace: Annotated[
         Path | None,
         option(
-            "--trace",
-            metavar="FILE",
-            takes=file_of((".json",), "a plan goes before --trace"),
-            panel=MOST,
-            help="Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+            "--trace FILE",
+            MOST,
+            "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+            file_of((".json",), "a plan goes before --trace"),
         ),
     ] = None,
     plot: Annotated[

@@ -46,10 +46,9 @@ def solve(
     costs: RunOptions,
     show: OutputOptions,
     replica_profile: ReplicaProfileOption = None,
-    output: Annotated[
-        Path,
-        option("--output", "-o", metavar="FILE", panel=MOST, help="Where the plan goes."),
-    ] = Path("plan.json"),
+    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the plan goes.")] = Path(
+        "plan.json"
+    ),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
 

@@ -28,8 +28,7 @@ def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML.")],
     show: OutputOptions,
     output: Annotated[
-        Path,
-        option("--output", "-o", metavar="FILE", panel=MOST, help="The table: .csv or .parquet."),
+        Path, option("-o, --output FILE", MOST, "The table: .csv or .parquet.")
     ] = Path("sweep.csv"),
     plot: Annotated[
         Path | None,
@@ -38,31 +37,19 @@ def sweep(
             _PLOT_TYPES,
             "savings against slowdown",
             "the sweep's file goes before --plot",
-            panel=MOST,
         ),
     ] = None,
     jobs: Annotated[
-        int | None,
-        option(
-            "--jobs",
-            "-j",
-            metavar="N",
-            takes=COUNT,
-            panel=MOST,
-            help="Processes; default: one for each core.",
-        ),
+        int | None, option("-j, --jobs N", MOST, "Processes; default: one for each core.", COUNT)
     ] = None,
     ray: Annotated[
         str | None,
         option(
-            "--ray",
-            metavar="ADDRESS",
-            panel=MOST,
-            help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379.",
+            "--ray ADDRESS", MOST, "Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
         ),
     ] = None,
     fresh: Annotated[
-        bool, option("--fresh", panel=MOST, help="Compute what an earlier run has done once more.")
+        bool, option("--fresh", MOST, "Compute what an earlier run has done once more.")
     ] = False,
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.

@@ -22,27 +22,22 @@ def timeline(
     output: Annotated[
         Path,
         option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            takes=file_of(_TYPES, "choose one of them"),
-            panel=MOST,
-            help=f"One of {', '.join(_TYPES)}.",
+            "-o, --output FILE",
+            MOST,
+            f"One of {', '.join(_TYPES)}.",
+            file_of(_TYPES, "choose one of them"),
         ),
     ] = Path("timeline.png"),
     colour: Annotated[
         Literal["frequency", "power"],
         option(
-            "--colour",
-            metavar="BY",
-            takes=one_of("frequency", "power"),
-            panel=MOST,
-            help="Colour operations by frequency or by power.",
+            "--colour BY",
+            MOST,
+            "Colour operations by frequency or by power.",
+            one_of("frequency", "power"),
         ),
     ] = "frequency",
-    alone: Annotated[
-        bool, option("--alone", panel=MOST, help="Without maximum frequency above it.")
-    ] = False,
+    alone: Annotated[bool, option("--alone", MOST, "Without maximum frequency above it.")] = False,
 ) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
 
