@@ -166,7 +166,7 @@ def test_sha256_is_that_of_the_plan_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tp", "0"], ["--tp must be at least 1, not 0"]),
+        (["--tp", "0"], ["--tp/--gpus-per-stage must be at least 1, not 0"]),
         (["--dp", "4"], ["--dp 4", "--dp 2", "--replicas 4"]),
         (["--tp", "4"], ["4 GPUs a stage", "for 2", "--tp 2 --cp 1"]),
         (["--rank-order", "tp-pp-xp"], ["'xp'", "permutation"]),

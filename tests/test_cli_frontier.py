@@ -10,7 +10,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.cli.frontier import distinct, evenly, name_bare_plot
+from envplan.cli.frontier import distinct, evenly
 from envplan.cli.output import print_table
 from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
@@ -56,13 +56,6 @@ def test_plot_and_output_stand_in_any_order(folder: Path, monkeypatch: pytest.Mo
         assert files(folder) == written
         for name in written:
             (folder / name).unlink()
-
-
-def test_bare_plot_is_named_and_named_ones_are_left_alone() -> None:
-    assert name_bare_plot(["--plot"]) == ["--plot=frontier.png"]
-    assert name_bare_plot(["--plot", "x.svg"]) == ["--plot", "x.svg"]
-    assert name_bare_plot(["--plot", "-m", "3"]) == ["--plot=frontier.png", "-m", "3"]
-    assert name_bare_plot(["-m", "3"]) == ["-m", "3"]
 
 
 def test_plot_with_a_profile_for_a_name_says_where_the_profile_goes(folder: Path) -> None:
@@ -221,7 +214,7 @@ def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words:
         (["--blocking-power", "nan"], ["--blocking-power"]),
         (["--blocking-power", "-1"], ["--blocking-power"]),
         (["--blocking-power", "1e9"], ["blocking power"]),
-        (["--p2p-latency", "-1"], ["p2p_latency"]),
+        (["--p2p-latency", "-1"], ["--p2p-latency", "-1"]),
         (["--gpus-per-stage", "0"], ["--gpus-per-stage"]),
         (["--replicas", "9999999999"], ["replicas"]),
         (["--dag", "dag.json", "-m", "3"], ["--dag", "--microbatches", "exclude"]),

@@ -14,9 +14,10 @@ import typer
 
 from envplan.cli.apply import apply
 from envplan.cli.check import check
-from envplan.cli.compare import CompareCommand, compare
+from envplan.cli.command import add
+from envplan.cli.compare import compare
 from envplan.cli.devices import devices
-from envplan.cli.frontier import FrontierCommand, frontier
+from envplan.cli.frontier import frontier
 from envplan.cli.profile import ProfileCommand, profile
 from envplan.cli.profiles import profiles
 from envplan.cli.refine import refine
@@ -24,10 +25,10 @@ from envplan.cli.report import report
 from envplan.cli.reset import reset
 from envplan.cli.schedule import schedule_app
 from envplan.cli.serving import serving
-from envplan.cli.simulate import SimulateCommand, simulate
+from envplan.cli.simulate import simulate
 from envplan.cli.smooth import SmoothCommand, smooth
 from envplan.cli.solve import solve
-from envplan.cli.sweep import SweepCommand, sweep
+from envplan.cli.sweep import sweep
 from envplan.cli.timeline import timeline
 from envplan.errors import EnvplanError
 
@@ -39,16 +40,16 @@ app = typer.Typer(
 )
 app.command(cls=ProfileCommand)(profile)
 app.command(cls=SmoothCommand)(smooth)
-app.command(cls=FrontierCommand)(frontier)
-app.command()(solve)
-app.command()(apply)
+add(app, frontier)
+add(app, solve)
+add(app, apply)
 app.command()(profiles)
-app.command(cls=CompareCommand)(compare)
-app.command()(timeline)
-app.command()(report)
-app.command(cls=SimulateCommand)(simulate)
-app.command(cls=SweepCommand)(sweep)
-app.command()(check)
+add(app, compare)
+add(app, timeline)
+add(app, report)
+add(app, simulate)
+add(app, sweep)
+add(app, check)
 app.command()(devices)
 app.command()(refine)
 app.command()(reset)

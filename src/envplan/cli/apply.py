@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envplan.cli.inputs import (
-    JsonOption,
-    QuietOption,
-    at_least,
-    check_outputs,
-    finite,
-    naming,
-    refuse_overwriting,
+from envplan.cli.command import CLOCKS, JOB, MOST, one_of, option
+from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
+from envplan.cli.options import (
+    ContextParallel,
+    DataParallel,
+    MinDwell,
+    OutputOptions,
+    PlanOptions,
+    TensorParallel,
 )
 from envplan.errors import InputError
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.apply import Clocks
@@ -36,108 +38,79 @@ _MOST_DEVICES = 10**6
 
 
 def apply(
-    plan: Annotated[
-        Path, typer.Argument(metavar="[PLAN]", help="The plan, as envplan solve writes it.")
-    ] = Path("plan.json"),
-    tp: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Tensor-parallel size; default: the plan's GPUs per stage over --cp. A plan for "
-            "one GPU per stage does for any.",
-        ),
-    ] = None,
-    dp: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Data-parallel size; default: the plan's replicas. A plan for one does for any.",
-        ),
-    ] = None,
-    cp: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Context-parallel size; default: what --tp leaves."),
-    ] = None,
+    source: PlanOptions,
+    show: OutputOptions,
+    tp: TensorParallel = None,
+    dp: DataParallel = None,
+    cp: ContextParallel = None,
     rank_order: Annotated[
         str,
-        typer.Option(
-            metavar="ORDER",
-            help="Dimensions in which global ranks count up, innermost first; the default is "
+        option(
+            "--rank-order ORDER",
+            JOB,
+            "Dimensions in which global ranks count up, innermost first; the default is "
             "Megatron-LM's.",
         ),
     ] = "tp-cp-ep-dp-pp",
     gpus_per_node: Annotated[
-        int, typer.Option(metavar="N", help="A rank's device is its number modulo N.")
+        int,
+        option(
+            "--gpus-per-node N",
+            JOB,
+            "A rank's device is its number modulo N.",
+            COUNT.within(1, _MOST_DEVICES),
+        ),
     ] = 8,
     devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="I[,I...]", help="Devices of a node's ranks in turn, instead of 0, 1, 2, ..."
+        option(
+            "--devices I[,I...]", JOB, "Devices of a node's ranks in turn, instead of 0, 1, 2, ..."
         ),
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[,NAME...]",
-            help="Check clocks against this known GPU, or against one for each stage, as in "
+        option(
+            "--gpu NAME[,NAME...]",
+            CLOCKS,
+            "Check clocks against this known GPU, or against one for each stage, as in "
             "a40,a40,a100-sxm4-80gb; default: what the profile names.",
         ),
     ] = None,
     clocks: Annotated[
         str | None,
-        typer.Option(
-            metavar="MHZ", help="Check them against these, as in 210,900,1410 or 210-1410:15."
+        option(
+            "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(metavar="nvml", help="Check them against what this machine's GPUs support."),
+        option("--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."),
     ] = None,
-    min_dwell: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            help="Raise clocks until none changes sooner than MS milliseconds after the last "
-            "change, and say what that costs.",
-        ),
-    ] = None,
+    min_dwell: MinDwell = None,
     ladder: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--ladder/--no-ladder",
-            help="Include the plan's slower plans for stragglers; default: if it has any.",
+            MOST,
+            "Include the plan's slower plans for stragglers; default: if it has any.",
         ),
     ] = None,
     format: Annotated[  # noqa: A002  (the option's name)
         str,
-        typer.Option(
-            "--format", metavar="NAME", help="envplan, csv, or zeus for the server of Zeus."
+        option(
+            "--format NAME",
+            MOST,
+            "envplan, csv, or zeus for the server of Zeus.",
+            one_of(*_DEFAULT_OUTPUT),
         ),
     ] = "envplan",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Where it goes; default: run.freqplan.json (.csv, .py).",
-        ),
+        option("-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every stage's clocks in order; write nothing.")
+        bool, option("--dry-run", MOST, "Print every stage's clocks in order; write nothing.")
     ] = False,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROFILE", help="The profile the plan was made from, if it has moved."
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Go on though the profile has changed or is another GPU's."),
-    ] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 
@@ -149,37 +122,34 @@ def apply(
       envplan apply plan.json --tp 4 --dp 2 --min-dwell 20
       envplan apply plan.json --format zeus -o schedule.py
     """
-    if format not in _DEFAULT_OUTPUT:
-        raise InputError(f"--format must be envplan, zeus or csv, not {format}")
     if ladder and format != "envplan":
         raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    at_least(gpus_per_node, "--gpus-per-node", 1, _MOST_DEVICES)
-    dwell = None if min_dwell is None else finite(min_dwell, "--min-dwell") / _MS_PER_S
     node = _devices(devices, gpus_per_node)
     file = output or Path(_DEFAULT_OUTPUT[format])
     if not dry_run:
-        check_outputs(file, inputs=[("the plan", plan)])
+        check_outputs(file, inputs=[("the plan", source.plan)])
 
     from envplan.apply import apply_plan
     from envplan.cli.output import spinner
     from envplan.plan import Plan
     from envplan.topology import Topology
 
+    plan, force = source.plan, source.force
     solved = Plan.load(plan)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=plan)
-    source = _profile(solved, plan, profile)
-    refuse_overwriting(source, file)
+    profile = _profile(solved, plan, source.profile)
+    refuse_overwriting(profile, file)
     topology = Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order)
-    known = _clocks(source, gpu, clocks, backend, force)
-    with spinner("applying the plan", quiet=quiet), naming(plan):
+    known = _clocks(profile, gpu, clocks, backend, force)
+    with spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
             solved,
-            source,
+            profile,
             topology=topology,
             clocks=known,
             devices=node,
-            min_dwell=dwell,
+            min_dwell=min_dwell,
             ladder=ladder is not False,
             force=force,
             plan_sha256=_sha256(plan),
@@ -189,10 +159,10 @@ def apply(
         from envplan._files import atomic_write
 
         atomic_write(file, text)
-    notes = _notes(solved, applied, format, file, forced=source.sha256 != solved.profile.sha256)
-    if json:
+    notes = _notes(solved, applied, format, file, forced=profile.sha256 != solved.profile.sha256)
+    if show.json:
         _print_json(applied, format, None if dry_run else file, notes)
-    elif not quiet:
+    elif not show.quiet:
         _print(solved, applied, notes, dry_run=dry_run)
         if not dry_run:
             typer.echo(f"wrote {file}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envplan.cli.inputs import JsonOption, QuietOption, naming
+from envplan.cli.inputs import naming
+from envplan.cli.options import ForceOption, OutputOptions, ProfileOption
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,18 +20,9 @@ _Progress = Callable[[int, int], None]
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file of envplan.")],
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROFILE", help="The profile a plan or frontier was made from, if it has moved."
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Check a plan though its profile has changed since."),
-    ] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    show: OutputOptions,
+    profile: ProfileOption = None,
+    force: ForceOption = False,
 ) -> None:
     """Check any file of envplan and say what was proved. Exits with 2 if it does not hold.
 
@@ -43,11 +35,11 @@ def check(
     """
     from envplan.cli.output import print_json, progress_bar, say
 
-    with progress_bar("Tracing the frontier again", quiet=quiet) as progress:
+    with progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
         kind, proved = _check(file, profile, force, progress)
-    if json:
+    if show.json:
         print_json({"file": str(file), "kind": kind, "proved": proved})
-    elif not quiet:
+    elif not show.quiet:
         say(f"{file}: {kind}, holds")
         for line in proved:
             say(f"  {line}")

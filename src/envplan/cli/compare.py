@@ -4,110 +4,64 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer.core import TyperCommand
-
-from envplan.cli.costs import (
-    CarbonOption,
+from envplan.cli.command import TARGET, option, plot_option
+from envplan.cli.costs import comparison_columns, costs_document
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import (
     CostOptions,
-    CurrencyOption,
-    IterationsOption,
-    PriceOption,
-    RepeatRatesOption,
-    StartOption,
-    TokensOption,
-    TokensPerIterationOption,
-    comparison_columns,
-    costs_document,
-)
-from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import (
-    DEFAULT_PROFILE,
-    BlockingPowerOption,
-    ChunksOption,
-    DagOption,
-    ExtraOption,
-    GpusOption,
     JobOptions,
-    JsonOption,
-    LatencyOption,
-    MicrobatchesOption,
-    ProfileArgument,
-    QuietOption,
-    RecomputeOption,
-    ReconfigureOption,
-    ReplicasOption,
-    ScheduleOption,
-    SlotsOption,
-    check_outputs,
-    finite,
+    OutputOptions,
+    Reconfigure,
     parse_slots,
-    refuse_overwriting,
 )
 from envplan.errors import InputError
+from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison, Entry
 
-_DEFAULT_PLOT = "compare.png"
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ALONG = 17
 
 
-class CompareCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
-
-
 def compare(
-    profile: ProfileArgument = DEFAULT_PROFILE,
+    job: JobOptions,
+    costs: CostOptions,
+    show: OutputOptions,
     straggler_time: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Some replica takes S seconds: count energy until then."),
+        option(
+            "--straggler-time TIME",
+            TARGET,
+            "Some replica takes so long, as in 16.5 (seconds): count energy until then.",
+            TIME,
+        ),
     ] = None,
     straggler_slowdown: Annotated[
         float | None,
-        typer.Option(
-            metavar="PCT", help="Instead: it takes PCT percent longer than maximum frequency."
+        option(
+            "--straggler-slowdown PCT",
+            TARGET,
+            "Instead: it takes PCT percent longer than maximum frequency.",
+            PERCENT,
         ),
     ] = None,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    currency: CurrencyOption = None,
-    iterations: IterationsOption = None,
-    tokens: TokensOption = None,
-    tokens_per_iteration: TokensPerIterationOption = None,
-    start: StartOption = None,
-    repeat_rates: RepeatRatesOption = False,
-    microbatches: MicrobatchesOption = None,
-    schedule: ScheduleOption = None,
-    activation_slots: SlotsOption = None,
-    reconfigure: ReconfigureOption = None,
-    chunks: ChunksOption = None,
-    p2p_latency: LatencyOption = None,
-    dag: DagOption = None,
-    recompute: RecomputeOption = False,
-    extra: ExtraOption = None,
-    blocking_power: BlockingPowerOption = None,
-    gpus_per_stage: GpusOption = 1,
-    replicas: ReplicasOption = 1,
+    reconfigure: Reconfigure = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name: "
-            f"{_DEFAULT_PLOT}.",
+        plot_option(
+            "compare.png",
+            _PLOT_TYPES,
+            "all planners on one frontier",
+            "a profile goes before --plot",
         ),
     ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Set every planner's plan beside ours for the same time.
 
@@ -119,37 +73,21 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    costs = CostOptions(
-        price, carbon, currency, iterations, tokens, tokens_per_iteration, start, repeat_rates
-    )
-    slots = parse_slots(activation_slots)
-    rescheduled = schedule == "envpipe"
-    job = JobOptions(
-        profile,
-        microbatches,
-        schedule,
-        chunks,
-        p2p_latency,
-        dag,
-        blocking_power,
-        gpus_per_stage,
-        replicas,
-        activation_slots if rescheduled else None,
-        recompute=recompute,
-        extra=extra,
-    )
-    check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
-    check_outputs(plot, inputs=[("the DAG file", dag), *costs.files])
+    slots = parse_slots(job.activation_slots)
+    rescheduled = job.schedule == "envpipe"
+    if not rescheduled:
+        job = replace(job, activation_slots=None)
+    check_outputs(plot, inputs=[("the DAG file", job.dag), *costs.files])
     if straggler_time is not None or straggler_slowdown is not None:
-        costs.refuse_with("a straggler")
-    if straggler_time is not None:
-        if straggler_slowdown is not None:
+        if costs.given:
+            raise InputError(
+                "a straggler does not go with --price, --carbon, --iterations or --tokens: costs "
+                "are those of iterations without a straggler"
+            )
+        if None not in (straggler_time, straggler_slowdown):
             raise InputError(
                 "--straggler-time and --straggler-slowdown exclude each other; give one of them"
             )
-        finite(straggler_time, "--straggler-time")
-    if straggler_slowdown is not None:
-        straggler_slowdown = finite(straggler_slowdown, "--straggler-slowdown") / 100
 
     import envplan.frontier  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
@@ -158,26 +96,26 @@ def compare(
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
     job.load()  # first imports and first checks, before the clock runs
     begin = time.perf_counter()
-    frontier = job.trace(quiet=quiet)
+    frontier = job.trace(quiet=show.quiet)
     trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
     reckoned = costs.run(frontier) if costs.given else None
-    with spinner("Comparing planners", quiet=quiet):
+    with spinner("Comparing planners", quiet=show.quiet):
         comparison = planners.compare(
             frontier,
             reconfigure=how,
             activation_slots=None if rescheduled else slots,
             straggler_time=straggler_time,
-            straggler_slowdown=straggler_slowdown,
+            straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
             trace_time=trace_time,
         )
     if plot is not None:
         _draw(comparison, plot)
     plans = [entry.plan for entry in comparison.entries]
     priced = [] if reckoned is None else [reckoned.reckon(plan) for plan in plans]
-    if json:
+    if show.json:
         _print_json(comparison, priced)
-    elif not quiet:
+    elif not show.quiet:
         _print(comparison, plot, priced)
 
 

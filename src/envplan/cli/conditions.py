@@ -1,53 +1,17 @@
-"""Options for a world that is not as exact as a plan: clocks that follow late, times that vary."""
+"""Plans for clocks that follow late and times that vary, as options ask for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-import typer
-
-from envplan.cli.inputs import finite
+from envplan.cli.options import ClockOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.frontier import Frontier
     from envplan.plan import Plan
-
-SwitchLatencyOption = Annotated[
-    float | None,
-    typer.Option(
-        "--switch-latency",
-        metavar="MS",
-        help="A clock comes MS milliseconds after it is asked for; the target holds all the same.",
-    ),
-]
-MinDwellOption = Annotated[
-    float | None,
-    typer.Option(
-        "--min-dwell",
-        metavar="MS",
-        help="No stage asks for another clock within MS milliseconds.",
-    ),
-]
-RobustOption = Annotated[
-    float | None,
-    typer.Option(
-        "--robust",
-        metavar="PCT",
-        help="Hold the target with a probability of PCT percent, though times vary.",
-    ),
-]
-NoiseOption = Annotated[
-    float | None,
-    typer.Option(
-        "--noise",
-        metavar="PCT",
-        help="With --robust: standard deviation of times; default: the profile's column time_std.",
-    ),
-]
 
 
 class Clocks(TypedDict):
@@ -57,98 +21,82 @@ class Clocks(TypedDict):
     min_dwell: float
 
 
-@dataclass(frozen=True)
-class ConditionOptions:
-    """What the options of a command say about clocks and noise, as given; ms and percent."""
+def check_conditions(clocks: ClockOptions, planner: str, others: Mapping[str, bool]) -> None:
+    """That clock options go together, and with other options.
 
-    switch_latency: float | None
-    min_dwell: float | None
-    robust: float | None
-    noise: float | None
+    Args:
+        others: options that none of these goes with, and whether they are given.
 
-    @property
-    def given(self) -> str | None:
-        """The first option given, None without any."""
-        values = {
-            "--switch-latency": self.switch_latency,
-            "--min-dwell": self.min_dwell,
-            "--robust": self.robust,
-        }
-        return next((option for option, value in values.items() if value is not None), None)
-
-    def check(self, planner: str, others: Mapping[str, bool]) -> None:
-        """That they go together, and with other options.
-
-        Args:
-            others: options that none of these goes with, and whether they are given.
-
-        Raises:
-            InputError: two do not, or a number is out of range.
-        """
-        for option, value in (
-            ("--switch-latency", self.switch_latency),
-            ("--min-dwell", self.min_dwell),
-            ("--robust", self.robust),
-            ("--noise", self.noise),
-        ):
-            if value is not None:
-                finite(value, option)
-        if self.noise is not None and self.robust is None:
-            raise InputError("--noise goes with --robust PCT")
-        if self.given is None:
-            return
-        if self.robust is not None and self.min_dwell is not None:
-            raise InputError("--min-dwell and --robust exclude each other; give one of them")
-        if planner != "frontier":
-            raise InputError(f"{self.given} goes with --planner frontier, not {planner}")
-        for other, is_given in others.items():
-            if is_given:
-                raise InputError(f"{self.given} and {other} exclude each other; give one of them")
-
-    @property
-    def clocks(self) -> Clocks:
-        """How slowly clocks change, as Frontier.plan takes it."""
-        return {
-            "switch_latency": (self.switch_latency or 0.0) / 1000,
-            "min_dwell": (self.min_dwell or 0.0) / 1000,
-        }
-
-    def robust_plan(
-        self, frontier: Frontier, option: str | None, value: float, *, quiet: bool
-    ) -> Plan:
-        """The plan that holds the target that an option gave, though times vary.
-
-        Raises:
-            NoAnswerError: there is none.
-            InputError: a number is out of range, or the profile does not say how times vary.
-        """
-        from envplan.cli.output import progress_bar
-
-        assert self.robust is not None
-        with progress_bar("Replaying with noise", quiet=quiet) as progress:
-            return frontier.robust_plan(
-                self.robust / 100,
-                value if option == "--target-time" else None,
-                slowdown=value / 100 if option == "--slowdown" else None,
-                noise=None if self.noise is None else self.noise / 100,
-                switch_latency=self.clocks["switch_latency"],
-                progress=progress,
-            )
-
-    def cheapest_plan(self, frontier: Frontier, run: Run, polish: float) -> Plan:
-        """The cheapest plan by a run's deadline, with clocks and times as they are.
-
-        Raises:
-            NoAnswerError: there is none.
-            InputError: a number is out of range, or a rate ends before the run.
-        """
-        return run.cheapest_plan(
-            frontier,
-            polish=polish,
-            probability=None if self.robust is None else self.robust / 100,
-            noise=None if self.noise is None else self.noise / 100,
-            **self.clocks,
+    Raises:
+        InputError: two do not.
+    """
+    if clocks.noise is not None and clocks.robust is None:
+        raise InputError("--noise goes with --robust PCT")
+    given = [
+        name
+        for name, value in (
+            ("--switch-latency", clocks.switch_latency),
+            ("--min-dwell", clocks.min_dwell),
+            ("--robust", clocks.robust),
         )
+        if value is not None
+    ]
+    if not given:
+        return
+    if clocks.robust is not None and clocks.min_dwell is not None:
+        raise InputError("--min-dwell and --robust exclude each other; give one of them")
+    if planner != "frontier":
+        raise InputError(f"{given[0]} goes with --planner frontier, not {planner}")
+    for other, is_given in others.items():
+        if is_given:
+            raise InputError(f"{given[0]} and {other} exclude each other; give one of them")
+
+
+def slowness(clocks: ClockOptions) -> Clocks:
+    """How slowly clocks change, as Frontier.plan takes it."""
+    return {
+        "switch_latency": clocks.switch_latency or 0.0,
+        "min_dwell": clocks.min_dwell or 0.0,
+    }
+
+
+def robust_plan(
+    clocks: ClockOptions, frontier: Frontier, option: str | None, value: float, *, quiet: bool
+) -> Plan:
+    """The plan that holds the target that an option gave, though times vary.
+
+    Raises:
+        NoAnswerError: there is none.
+        InputError: a number is out of range, or the profile does not say how times vary.
+    """
+    from envplan.cli.output import progress_bar
+
+    assert clocks.robust is not None
+    with progress_bar("Replaying with noise", quiet=quiet) as progress:
+        return frontier.robust_plan(
+            clocks.robust / 100,
+            value if option == "--target-time" else None,
+            slowdown=value / 100 if option == "--slowdown" else None,
+            noise=None if clocks.noise is None else clocks.noise / 100,
+            switch_latency=clocks.switch_latency or 0.0,
+            progress=progress,
+        )
+
+
+def cheapest_plan(clocks: ClockOptions, frontier: Frontier, run: Run, polish: float) -> Plan:
+    """The cheapest plan by a run's deadline, with clocks and times as they are.
+
+    Raises:
+        NoAnswerError: there is none.
+        InputError: a number is out of range, or a rate ends before the run.
+    """
+    return run.cheapest_plan(
+        frontier,
+        polish=polish,
+        probability=None if clocks.robust is None else clocks.robust / 100,
+        noise=None if clocks.noise is None else clocks.noise / 100,
+        **slowness(clocks),
+    )
 
 
 def condition_notes(frontier: Frontier, plan: Plan) -> list[str]:

@@ -2,107 +2,60 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer.core import TyperCommand
-
-from envplan.cli.inputs import (
-    DEFAULT_PROFILE,
-    BlockingPowerOption,
-    ChunksOption,
-    DagOption,
-    ExtraOption,
-    GpusOption,
-    JobOptions,
-    JsonOption,
-    LatencyOption,
-    MicrobatchesOption,
-    ProfileArgument,
-    QuietOption,
-    RecomputeOption,
-    ReplicasOption,
-    ScheduleOption,
-    SlotsOption,
-    at_least,
-    check_outputs,
-    refuse_overwriting,
-)
+from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option
+from envplan.cli.command import check_type as check_type
+from envplan.cli.command import name_bare_plot as name_bare_plot
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.frontier import Frontier
     from envplan.plan import Plan
 
-_DEFAULT_PLOT = "frontier.png"
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ANIMATION_TYPES = (".gif", ".mp4", ".html")
 _OUTPUT_TYPES = (".csv", ".json")
 _TABLE_PLANS = 9
 
 
-class FrontierCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args))
-
-
-def name_bare_plot(arguments: list[str], default: str = _DEFAULT_PLOT) -> list[str]:
-    """Give a `--plot` that no file name follows its default one."""
-    named = []
-    for argument, following in pairwise([*arguments, "--"]):
-        bare = argument == "--plot" and following.startswith("-")
-        named.append(f"--plot={default}" if bare else argument)
-    return named
-
-
 def frontier(
-    profile: ProfileArgument = DEFAULT_PROFILE,
-    microbatches: MicrobatchesOption = None,
-    schedule: ScheduleOption = None,
-    activation_slots: SlotsOption = None,
-    chunks: ChunksOption = None,
-    p2p_latency: LatencyOption = None,
-    dag: DagOption = None,
-    recompute: RecomputeOption = False,
-    extra: ExtraOption = None,
-    blocking_power: BlockingPowerOption = None,
-    gpus_per_stage: GpusOption = 1,
-    replicas: ReplicasOption = 1,
+    job: JobOptions,
+    show: OutputOptions,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Draw the frontier: .png, .svg, .pdf, or .html to point at; without a name: "
-            f"{_DEFAULT_PLOT}.",
+        plot_option(
+            "frontier.png", _PLOT_TYPES, "the frontier", "a profile goes before --plot", panel=MOST
         ),
     ] = None,
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Put the other planners' plans into the picture."),
+        bool, option("--compare", OUTPUT, "Put the other planners' plans into the picture.")
     ] = False,
     animate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
+        option(
+            "--animate FILE",
+            OUTPUT,
+            "Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
+            file_of(_ANIMATION_TYPES, "choose one of them"),
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the plans and the curve: .csv or .json."
+        option(
+            "-o, --output FILE",
+            MOST,
+            "Write the plans and the curve: .csv or .json.",
+            file_of(_OUTPUT_TYPES, "choose one of the two"),
         ),
     ] = None,
     plans: Annotated[
-        int,
-        typer.Option(metavar="N", help="Plans along the frontier in the output."),
+        int, option("--plans N", OUTPUT, "Plans along the frontier in the output.", COUNT.within(2))
     ] = 33,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Trace the exact frontier of iteration time against energy.
 
@@ -113,32 +66,14 @@ def frontier(
       envplan frontier --plot
       envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot out.svg -o frontier.csv
     """
-    job = JobOptions(
-        profile,
-        microbatches,
-        schedule,
-        chunks,
-        p2p_latency,
-        dag,
-        blocking_power,
-        gpus_per_stage,
-        replicas,
-        activation_slots,
-        recompute=recompute,
-        extra=extra,
-    )
-    at_least(plans, "--plans", 2)
-    check_type(plot, "--plot", _PLOT_TYPES, "a profile goes before --plot")
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
-    check_type(output, "--output", _OUTPUT_TYPES, "choose one of the two")
-    check_type(animate, "--animate", _ANIMATION_TYPES, "choose one of them")
-    check_outputs(output, plot, animate, inputs=[("the DAG file", dag)])
-    traced = job.trace(quiet=quiet)
+    check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
+    traced = job.trace(quiet=show.quiet)
     refuse_overwriting(traced.profile, plot, output, animate)
     from envplan.cli.output import progress_bar
 
-    with progress_bar("choosing frequencies", quiet=quiet) as progress:
+    with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(traced.sample_plans(plans, progress=progress))
     if output is not None:
         _write(traced, along, output)
@@ -147,18 +82,12 @@ def frontier(
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
-        with progress_bar("drawing frames", quiet=quiet) as progress:
+        with progress_bar("drawing frames", quiet=show.quiet) as progress:
             animate_frontier(traced, along, animate, progress=progress)
-    if json:
+    if show.json:
         _print_json(traced, along)
-    elif not quiet:
+    elif not show.quiet:
         _print(traced, along, [path for path in (output, plot, animate) if path])
-
-
-def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
-    """Raises: InputError: the file an option names does not end in one of the types."""
-    if path is not None and path.suffix.lower() not in types:
-        raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
 
 
 def distinct(plans: list[Plan]) -> list[Plan]:

@@ -118,6 +118,11 @@ def say(line: str) -> None:
     typer.echo(line)
 
 
+def warn(line: str) -> None:
+    """A line on stderr about something that is probably not meant."""
+    typer.echo(f"envplan: warning: {line}", err=True)
+
+
 def describe_job(frontier: Frontier) -> str:
     """One or two lines that say what numbers below them are about."""
     from envplan.plotting.frontier import label_job

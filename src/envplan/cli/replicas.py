@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from envplan.cli.inputs import (
-    JobOptions,
-    at_least,
-    check_outputs,
-    open_profile,
-    refuse_overwriting,
-)
+from envplan.cli.command import JOB, option
+from envplan.cli.inputs import at_least, check_outputs, refuse_overwriting
+from envplan.cli.options import JobOptions, OutputOptions, open_profile
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,28 +22,28 @@ _TARGETS = (None, "--target-time", "--slowdown", "--min-energy")
 
 ReplicaProfileOption = Annotated[
     list[str] | None,
-    typer.Option(
-        REPLICA_PROFILE,
-        metavar="PROFILE[:COUNT]",
-        help="Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
+    option(
+        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+        JOB,
+        "Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
         "given more than once; each kind gets a plan of its own, and all end together.",
     ),
 ]
 BesideProfileOption = Annotated[
     list[str] | None,
-    typer.Option(
-        REPLICA_PROFILE,
-        metavar="PROFILE[:COUNT]",
-        help="COUNT further replicas (1) run on other hardware, by this profile, and are planned "
+    option(
+        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+        JOB,
+        "COUNT further replicas (1) run on other hardware, by this profile, and are planned "
         "to end when this plan does. May be given more than once.",
     ),
 ]
 ReplicaPlanOption = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--replica",
-        metavar="PLAN",
-        help="Further replicas follow this plan, and all wait for the slowest. May be given more "
+    option(
+        "--replica PLAN",
+        JOB,
+        "Further replicas follow this plan, and all wait for the slowest. May be given more "
         "than once.",
     ),
 ]
@@ -75,9 +69,7 @@ def solve_replicas(
     option: str | None,
     value: float,
     output: Path,
-    *,
-    json: bool,
-    quiet: bool,
+    show: OutputOptions,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
@@ -98,10 +90,10 @@ def solve_replicas(
     files = [output]
     files += [output.with_suffix(f".replica{k}{output.suffix}") for k in range(1, len(kinds) + 1)]
     check_outputs(*files)
-    frontiers = _trace_all(job, kinds, quiet=quiet)
+    frontiers = _trace_all(job, kinds, quiet=show.quiet)
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
-    with spinner("planning every kind of replica", quiet=quiet):
+    with spinner("planning every kind of replica", quiet=show.quiet):
         planned = plan_replicas(
             frontiers,
             value if option == "--target-time" else None,
@@ -110,9 +102,9 @@ def solve_replicas(
         )
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
-    if json:
+    if show.json:
         print_json({"plans": [str(file) for file in files], **planned.to_dict()})
-    elif not quiet:
+    elif not show.quiet:
         _print_planned(frontiers, planned, files)
 
 
@@ -122,7 +114,7 @@ def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool
 
     profile, pipeline = job.load()
     instructions = {op.instruction for op in pipeline.operations}
-    replicas: list[tuple[Profile, int]] = [(profile, job.replicas)]
+    replicas: list[tuple[Profile, int]] = [(profile, job.dp or 1)]
     for name, count in kinds:
         other = open_profile(name).fitted(instructions, recompute=job.recompute)
         replicas.append((other, count))
@@ -134,7 +126,7 @@ def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool
                     pipeline,
                     other,
                     blocking_power=job.blocking_power,
-                    gpus_per_stage=job.gpus_per_stage,
+                    gpus_per_stage=job.gpus_per_stage(profile),
                     replicas=count,
                     full=True,
                     progress=progress,

@@ -5,48 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from envplan.cli.costs import (
-    CarbonOption,
-    CostOptions,
-    CurrencyOption,
-    IterationsOption,
-    PriceOption,
-    RepeatRatesOption,
-    StartOption,
-    TokensOption,
-    TokensPerIterationOption,
-)
-from envplan.cli.inputs import JsonOption, QuietOption
-from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
+from envplan.cli.command import MOST, file_of, option
+from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
+from envplan.cli.plan_file import load_plan
 
 _ALONG = 33
 
 
 def report(
-    plan: PlanArgument = Path("plan.json"),
+    source: PlanOptions,
+    costs: CostOptions,
+    show: OutputOptions,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes: .html.")
+        Path,
+        option(
+            "-o, --output FILE",
+            MOST,
+            "Where the page goes: .html.",
+            file_of((".html",), "a report is a page"),
+        ),
     ] = Path("report.html"),
     compare: Annotated[
         bool,
-        typer.Option(
-            "--compare/--no-compare", help="Set the other planners beside it, which takes longer."
+        option(
+            "--compare/--no-compare", MOST, "Set the other planners beside it, which takes longer."
         ),
     ] = True,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    currency: CurrencyOption = None,
-    iterations: IterationsOption = None,
-    tokens: TokensOption = None,
-    tokens_per_iteration: TokensPerIterationOption = None,
-    start: StartOption = None,
-    repeat_rates: RepeatRatesOption = False,
-    profile: ProfileOption = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Write a page about a plan: what it saves, the frontier, timelines, stages, assumptions.
 
@@ -58,7 +42,7 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.frontier import check_type, distinct
+    from envplan.cli.frontier import distinct
     from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
     from envplan.planners import compare as run_planners
     from envplan.plotting.page import save_page
@@ -66,39 +50,28 @@ def report(
     from envplan.simulation import simulate
     from envplan.verify import trace_job
 
-    check_type(output, "--output", (".html",), "a report is a page")
-    costs = CostOptions(
-        price,
-        carbon,
-        currency,
-        iterations,
-        tokens,
-        tokens_per_iteration,
-        start,
-        repeat_rates,
-    )
-    loaded, source = load_plan(plan, profile, output)
-    after = simulate(loaded, source, force=force)
-    with progress_bar("Tracing the frontier", quiet=quiet) as progress:
-        frontier = trace_job(loaded.job, source, progress)
+    loaded, profile = load_plan(source, output)
+    after = simulate(loaded, profile, force=source.force)
+    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+        frontier = trace_job(loaded.job, profile, progress)
     if costs.given:
         loaded = costs.run(frontier).reckon(loaded)
-    with progress_bar("Choosing frequencies", quiet=quiet) as progress:
+    with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(frontier.sample_plans(_ALONG, progress=progress))
     comparison = None
     if compare:
-        with spinner("Comparing planners", quiet=quiet):
+        with spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
     made = Report(
         plan=loaded,
         frontier=frontier,
         along=along,
-        before=simulate(frontier.max_frequency_plan(), source, force=force),
+        before=simulate(frontier.max_frequency_plan(), profile, force=source.force),
         after=after,
         comparison=comparison,
     )
     save_page(report_page(made), output)
-    if json:
+    if show.json:
         print_json(
             {
                 "written": str(output),
@@ -109,7 +82,7 @@ def report(
                 "source": loaded.profile.source,
             }
         )
-    elif not quiet:
+    elif not show.quiet:
         modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
         say(
             f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "

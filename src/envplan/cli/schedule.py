@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
-from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import (
+from envplan.cli.command import MOST, add, one_of, option, plot_option
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import (
+    Chunks,
     JsonOption,
+    Latency,
+    Microbatches,
+    OutputOptions,
     QuietOption,
-    at_least,
-    check_outputs,
-    finite,
+    Stages,
     open_profile,
-    refuse_overwriting,
 )
 from envplan.errors import InputError
 
@@ -29,12 +31,11 @@ if TYPE_CHECKING:
     from envplan.plotting.schedule import ScheduleLayout
     from envplan.profile import Profile
 
-_DEFAULT_PLOT: Final = "schedule.png"
 _PLOT_TYPES: Final = (".png", ".svg", ".pdf")
 _TORCH_CSV, _DEEPSPEED, _CHROME_TRACE, _DAG = "torch-csv", "deepspeed", "chrome-trace", "dag"
 _IMPORTS: Final = (_TORCH_CSV, _DEEPSPEED, _CHROME_TRACE)
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
-_DEFAULT_DAG: Final = Path(_EXPORTS[_DAG])
+_TRACE: Final = "Chrome trace"
 _STYLES: Final = {
     "forward": "black on bright_blue",
     "backward": "black on yellow",
@@ -46,49 +47,85 @@ _MOST_COLUMNS: Final = 4000
 _UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
-schedule_app = typer.Typer(
-    name="schedule",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="""List, show, import and export schedules.
-
-    \b
-    Example:
-      envplan schedule list
-      envplan schedule show zb-v --stages 4 --microbatches 8
-      envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
-      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
-    """,
-)
-
 NameArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE", help="A schedule (envplan schedule list), or a DAG file (.json)."
     ),
 ]
-StagesOption = Annotated[
-    int | None,
-    typer.Option("--stages", "-s", metavar="S", help="Pipeline stages (ranks)."),
-]
-MicrobatchesOption = Annotated[
-    int | None,
-    typer.Option("--microbatches", "-m", metavar="M", help="Microbatches per iteration."),
-]
-ChunksOption = Annotated[
-    int | None,
-    typer.Option(metavar="V", help="Model chunks per stage; default: the fewest the schedule has."),
-]
 
 
-class ShowCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions:
+    """A schedule's name and size."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+    name: NameArgument
+    pp: Stages = None
+    microbatches: Microbatches = None
+    vp: Chunks = None
 
 
-@schedule_app.command("list")
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """How to read a Chrome trace."""
+
+    mapping: Annotated[
+        list[str] | None,
+        option(
+            "--map INSTRUCTION=REGEX",
+            _TRACE,
+            "Which events are this instruction; groups named microbatch, chunk, stage and "
+            "rank say so. Once for each instruction.",
+        ),
+    ] = None
+    rank: Annotated[
+        str | None,
+        option(
+            "--rank SOURCE",
+            _TRACE,
+            "Where an event's rank stands, file, pid, tid or args.NAME; default: file if "
+            "there are several, else pid if there are several, else tid.",
+        ),
+    ] = None
+    microbatch: Annotated[
+        str | None,
+        option(
+            "--microbatch args.NAME",
+            _TRACE,
+            "Where the microbatch stands; default: the order of appearance.",
+        ),
+    ] = None
+    chunk: Annotated[
+        str | None,
+        option(
+            "--chunk args.NAME|order",
+            _TRACE,
+            "Where the model chunk stands, or order where nothing says it; default: there is one.",
+        ),
+    ] = None
+    placement: Annotated[
+        str | None,
+        option(
+            "--placement HOW", _TRACE, "How chunks lie on ranks, interleaved (the default) or v."
+        ),
+    ] = None
+    category: Annotated[
+        str | None, option("--category REGEX", _TRACE, "Only events of such a category.")
+    ] = None
+    within: Annotated[
+        str | None,
+        option(
+            "--within REGEX",
+            _TRACE,
+            "Only what runs within an event of such a name: one iteration of several.",
+        ),
+    ] = None
+    check_profile: Annotated[
+        str | None,
+        option("--check-profile PROFILE", _TRACE, "Compare the recorded times with a profile's."),
+    ] = None
+
+
 def list_schedules(json: JsonOption = False) -> None:
     """List the schedules that envplan can generate.
 
@@ -115,35 +152,22 @@ def _paragraph(text: str | None) -> str:
     return " ".join((text or "-").split("\n\n")[0].split())
 
 
-@schedule_app.command(cls=ShowCommand)
 def show(
-    name: NameArgument,
-    stages: StagesOption = None,
-    microbatches: MicrobatchesOption = None,
-    chunks: ChunksOption = None,
+    shape: ShapeOptions,
+    out: OutputOptions,
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROFILE",
-            help="Lay it out with a profile's times at the highest clocks, instead of equal ones; "
+        option(
+            "--profile PROFILE",
+            MOST,
+            "Lay it out with a profile's times at the highest clocks, instead of equal ones; "
             "stages and microbatches are the profile's unless given.",
         ),
     ] = None,
-    p2p_latency: Annotated[
-        float | None,
-        typer.Option(
-            "--p2p-latency", metavar="S", help="With --profile: seconds a transfer takes."
-        ),
-    ] = None,
+    p2p_latency: Latency = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help=f"Draw it, as .png, .svg or .pdf; without a name: {_DEFAULT_PLOT}.",
-        ),
+        Path | None, plot_option("schedule.png", _PLOT_TYPES, "it", "a name goes before --plot")
     ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Print what each rank runs when: F forward, B backward, I and W its parts, dots for waiting.
 
@@ -159,74 +183,59 @@ def show(
     from envplan.cli.output import print_json, say, spinner
     from envplan.plotting.schedule import plot_schedule, schedule_layout
 
-    check_type(plot, "--plot", _PLOT_TYPES, "a name goes before --plot")
     check_outputs(plot)
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
     timed_by = None if profile is None else open_profile(profile)
     if timed_by is not None:
         refuse_overwriting(timed_by, plot)
-        stages, microbatches = _shape_of(timed_by, name, stages, microbatches, chunks)
-    pipeline = _pipeline(name, stages, microbatches, chunks, p2p_latency)
+    pipeline = _pipeline(shape, timed_by, p2p_latency)
     if timed_by is not None:
         _refuse_other_stages(pipeline, timed_by)
     layout = schedule_layout(pipeline, timed_by)
     if plot is not None:
-        with spinner("Drawing", quiet=quiet):
+        with spinner("Drawing", quiet=out.quiet):
             plot_schedule(layout, plot)
-    if json:
+    if out.json:
         print_json(layout.to_dict())
-    elif not quiet:
+    elif not out.quiet:
         _print_grid(layout)
         _print_summary(layout)
         if plot is not None:
             say(f"wrote {plot}")
 
 
-def _shape_of(
-    profile: Profile, name: str, stages: int | None, microbatches: int | None, chunks: int | None
-) -> tuple[int | None, int | None]:
-    """Stages and microbatches of a schedule as given, else as a profile has them."""
-    from envplan.pipeline import SCHEDULES
-    from envplan.pipeline.schedules import traits
-
-    if name not in SCHEDULES:
-        return stages, microbatches
-    count = max(1, chunks or traits(name).chunks)
-    return stages or profile.num_stages // count, microbatches or profile.metadata.num_microbatches
-
-
 def _pipeline(
-    name: str,
-    stages: int | None,
-    microbatches: int | None,
-    chunks: int | None,
-    p2p_latency: float | None = None,
+    shape: ShapeOptions, profile: Profile | None = None, p2p_latency: float | None = None
 ) -> Pipeline:
-    """The schedule of a name and shape, or the DAG in a file."""
-    from envplan.pipeline import SCHEDULES, Pipeline
-    from envplan.pipeline.schedules import traits
+    """The schedule of a name and shape, or the DAG in a file.
 
-    shape = {"--stages": stages, "--microbatches": microbatches, "--chunks": chunks}
+    Args:
+        profile: says stages and microbatches where options do not.
+    """
+    from envplan.pipeline import SCHEDULES, Pipeline, traits
+
+    name, stages, microbatches = shape.name, shape.pp, shape.microbatches
+    options = {
+        "--pp/--stages": stages,
+        "--microbatches": microbatches,
+        "--vp/--chunks": shape.vp,
+        "--p2p-latency": p2p_latency,
+    }
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        given = [
-            o for o, value in {**shape, "--p2p-latency": p2p_latency}.items() if value is not None
-        ]
-        if given:
+        if given := [option for option, value in options.items() if value is not None]:
             raise InputError(f"{given[0]} goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
+    chunks = shape.vp or traits(name).chunks
+    if profile is not None:
+        stages = stages or profile.num_stages // chunks
+        microbatches = microbatches or profile.metadata.num_microbatches
     if name in SCHEDULES:
-        for option, count in shape.items():
-            if count is not None:
-                at_least(count, option, 1)
-            elif option != "--chunks":
+        for option, count in (("--pp/--stages", stages), ("--microbatches", microbatches)):
+            if not count:
                 raise InputError(f"schedule {name} needs {option}")
     return Pipeline(
-        name,
-        stages or 1,
-        microbatches or 1,
-        num_chunks=chunks or traits(name).chunks,
-        p2p_latency=p2p_latency or 0.0,
+        name, stages or 1, microbatches or 1, num_chunks=chunks, p2p_latency=p2p_latency or 0.0
     )
 
 
@@ -309,7 +318,6 @@ def _print_summary(layout: ScheduleLayout) -> None:
         say(f"operations too short to be shown: {hidden}")
 
 
-@schedule_app.command("import")
 def import_schedule(
     files: Annotated[
         list[Path],
@@ -318,83 +326,23 @@ def import_schedule(
         ),
     ],
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(_IMPORTS)}.")
+        str, option("--format FORMAT", MOST, f"{', '.join(_IMPORTS)}.", one_of(*_IMPORTS))
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the DAG file goes.")
-    ] = _DEFAULT_DAG,
-    p2p_latency: Annotated[
-        float, typer.Option("--p2p-latency", metavar="S", help="Seconds a transfer takes.")
-    ] = 0.0,
+    trace: TraceOptions,
+    out: OutputOptions,
+    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the DAG file goes.")] = Path(
+        _EXPORTS[_DAG]
+    ),
+    p2p_latency: Latency = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
+        option(
+            "--keep NAME",
+            MOST,
+            "Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
             "load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.",
         ),
     ] = None,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="INSTRUCTION=REGEX",
-            help="chrome-trace: which events are this instruction; groups named microbatch, chunk, "
-            "stage and rank say so. Once for each instruction.",
-        ),
-    ] = None,
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="chrome-trace: where an event's rank stands, file, pid, tid or args.NAME; "
-            "default: file if there are several, else pid if there are several, else tid.",
-        ),
-    ] = None,
-    microbatch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="args.NAME",
-            help="chrome-trace: where the microbatch stands; default: the order of appearance.",
-        ),
-    ] = None,
-    chunk: Annotated[
-        str | None,
-        typer.Option(
-            metavar="args.NAME|order",
-            help="chrome-trace: where the model chunk stands, or order where nothing says it; "
-            "default: there is one.",
-        ),
-    ] = None,
-    placement: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW",
-            help="chrome-trace: how chunks lie on ranks, interleaved or v.",
-        ),
-    ] = "interleaved",
-    category: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="chrome-trace: only events of such a category."),
-    ] = None,
-    within: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="chrome-trace: only what runs within an event of such a name: one iteration of "
-            "several.",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            "--check-profile",
-            metavar="PROFILE",
-            help="chrome-trace: compare the recorded times with a profile's.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Turn a schedule from elsewhere into a DAG file, for --dag of frontier and solve.
 
@@ -407,62 +355,54 @@ def import_schedule(
     """
     from envplan.cli.output import spinner
 
-    traced = {
-        "--map": mapping,
-        "--rank": rank,
-        "--microbatch": microbatch,
-        "--chunk": chunk,
-        "--placement": None if placement == "interleaved" else placement,
-        "--category": category,
-        "--within": within,
-        "--check-profile": profile,
-    }
-    _check_import(form, files, keep, traced, output)
-    timed_by = None if profile is None else open_profile(profile)
+    _check_import(form, files, keep, trace)
+    check_outputs(output, inputs=[("the schedule", file) for file in files])
+    timed_by = None if trace.check_profile is None else open_profile(trace.check_profile)
     if timed_by is not None:
         refuse_overwriting(timed_by, output)
-    with spinner("Reading", quiet=quiet):
+    with spinner("Reading", quiet=out.quiet):
         if form == _CHROME_TRACE:
             from envplan.pipeline.imports import TraceMapping, read_chrome_traces
 
             rules = TraceMapping(
-                _instructions(mapping), rank, microbatch, chunk, placement, category, within
+                _instructions(trace.mapping),
+                trace.rank,
+                trace.microbatch,
+                trace.chunk,
+                trace.placement or "interleaved",
+                trace.category,
+                trace.within,
             )
             imported: ImportedSchedule = read_chrome_traces(files, rules)
         else:
             imported = _read(form, files[0], keep or ())
-        pipeline = _connected(imported, files, p2p_latency)
+        pipeline = _connected(imported, files, p2p_latency or 0.0)
     if timed_by is not None:
         _refuse_other_stages(pipeline, timed_by)
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
     report = _report(imported, pipeline, timed_by)
-    _write_dag(pipeline, output)
-    if json:
+    pipeline.save_dag(output)
+    if out.json:
         from envplan.cli.output import print_json
 
         print_json({**report, "written": str(output)})
-    elif not quiet:
+    elif not out.quiet:
         _print_report(report, timed_by, output)
 
 
 def _check_import(
-    form: str,
-    files: Sequence[Path],
-    keep: Sequence[str] | None,
-    traced: dict[str, Any],
-    output: Path,
+    form: str, files: Sequence[Path], keep: Sequence[str] | None, trace: TraceOptions
 ) -> None:
-    if form not in _IMPORTS:
-        raise InputError(f"--format must be one of {', '.join(_IMPORTS)}, not {form}")
-    if form != _CHROME_TRACE:
-        for option, value in traced.items():
-            if value is not None:
-                raise InputError(f"{option} goes with --format {_CHROME_TRACE}, not {form}")
-        if len(files) > 1:
-            raise InputError(f"{form} is one file, not {len(files)}")
-    elif keep:
-        raise InputError(f"--keep goes with other formats; of {_CHROME_TRACE}, --map keeps events")
-    check_outputs(output, inputs=[("the schedule", file) for file in files])
+    if form == _CHROME_TRACE:
+        if keep:
+            raise InputError(f"--keep goes with other formats; of {form}, --map keeps events")
+        return
+    for name, value in asdict(trace).items():
+        if value is not None:
+            option = "--map" if name == "mapping" else "--" + name.replace("_", "-")
+            raise InputError(f"{option} goes with --format {_CHROME_TRACE}, not {form}")
+    if len(files) > 1:
+        raise InputError(f"{form} is one file, not {len(files)}")
 
 
 def _read(form: str, file: Path, keep: Sequence[str]) -> ImportedSchedule:
@@ -494,25 +434,12 @@ def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
 
 
 def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float) -> Pipeline:
-    if p2p_latency:
-        finite(p2p_latency, "--p2p-latency")
     try:
         return imported.pipeline(p2p_latency=p2p_latency)
     except InputError as error:
         left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
         path = files[0] if len(files) == 1 else None
         raise InputError(error.message + left_out, path=path) from None
-
-
-def _write_dag(pipeline: Pipeline, output: Path) -> None:
-    import json
-
-    from envplan._files import atomic_write
-
-    document = pipeline.to_dag()
-    head = json.dumps(document["schema"])
-    lines = ",\n".join(json.dumps(operation) for operation in document["operations"])
-    atomic_write(output, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
 
 
 def _report(
@@ -602,23 +529,15 @@ def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
         )
 
 
-@schedule_app.command("export")
 def export_schedule(
-    name: NameArgument,
-    stages: StagesOption = None,
-    microbatches: MicrobatchesOption = None,
-    chunks: ChunksOption = None,
+    shape: ShapeOptions,
     form: Annotated[
-        str,
-        typer.Option("--format", metavar="FORMAT", help=f"{' or '.join(_EXPORTS)}."),
+        str, option("--format FORMAT", MOST, f"{' or '.join(_EXPORTS)}.", one_of(*_EXPORTS))
     ] = _TORCH_CSV,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help=f"Where it goes; default: {' or '.join(_EXPORTS.values())}.",
+        option(
+            "-o, --output FILE", MOST, f"Where it goes; default: {' or '.join(_EXPORTS.values())}."
         ),
     ] = None,
     quiet: QuietOption = False,
@@ -633,13 +552,11 @@ def export_schedule(
     from envplan._files import atomic_write
     from envplan.cli.output import say
 
-    if form not in _EXPORTS:
-        raise InputError(f"--format must be {' or '.join(_EXPORTS)}, not {form}")
     target = output or Path(_EXPORTS[form])
-    check_outputs(target, inputs=[("the DAG file", name)])
-    pipeline = _pipeline(name, stages, microbatches, chunks)
+    check_outputs(target, inputs=[("the DAG file", shape.name)])
+    pipeline = _pipeline(shape)
     if form == _DAG:
-        _write_dag(pipeline, target)
+        pipeline.save_dag(target)
     else:
         from envplan.pipeline.imports import as_torch_csv
 
@@ -647,3 +564,27 @@ def export_schedule(
     if not quiet:
         say(f"{len(pipeline.operations)} operations on {pipeline.num_stages} ranks")
         say(f"wrote {target}")
+
+
+schedule_app = typer.Typer(
+    name="schedule",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="""List, show, import and export schedules.
+
+    \b
+    Example:
+      envplan schedule list
+      envplan schedule show zb-v --stages 4 --microbatches 8
+      envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
+      envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
+    """,
+)
+
+for function, name in (
+    (list_schedules, "list"),
+    (show, "show"),
+    (import_schedule, "import"),
+    (export_schedule, "export"),
+):
+    add(schedule_app, function, name)

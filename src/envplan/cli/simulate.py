@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer.core import TyperCommand
-
-from envplan.cli.costs import (
-    CarbonOption,
+from envplan.cli.command import MOST, NOISE, file_of, option, plot_option
+from envplan.cli.costs import replay_cost_notes, replay_costs
+from envplan.cli.inputs import at_least, check_outputs, naming
+from envplan.cli.options import (
+    ContextParallel,
     CostOptions,
-    CurrencyOption,
-    IterationsOption,
-    PriceOption,
-    RepeatRatesOption,
-    StartOption,
-    replay_cost_notes,
-    replay_costs,
+    DataParallel,
+    Noise,
+    OutputOptions,
+    PlanOptions,
+    SwitchLatency,
+    TensorParallel,
 )
-from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite, naming
-from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
+from envplan.cli.plan_file import load_plan
 from envplan.cli.replicas import (
     REPLICA_PROFILE,
     BesideProfileOption,
@@ -31,6 +29,7 @@ from envplan.cli.replicas import (
     print_replicas,
 )
 from envplan.errors import InputError
+from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
@@ -40,97 +39,152 @@ if TYPE_CHECKING:
     from envplan.replicas import ReplicaPlans
     from envplan.simulation import Timeline
 
-_DEFAULT_PLOT = "timeline.png"
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _PERCENTS = (5, 25, 50, 75, 95, 99)
+_CLUSTER = "Cluster"
+_SEED = WHOLE.within(0, 2**63 - 1)
 
 
-class SimulateCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Replicas of the plan together, some of which may straggle."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+    dp: DataParallel = None
+    tp: TensorParallel = None
+    cp: ContextParallel = None
+    straggler: Annotated[
+        list[str] | None,
+        option(
+            "--straggler [REPLICA:]FACTOR",
+            _CLUSTER,
+            "A replica takes FACTOR times the plan's time; may be given more than once.",
+        ),
+    ] = None
+    straggler_trace: Annotated[
+        Path | None,
+        option(
+            "--straggler-trace FILE",
+            _CLUSTER,
+            "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
+        ),
+    ] = None
+    strong_scaling: Annotated[
+        str | None,
+        option(
+            "--strong-scaling R,R,...",
+            _CLUSTER,
+            "The same global batch on so many replicas, with fewer microbatches each.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: both options for stragglers are given."""
+        if self.straggler and self.straggler_trace:
+            raise InputError(
+                "--straggler and --straggler-trace exclude each other; give one of them"
+            )
+
+    @property
+    def given(self) -> str | None:
+        """The first option given, None without any."""
+        options = {
+            "--dp": self.dp,
+            "--tp": self.tp,
+            "--cp": self.cp,
+            "--straggler": self.straggler,
+            "--straggler-trace": self.straggler_trace,
+            "--strong-scaling": self.strong_scaling,
+        }
+        return next((name for name, value in options.items() if value), None)
+
+    def refuse_with(self, name: str, why: str = "clusters are computed exactly") -> None:
+        """Raises: InputError: this is about a cluster, which an option does not go with."""
+        if self.given:
+            raise InputError(f"{name} and {self.given} exclude each other: {why}")
+
+    def reports(
+        self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
+    ) -> list[ClusterReport]:
+        """The cluster, and then its further shapes; none where no option asks for it."""
+        if self.given is None:
+            return []
+        from envplan.cli.output import progress_bar, spinner
+        from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
+        from envplan.verify import trace_job
+
+        replicas = self.dp or plan.job.replicas
+        gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None
+        slowdowns: Sequence[Slowdowns] = [_parse_stragglers(self.straggler or ())]
+        if self.straggler_trace is not None:
+            slowdowns = read_slowdowns(self.straggler_trace, replicas)
+        looks_up = plan.ladder is None and any(
+            factor > 1 for factors in slowdowns for factor in factors.values()
+        )
+        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+            frontier = trace_job(plan.job, profile, progress) if looks_up else None
+        with spinner("Planning for stragglers", quiet=quiet or not looks_up):
+            first = simulate_cluster(
+                plan,
+                profile,
+                frontier,
+                slowdowns=slowdowns,
+                replicas=replicas,
+                gpus_per_stage=gpus,
+                force=force,
+            )
+        reports = [first]
+        if counts := _parse_counts(self.strong_scaling):
+            reports += strong_scaling(
+                plan,
+                profile,
+                counts,
+                global_batch=plan.job.microbatches * replicas,
+                slowdowns=slowdowns,
+                gpus_per_stage=gpus,
+                force=force,
+            )
+        return reports
 
 
 def simulate(
-    plan: PlanArgument = Path("plan.json"),
-    noise: Annotated[
-        float | None,
-        typer.Option(metavar="PCT", help="Vary times by PCT percent (standard deviation)."),
-    ] = None,
+    source: PlanOptions,
+    cluster: ClusterOptions,
+    costs: CostOptions,
+    show: OutputOptions,
+    noise: Noise = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Noise of another seed is other noise.")
+        int, option("--seed N", NOISE, "Noise of another seed is other noise.", _SEED)
     ] = 0,
     runs: Annotated[
-        int, typer.Option(metavar="N", help="With --noise: replay N times, for percentiles.")
+        int, option("--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT)
     ] = 1,
-    switch_latency: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            help="Clocks change MS milliseconds after they are requested; default: what the plan "
-            "was made for, else 0.",
-        ),
-    ] = None,
+    switch_latency: SwitchLatency = None,
     sync_time: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Everybody waits until S seconds have passed."),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option(metavar="R", help="Replicas in the cluster; default: as the plan says."),
-    ] = None,
-    gpus_per_stage: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="GPUs a stage in the cluster; default: as the plan says."),
+        option(
+            "--sync-time TIME",
+            _CLUSTER,
+            "Everybody waits until so much time has passed, as in 16.5 (seconds).",
+            TIME,
+        ),
     ] = None,
     replica: ReplicaPlanOption = None,
     replica_profile: BesideProfileOption = None,
-    straggler: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[REPLICA:]FACTOR",
-            help="A replica takes FACTOR times the plan's time; may be given more than once.",
-        ),
-    ] = None,
-    straggler_trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Stragglers of several iterations: CSV with iteration,replica,slowdown.",
-        ),
-    ] = None,
-    strong_scaling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R,R,...",
-            help="The same global batch on so many replicas, with fewer microbatches each.",
-        ),
-    ] = None,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    currency: CurrencyOption = None,
-    iterations: IterationsOption = None,
-    start: StartOption = None,
-    repeat_rates: RepeatRatesOption = False,
-    profile: ProfileOption = None,
-    force: ForceOption = False,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+        option(
+            "--trace FILE",
+            MOST,
+            "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+            file_of((".json",), "a plan goes before --trace"),
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help=f"Draw the timeline: .png, .svg, .pdf or .html; without a name: {_DEFAULT_PLOT}.",
+        plot_option(
+            "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot", panel=MOST
         ),
     ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Replay a plan: what runs when, where GPUs wait, and what it all draws.
 
@@ -146,47 +200,41 @@ def simulate(
     """
     from envplan.simulation import simulate as replay
 
-    check_type(trace, "--trace", (".json",), "a plan goes before --trace")
-    check_type(plot, "--plot", _PLOT_TYPES, "a plan goes before --plot")
-    cluster = _Cluster(replicas, gpus_per_stage, straggler, straggler_trace, strong_scaling)
-    costs = CostOptions(price, carbon, currency, iterations, start=start, repeat_rates=repeat_rates)
-    check_outputs(trace, plot, inputs=[("the trace of stragglers", straggler_trace), *costs.files])
+    read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
+    check_outputs(trace, plot, inputs=read)
     if costs.given:
-        for option, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
+        for name, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
             if told:
-                raise InputError(f"{option} does not go with --price, --carbon or --iterations")
+                raise InputError(f"{name} does not go with --price, --carbon or --iterations")
         cluster.refuse_with("--price, --carbon or --iterations", "those are of one plan alone")
     disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
-    for option, value in disturbed.items():
+    for name, value in disturbed.items():
         if value is not None:
-            finite(value, option)
-            cluster.refuse_with(option)
+            cluster.refuse_with(name)
     if (noise or 0.0) > 100:
         raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
-    at_least(seed, "--seed", 0, 2**63 - 1)
-    at_least(runs, "--runs", 1)
 
-    loaded, source = load_plan(plan, profile, trace, plot)
-    with naming(plan):
+    loaded, profile = load_plan(source, trace, plot)
+    with naming(source.plan):
         timeline = replay(
             loaded,
-            source,
+            profile,
             noise=(noise or 0.0) / 100,
             seed=seed,
-            switch_latency=None if switch_latency is None else switch_latency / 1000,
+            switch_latency=switch_latency,
             runs=runs,
             sync_time=sync_time,
-            force=force,
+            force=source.force,
         )
     together = None
     if replica or replica_profile:
         if cluster.given or any(value is not None for value in disturbed.values()):
-            option = "--replica" if replica else REPLICA_PROFILE
-            raise InputError(f"{option} goes with no option that disturbs or multiplies the plan")
+            name = "--replica" if replica else REPLICA_PROFILE
+            raise InputError(f"{name} goes with no option that disturbs or multiplies the plan")
         together = load_replicas(
-            (loaded, source), replica or [], replica_profile or [], force=force
+            (loaded, profile), replica or [], replica_profile or [], force=source.force
         )
-    reports = cluster.reports(loaded, source, force=force, quiet=quiet)
+    reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 
@@ -196,7 +244,7 @@ def simulate(
 
         plot_timeline(timeline, plot)
     planned_s = loaded.job.switch_latency_s or 0.0
-    other_clocks = switch_latency is not None and switch_latency / 1000 != planned_s
+    other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
     if costs.given:
@@ -204,90 +252,12 @@ def simulate(
         spent = replay_costs(run, timeline, sync_time)
         notes += replay_cost_notes(run, spent)
     written = [str(output) for output in (trace, plot) if output is not None]
-    if json:
+    if show.json:
         _print_json(timeline, reports, together, spent, notes, written)
-    elif not quiet:
-        _print(timeline, source, reports, notes, written)
+    elif not show.quiet:
+        _print(timeline, profile, reports, notes, written)
         if together is not None:
             print_replicas(together)
-
-
-class _Cluster:
-    """What the options say about a cluster; checked where that needs no plan."""
-
-    def __init__(
-        self,
-        replicas: int | None,
-        gpus_per_stage: int | None,
-        stragglers: Sequence[str] | None,
-        trace: Path | None,
-        scaling: str | None,
-    ) -> None:
-        options = {
-            "--replicas": replicas,
-            "--gpus-per-stage": gpus_per_stage,
-            "--straggler": stragglers or None,
-            "--straggler-trace": trace,
-            "--strong-scaling": scaling,
-        }
-        self.given = [option for option, value in options.items() if value is not None]
-        for option, count in (("--replicas", replicas), ("--gpus-per-stage", gpus_per_stage)):
-            if count is not None:
-                at_least(count, option, 1)
-        if stragglers and trace:
-            raise InputError(
-                "--straggler and --straggler-trace exclude each other; give one of them"
-            )
-        self._replicas, self._gpus, self._trace = replicas, gpus_per_stage, trace
-        self._stragglers = _parse_stragglers(stragglers or ())
-        self._scaling = _parse_counts(scaling)
-
-    def refuse_with(self, option: str, why: str = "clusters are reckoned exactly") -> None:
-        """Raises: InputError: this is about a cluster, which an option does not go with."""
-        if self.given:
-            raise InputError(f"{option} and {self.given[0]} exclude each other: {why}")
-
-    def reports(
-        self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
-    ) -> list[ClusterReport]:
-        """The cluster, and then its further shapes; none where no option asks for it."""
-        if not self.given:
-            return []
-        from envplan.cli.output import progress_bar, spinner
-        from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
-        from envplan.verify import trace_job
-
-        replicas = self._replicas or plan.job.replicas
-        slowdowns: Sequence[Slowdowns] = [self._stragglers]
-        if self._trace is not None:
-            slowdowns = read_slowdowns(self._trace, replicas)
-        looks_up = plan.ladder is None and any(
-            factor > 1 for factors in slowdowns for factor in factors.values()
-        )
-        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            frontier = trace_job(plan.job, profile, progress) if looks_up else None
-        with spinner("Planning for stragglers", quiet=quiet or not looks_up):
-            first = simulate_cluster(
-                plan,
-                profile,
-                frontier,
-                slowdowns=slowdowns,
-                replicas=replicas,
-                gpus_per_stage=self._gpus,
-                force=force,
-            )
-        reports = [first]
-        if self._scaling:
-            reports += strong_scaling(
-                plan,
-                profile,
-                self._scaling,
-                global_batch=plan.job.microbatches * replicas,
-                slowdowns=slowdowns,
-                gpus_per_stage=self._gpus,
-                force=force,
-            )
-        return reports
 
 
 def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:

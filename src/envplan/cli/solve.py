@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from envplan.cli.command import MOST, option
 from envplan.cli.conditions import (
     Clocks,
-    ConditionOptions,
-    MinDwellOption,
-    NoiseOption,
-    RobustOption,
-    SwitchLatencyOption,
+    cheapest_plan,
+    check_conditions,
     condition_notes,
+    robust_plan,
+    slowness,
 )
-from envplan.cli.costs import (
-    CarbonOption,
-    CostOptions,
-    CurrencyOption,
-    DeadlineOption,
-    IterationsOption,
-    MinimizeOption,
-    PriceOption,
-    RepeatRatesOption,
-    StartOption,
-    TokensOption,
-    TokensPerIterationOption,
-    cost_notes,
-    cost_rows,
-    costs_document,
-    print_costs,
-)
-from envplan.cli.inputs import (
-    DEFAULT_PROFILE,
-    BlockingPowerOption,
-    ChunksOption,
-    DagOption,
-    ExtraOption,
-    GpusOption,
+from envplan.cli.costs import cost_notes, cost_rows, costs_document, print_costs
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import (
+    ClockOptions,
     JobOptions,
-    JsonOption,
-    LatencyOption,
-    MicrobatchesOption,
-    ProfileArgument,
-    QuietOption,
-    RecomputeOption,
-    ReconfigureOption,
-    ReplicasOption,
-    ScheduleOption,
-    SlotsOption,
-    at_least,
-    check_outputs,
-    finite,
-    refuse_overwriting,
+    OutputOptions,
+    PlannerOptions,
+    RunOptions,
+    TargetOptions,
 )
 from envplan.cli.replicas import REPLICA_PROFILE, ReplicaProfileOption, solve_replicas
 from envplan.errors import InputError
@@ -70,101 +39,16 @@ _BUDGETS = ("--energy-budget", "--power-cap")
 
 
 def solve(
-    profile: ProfileArgument = DEFAULT_PROFILE,
-    target_time: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Least energy with an iteration of at most S seconds."),
-    ] = None,
-    slowdown: Annotated[
-        float | None,
-        typer.Option(metavar="PCT", help="Least energy at most PCT percent above T_min."),
-    ] = None,
-    min_energy: Annotated[
-        bool, typer.Option("--min-energy", help="Least energy of all, at T_star.")
-    ] = False,
-    energy_budget: Annotated[
-        float | None,
-        typer.Option(metavar="J", help="Shortest iteration of at most J joules over all GPUs."),
-    ] = None,
-    power_cap: Annotated[
-        float | None,
-        typer.Option(
-            metavar="W", help="Shortest iteration of at most W watts over all GPUs, on average."
-        ),
-    ] = None,
-    peak_power_cap: Annotated[
-        float | None,
-        typer.Option(
-            _PEAK,
-            metavar="W",
-            help="Shortest iteration of never more than W watts over all GPUs; with --target-time, "
-            "--slowdown or --min-energy: least energy.",
-        ),
-    ] = None,
-    straggler_time: Annotated[
-        float | None,
-        typer.Option(
-            _STRAGGLER,
-            metavar="S",
-            help="Some replica takes S seconds anyway: use what time that leaves, up to T_max.",
-        ),
-    ] = None,
-    deadline: DeadlineOption = None,
-    minimize: MinimizeOption = None,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    currency: CurrencyOption = None,
-    iterations: IterationsOption = None,
-    tokens: TokensOption = None,
-    tokens_per_iteration: TokensPerIterationOption = None,
-    start: StartOption = None,
-    repeat_rates: RepeatRatesOption = False,
-    switch_latency: SwitchLatencyOption = None,
-    min_dwell: MinDwellOption = None,
-    robust: RobustOption = None,
-    noise: NoiseOption = None,
-    polish: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Time to spend on improving the plan with CP-SAT."),
-    ] = 0.0,
-    ladder: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Put up to N slower plans, up to T_max, into the file for when a straggler "
-            "appears.",
-        ),
-    ] = 0,
-    planner: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
-            "its own schedule unless one is named.",
-        ),
-    ] = "frontier",
-    reconfigure: ReconfigureOption = None,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="With planner envpipe: print each of its iterations."),
-    ] = False,
-    microbatches: MicrobatchesOption = None,
-    schedule: ScheduleOption = None,
-    activation_slots: SlotsOption = None,
-    chunks: ChunksOption = None,
-    p2p_latency: LatencyOption = None,
-    dag: DagOption = None,
-    recompute: RecomputeOption = False,
-    extra: ExtraOption = None,
-    blocking_power: BlockingPowerOption = None,
-    gpus_per_stage: GpusOption = 1,
-    replicas: ReplicasOption = 1,
+    job: JobOptions,
+    target: TargetOptions,
+    how: PlannerOptions,
+    clocks: ClockOptions,
+    costs: RunOptions,
+    show: OutputOptions,
     replica_profile: ReplicaProfileOption = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes.")
-    ] = Path("plan.json"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the plan goes.")] = Path(
+        "plan.json"
+    ),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
 
@@ -179,55 +63,29 @@ def solve(
       envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
       envplan solve --slowdown 3 --robust 95 --noise 2
     """
-    if planner == "envpipe" and not dag and chunks in (None, 1):
-        schedule = schedule or "envpipe"
-    job = JobOptions(
-        profile,
-        microbatches,
-        schedule,
-        chunks,
-        p2p_latency,
-        dag,
-        blocking_power,
-        gpus_per_stage,
-        replicas,
-        activation_slots,
-        recompute=recompute,
-        extra=extra,
-    )
-    costs = CostOptions(
-        price,
-        carbon,
-        currency,
-        iterations,
-        tokens,
-        tokens_per_iteration,
-        start,
-        repeat_rates,
-        deadline,
-        minimize,
-    )
-    check_outputs(output, inputs=[("the DAG file", dag), *costs.files])
+    if how.planner == "envpipe" and not job.dag and job.vp in (None, 1):
+        job = replace(job, schedule=job.schedule or "envpipe")
+    check_outputs(output, inputs=[("the DAG file", job.dag), *costs.files])
     targets: dict[str, float | None] = {
-        "--target-time": target_time,
-        "--slowdown": slowdown,
-        "--min-energy": 0.0 if min_energy else None,
-        "--energy-budget": energy_budget,
-        "--power-cap": power_cap,
-        "--deadline": costs.deadline_s(),
+        "--target-time": target.target_time,
+        "--slowdown": target.slowdown,
+        "--min-energy": 0.0 if target.min_energy else None,
+        "--energy-budget": target.energy_budget,
+        "--power-cap": target.power_cap,
+        "--deadline": costs.deadline,
     }
-    option, value = _only_target(targets, straggler_time)
-    finite(polish, "--polish")
-    at_least(ladder, "--ladder", 0)
-    conditions = ConditionOptions(switch_latency, min_dwell, robust, noise)
-    conditions.check(
+    straggler_time, peak_power_cap = target.straggler_time, target.peak_power_cap
+    polish, ladder, planner, robust = how.polish, how.ladder, how.planner, clocks.robust
+    goal, value = _only_target(targets, straggler_time)
+    check_conditions(
+        clocks,
         planner,
         {
             _STRAGGLER: straggler_time is not None and robust is not None,
             "--polish": polish > 0,
             "--ladder": ladder > 0 and robust is not None,
             **{name: value is not None for name, value in targets.items() if name in _BUDGETS},
-            "--min-energy": min_energy and robust is not None,
+            "--min-energy": target.min_energy and robust is not None,
             _PEAK: peak_power_cap is not None,
         },
     )
@@ -239,56 +97,54 @@ def solve(
                 "--polish": polish > 0,
                 "--ladder": ladder > 0,
                 f"--planner {planner}": planner != "frontier",
-                "--switch-latency": switch_latency is not None,
-                "--min-dwell": min_dwell is not None,
+                "--switch-latency": clocks.switch_latency is not None,
+                "--min-dwell": clocks.min_dwell is not None,
                 "--robust": robust is not None,
                 "--price, --carbon, --iterations or --tokens": costs.given,
             }
         )
-        solve_replicas(job, replica_profile, option, value, output, json=json, quiet=quiet)
+        solve_replicas(job, replica_profile, goal, value, output, show)
         return
     from envplan.cli.output import progress_bar, spinner
     from envplan.cli.planning import chosen_planner, plan_of, print_run
 
     if peak_power_cap is not None:
-        finite(peak_power_cap, _PEAK)
-        _refuse_with_peak(option, planner, polish, straggler_time)
+        _refuse_with_peak(goal, planner, polish, straggler_time)
 
     chosen = chosen_planner(
-        planner, reconfigure=reconfigure, explain=explain, target=option, polish=polish
+        planner, reconfigure=how.reconfigure, explain=how.explain, target=goal, polish=polish
     )
     run: EnvPipeRun | None = None
-    frontier = job.trace(quiet=quiet)
+    frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
-    reckoned = costs.run(frontier) if costs.given else None
-    doing = _doing(polish, straggler_time, deadline, conditions)
-    with spinner(doing or "", quiet=quiet or doing is None):
-        if reckoned is not None and costs.deadline is not None:
-            plan = conditions.cheapest_plan(frontier, reckoned, polish)
+    spent = costs.run(frontier) if costs.given else None
+    doing = _doing(polish, straggler_time, costs.deadline, clocks)
+    with spinner(doing or "", quiet=show.quiet or doing is None):
+        if spent is not None and costs.deadline is not None:
+            plan = cheapest_plan(clocks, frontier, spent, polish)
         elif robust is not None:
-            plan = conditions.robust_plan(frontier, option, value, quiet=quiet)
+            plan = robust_plan(clocks, frontier, goal, value, quiet=show.quiet)
         elif peak_power_cap is not None:
-            plan = _solve_under_peak(frontier, peak_power_cap, option, value, quiet=quiet)
+            plan = _solve_under_peak(frontier, peak_power_cap, goal, value, quiet=show.quiet)
         elif planner == "frontier":
-            plan = _solve(
-                frontier, option, value, straggler_time, polish, conditions.clocks, quiet=quiet
-            )
+            known = slowness(clocks)
+            plan = _solve(frontier, goal, value, straggler_time, polish, known, quiet=show.quiet)
         else:
-            plan, run = plan_of(chosen, frontier, option, value, straggler_time)
+            plan, run = plan_of(chosen, frontier, goal, value, straggler_time)
     if ladder > 0:
-        with progress_bar("building the ladder", quiet=quiet) as progress:
+        with progress_bar("building the ladder", quiet=show.quiet) as progress:
             rungs = frontier.ladder(
-                ladder, peak_power_cap=peak_power_cap, progress=progress, **conditions.clocks
+                ladder, peak_power_cap=peak_power_cap, progress=progress, **slowness(clocks)
             )
         plan = plan.with_ladder(rungs)
-    if reckoned is not None:
-        plan = reckoned.reckon(plan)
+    if spent is not None:
+        plan = spent.reckon(plan)
     plan.save(output)
-    if not explain:
+    if not how.explain:
         run = None
-    if json:
+    if show.json:
         _print_json(frontier, plan, output, run)
-    elif not quiet:
+    elif not show.quiet:
         if run is not None:
             print_run(run, frontier.pipeline)
         _print(frontier, plan, output)
@@ -300,18 +156,17 @@ def _only_target(
     """The one target given and its number; (None, 0) without any.
 
     Raises:
-        InputError: two exclude each other, or a number is out of range.
+        InputError: two exclude each other.
     """
     given = [option for option, value in targets.items() if value is not None]
     timeless = ("--min-energy", "--energy-budget", "--power-cap", "--deadline")
     if straggler_time is not None:
-        finite(straggler_time, _STRAGGLER)
         given += [_STRAGGLER] if set(given) & set(timeless) else []
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
     if not given:
         return None, 0.0
-    return given[0], finite(targets[given[0]] or 0.0, given[0])
+    return given[0], targets[given[0]] or 0.0
 
 
 def _solve(
@@ -365,25 +220,25 @@ def _plan_for_straggler(
 def _doing(
     polish: float,
     straggler_time: float | None,
-    deadline: str | None,
-    conditions: ConditionOptions,
+    deadline: float | None,
+    clocks: ClockOptions,
 ) -> str | None:
     """What takes long about making the plan, if it is something that has no progress bar."""
-    if conditions.robust is not None:
+    if clocks.robust is not None:
         return "replaying runs with noise" if deadline is not None else None
     if polish > 0:
         return f"polishing for {polish:g} s"
     if straggler_time is not None:
         return "planning for the straggler"
-    slow = any(conditions.clocks.values())
+    slow = any(slowness(clocks).values())
     return "choosing clocks that can follow" if slow else None
 
 
 def _refuse_with_replicas(others: dict[str, bool]) -> None:
     """Raises: InputError: an option that was given does not go with replicas of several kinds."""
-    for option, given in others.items():
+    for name, given in others.items():
         if given:
-            raise InputError(f"{REPLICA_PROFILE} and {option} exclude each other")
+            raise InputError(f"{REPLICA_PROFILE} and {name} exclude each other")
 
 
 def _refuse_with_peak(
@@ -396,14 +251,14 @@ def _refuse_with_peak(
         "--polish": polish > 0,
         _STRAGGLER: straggler_time is not None,
     }
-    for option, given in others.items():
+    for name, given in others.items():
         if given:
             instead = (
                 ": give --target-time S instead, the deadline over the iterations"
-                if option == "--deadline"
+                if name == "--deadline"
                 else ""
             )
-            raise InputError(f"{_PEAK} and {option} exclude each other{instead}")
+            raise InputError(f"{_PEAK} and {name} exclude each other{instead}")
 
 
 def _solve_under_peak(

@@ -6,63 +6,51 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs
+from envplan.cli.command import MOST, option, plot_option
+from envplan.cli.inputs import check_outputs
+from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.sweep import Row, SweepResult
 
-_DEFAULT_PLOT = "sweep.png"
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _TABLE_ROWS = 40
 _FAILURES = 5
 
 
-class SweepCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
-
-
 def sweep(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML."),
-    ],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML.")],
+    show: OutputOptions,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="The table: .csv or .parquet."),
+        Path, option("-o, --output FILE", MOST, "The table: .csv or .parquet.")
     ] = Path("sweep.csv"),
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Draw savings against slowdown, as .png, .svg or .pdf; without a name: "
-            f"{_DEFAULT_PLOT}.",
+        plot_option(
+            "sweep.png",
+            _PLOT_TYPES,
+            "savings against slowdown",
+            "the sweep's file goes before --plot",
         ),
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", metavar="N", help="Processes; default: one for each core."),
+        int | None, option("-j, --jobs N", MOST, "Processes; default: one for each core.", COUNT)
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
+        option(
+            "--ray ADDRESS", MOST, "Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Compute what an earlier run has done once more.")
+        bool, option("--fresh", MOST, "Compute what an earlier run has done once more.")
     ] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.
 
@@ -75,11 +63,8 @@ def sweep(
       envplan sweep sweep.toml -o sweep.parquet --jobs 8
       envplan sweep sweep.toml --ray auto
     """
-    check_type(plot, "--plot", _PLOT_TYPES, "the sweep's file goes before --plot")
-    if jobs is not None:
-        at_least(jobs, "--jobs", 1)
-        if ray is not None:
-            raise InputError("--jobs and --ray exclude each other; give one of them")
+    if jobs is not None and ray is not None:
+        raise InputError("--jobs and --ray exclude each other; give one of them")
     from envplan.sweep import read_config, run_sweep, write_table
     from envplan.sweep.running import journal_of
     from envplan.sweep.table import check_table
@@ -88,7 +73,7 @@ def sweep(
     check_outputs(output, plot, inputs=[("the sweep's file", config)])
     read = read_config(config)
     journal = journal_of(output)
-    with _progress(quiet=quiet) as progress:
+    with _progress(quiet=show.quiet) as progress:
         try:
             result = run_sweep(
                 read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress.update
@@ -107,9 +92,9 @@ def sweep(
         from envplan.plotting.sweep import plot_sweep
 
         plot_sweep(result.rows, plot)
-    if json:
+    if show.json:
         _print_json(result, output, journal, None if all_failed else plot)
-    elif not quiet:
+    elif not show.quiet:
         _print(result, output, None if all_failed else plot)
     if all_failed:
         raise typer.Exit(1)

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from envplan.cli.inputs import JsonOption, QuietOption
-from envplan.cli.plan_file import ForceOption, PlanArgument, ProfileOption, load_plan
-from envplan.errors import InputError
+from envplan.cli.command import MOST, file_of, one_of, option
+from envplan.cli.options import OutputOptions, PlanOptions
+from envplan.cli.plan_file import load_plan
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.profile import Profile
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
-_COLOURS = ("frequency", "power")
 
 
 def timeline(
-    plan: PlanArgument = Path("plan.json"),
+    source: PlanOptions,
+    show: OutputOptions,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help=f"One of {', '.join(_TYPES)}."),
+        option(
+            "-o, --output FILE",
+            MOST,
+            f"One of {', '.join(_TYPES)}.",
+            file_of(_TYPES, "choose one of them"),
+        ),
     ] = Path("timeline.png"),
     colour: Annotated[
-        str, typer.Option(metavar="BY", help="Colour operations by frequency or by power.")
+        Literal["frequency", "power"],
+        option(
+            "--colour BY",
+            MOST,
+            "Colour operations by frequency or by power.",
+            one_of("frequency", "power"),
+        ),
     ] = "frequency",
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Without maximum frequency above it.")
-    ] = False,
-    profile: ProfileOption = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    alone: Annotated[bool, option("--alone", MOST, "Without maximum frequency above it.")] = False,
 ) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
 
@@ -44,22 +47,17 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.frontier import check_type
     from envplan.cli.output import print_json, say, spinner
     from envplan.plotting.timeline import plot_timeline
     from envplan.simulation import simulate
 
-    check_type(output, "--output", _TYPES, "choose one of them")
-    if colour not in _COLOURS:
-        raise InputError(f"--colour must be {' or '.join(_COLOURS)}, not {colour}")
-    loaded, source = load_plan(plan, profile, output)
-    with spinner("Drawing", quiet=quiet):
-        after = simulate(loaded, source, force=force)
-        before = None if alone else simulate(max_frequency_of(loaded, source), source, force=force)
-        plot_timeline(
-            after, output, before=before, colour="power" if colour == "power" else "frequency"
-        )
-    if json:
+    loaded, profile = load_plan(source, output)
+    with spinner("Drawing", quiet=show.quiet):
+        after = simulate(loaded, profile, force=source.force)
+        highest = None if alone else max_frequency_of(loaded, profile)
+        before = None if highest is None else simulate(highest, profile, force=source.force)
+        plot_timeline(after, output, before=before, colour=colour)
+    if show.json:
         print_json(
             {
                 "written": str(output),
@@ -69,7 +67,7 @@ def timeline(
                 "max_frequency_energy_j": before and before.energy,
             }
         )
-    elif not quiet:
+    elif not show.quiet:
         say(f"wrote {output}")
 
 

@@ -5,6 +5,7 @@ Times are whole nanoseconds throughout, so a replayed makespan is exact.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError, shown
 from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
@@ -273,6 +275,17 @@ class Pipeline:
                     after[i, j] = lag
         ids = tuple(map(short_name, self.operations))
         return formats.dag_document(Dag(ids, self.operations, after))
+
+    def save_dag(self, path: AnyPath) -> None:
+        """Write the DAG file of the pipeline, an operation a line.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        document = self.to_dag()
+        lines = ",\n".join(map(json.dumps, document["operations"]))
+        head = json.dumps(document["schema"])
+        atomic_write(path, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
 
     def earliest_starts(self, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Replay: every operation starts as soon as its predecessors let it.

@@ -1,0 +1,651 @@
+"""The options that commands share, each declared once, and the groups that commands take them in.
+
+A group is a dataclass: a command that has it as a parameter has all its options, and receives what
+was given as one value. See command.py for how that works, and for options of one command alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from envplan.cli.command import CLOCKS, JOB, MONEY, MOST, NOISE, OUTPUT, TARGET, one_of, option
+from envplan.errors import InputError
+from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
+
+if TYPE_CHECKING:
+    from envplan.costs import Run
+    from envplan.frontier import Frontier
+    from envplan.pipeline import Pipeline
+    from envplan.profile import Profile
+    from envplan.rates import Kind, Rate
+
+DEFAULT_PROFILE = "profile.csv"
+_MANY = COUNT.within(1, 10**18)
+_MS = TIME.plainly("ms")
+
+Microbatches = Annotated[
+    int | None,
+    option(
+        "-m, --microbatches M",
+        MOST,
+        "Microbatches per iteration; default: what the profile's sidecar says.",
+        COUNT,
+    ),
+]
+Stages = Annotated[
+    int | None,
+    option(
+        "-s, --pp, --stages N",
+        JOB,
+        "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
+        COUNT,
+    ),
+]
+Chunks = Annotated[
+    int | None,
+    option(
+        "--vp, --chunks N",
+        JOB,
+        "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
+        "profile has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
+        COUNT,
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    option(
+        "--tp, --gpus-per-stage N",
+        JOB,
+        "GPUs that run each stage together (tensor parallel); default: what the profile or "
+        "plan says, else 1.",
+        COUNT,
+    ),
+]
+ContextParallel = Annotated[
+    int | None,
+    option(
+        "--cp N", JOB, "Context-parallel size, by which a stage has further GPUs; default 1.", COUNT
+    ),
+]
+DataParallel = Annotated[
+    int | None,
+    option(
+        "--dp, --replicas N",
+        JOB,
+        "Data-parallel replicas of the pipeline; default: what the plan says, else 1.",
+        COUNT,
+    ),
+]
+Latency = Annotated[
+    float | None,
+    option(
+        "--p2p-latency TIME",
+        JOB,
+        "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default 0.",
+        TIME,
+    ),
+]
+SwitchLatency = Annotated[
+    float | None,
+    option(
+        "--switch-latency TIME",
+        CLOCKS,
+        "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+        _MS,
+    ),
+]
+MinDwell = Annotated[
+    float | None,
+    option(
+        "--min-dwell TIME",
+        CLOCKS,
+        "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
+        _MS,
+    ),
+]
+Noise = Annotated[
+    float | None,
+    option(
+        "--noise PCT",
+        NOISE,
+        "Standard deviation of times; with --robust, default: the profile's column time_std.",
+        PERCENT,
+    ),
+]
+ActivationSlots = Annotated[
+    str | None,
+    option(
+        "--activation-slots N[,N...]",
+        JOB,
+        "Microbatches whose activations fit into a stage's memory, one number for all stages "
+        "or one for each: caps how far schedule envpipe runs ahead.",
+    ),
+]
+Reconfigure = Annotated[
+    str | None,
+    option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
+]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
+ProfileOption = Annotated[
+    str | None,
+    option(
+        "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
+    ),
+]
+ForceOption = Annotated[
+    bool, option("--force", OUTPUT, "Go on though the profile has changed since.")
+]
+JsonOption = Annotated[bool, option("--json", OUTPUT, "Print JSON instead of a table.")]
+QuietOption = Annotated[
+    bool, option("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How a command answers."""
+
+    json: JsonOption = False
+    quiet: QuietOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """A plan, and how to come by its profile."""
+
+    plan: PlanArgument = Path("plan.json")
+    profile: ProfileOption = None
+    force: ForceOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The training job: a profile and how the pipeline runs it."""
+
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
+        ),
+    ] = DEFAULT_PROFILE
+    microbatches: Microbatches = None
+    schedule: Annotated[
+        str | None,
+        option(
+            "--schedule NAME",
+            JOB,
+            "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
+            "dualpipe-v; default: what the profile's sidecar says, else 1f1b.",
+        ),
+    ] = None
+    pp: Stages = None
+    vp: Chunks = None
+    tp: TensorParallel = None
+    cp: ContextParallel = None
+    dp: DataParallel = None
+    p2p_latency: Latency = None
+    dag: Annotated[
+        Path | None,
+        option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
+    ] = None
+    activation_slots: ActivationSlots = None
+    recompute: Annotated[
+        bool,
+        option(
+            "--recompute",
+            JOB,
+            "Activations are recomputed: add each stage's forward to its backward.",
+        ),
+    ] = False
+    extra: Annotated[
+        str | None,
+        option(
+            "--extra NAME[,NAME...]",
+            JOB,
+            "Give the schedule operations beside forwards and backwards, as far as the "
+            "profile has rows for them: load, all_reduce, optimizer.",
+        ),
+    ] = None
+    blocking_power: Annotated[
+        float | None,
+        option(
+            "--blocking-power W",
+            JOB,
+            "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
+            POWER,
+        ),
+    ] = None
+
+    def load(self) -> tuple[Profile, Pipeline]:
+        """The profile and the pipeline.
+
+        Raises:
+            InputError: there is no such profile or pipeline, or options contradict each other.
+        """
+        profile = open_profile(self.profile)
+        self._warn_of_contradictions(profile)
+        pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        needed = {op.instruction for op in pipeline.operations}
+        return profile.fitted(needed, recompute=self.recompute), pipeline
+
+    def trace(self, *, quiet: bool) -> Frontier:
+        """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Raises:
+            InputError: as for load, or the profile does not fit the pipeline.
+        """
+        profile, pipeline = self.load()
+        from envplan.cli.output import progress_bar
+        from envplan.frontier import trace_frontier
+
+        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+            return trace_frontier(
+                pipeline,
+                profile,
+                blocking_power=self.blocking_power,
+                gpus_per_stage=self.gpus_per_stage(profile),
+                replicas=self.dp or 1,
+                progress=progress,
+            )
+
+    def gpus_per_stage(self, profile: Profile) -> int:
+        """GPUs of a stage: as given, else as many as the profile was made with."""
+        return (self.tp or profile.metadata.tensor_parallel or 1) * (self.cp or 1)
+
+    def _warn_of_contradictions(self, profile: Profile) -> None:
+        from envplan.cli.output import warn
+
+        known = profile.metadata.tensor_parallel
+        if self.tp is not None and known not in (None, self.tp):
+            warn(
+                f"profile {profile.name} was made with --tp {known}, not {self.tp}: its times and "
+                f"energies are those of --tp {known}"
+            )
+
+    def _from_dag(self) -> Pipeline:
+        from envplan.pipeline import Pipeline
+
+        scheduling = {
+            "--schedule": self.schedule,
+            "--microbatches": self.microbatches,
+            "--pp": self.pp,
+            "--vp": self.vp,
+            "--p2p-latency": self.p2p_latency,
+            "--activation-slots": self.activation_slots,
+            "--extra": self.extra,
+        }
+        for name, value in scheduling.items():
+            if value is not None:
+                raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
+        assert self.dag is not None
+        return Pipeline.from_dag_file(self.dag)
+
+    def _from_schedule(self, profile: Profile) -> Pipeline:
+        from envplan.pipeline import Pipeline
+        from envplan.pipeline.extras import parse_extras
+
+        microbatches = self.microbatches or profile.metadata.num_microbatches
+        schedule, stages, chunks = self._shape(profile)
+        if microbatches is None:
+            raise InputError(
+                "how many microbatches has an iteration? Give --microbatches M (profile "
+                f"{profile.name} does not say)"
+            )
+        return Pipeline(
+            schedule,
+            num_stages=stages,
+            num_microbatches=microbatches,
+            num_chunks=chunks,
+            p2p_latency=self.p2p_latency or 0.0,
+            forwards_ahead=self._forwards_ahead(profile, schedule, chunks, microbatches),
+            extras=parse_extras(self.extra, profile),
+        )
+
+    def _shape(self, profile: Profile) -> tuple[str, int, int]:
+        """Schedule, stages and chunks: as given, else as profile and schedule have them."""
+        from envplan.pipeline import traits
+
+        model_stages = profile.num_stages
+        schedule = self.schedule or profile.metadata.schedule or "1f1b"
+        chunks = self.vp
+        if chunks is None and self.pp is not None and model_stages % self.pp == 0:
+            chunks = model_stages // self.pp
+        if not self.schedule and schedule == "1f1b" and (chunks or 1) > 1:
+            schedule = "interleaved"  # 1F1B with chunks
+        chunks = chunks or traits(schedule).chunks
+        if model_stages % chunks:
+            given = f"--vp/--chunks {chunks}"
+            usual = f"schedule {schedule} runs {chunks} chunks on each pipeline stage; {chunks}"
+            raise InputError(
+                f"{given if self.vp else usual} does not divide the {model_stages} stages of "
+                f"profile {profile.name}"
+            )
+        stages = model_stages // chunks
+        if self.pp not in (None, stages):
+            raise InputError(
+                f"--pp {self.pp} with --vp {chunks} is {self.pp * chunks} model stages, but "
+                f"profile {profile.name} has {model_stages}"
+            )
+        return schedule, stages, chunks
+
+    def _forwards_ahead(
+        self, profile: Profile, schedule: str, chunks: int, microbatches: int
+    ) -> tuple[int, ...] | None:
+        slots = parse_slots(self.activation_slots)
+        if schedule != "envpipe":
+            if slots is not None:
+                raise InputError(f"--activation-slots goes with schedule envpipe, not {schedule}")
+            return None
+        if chunks > 1:
+            return None  # the schedule itself says why it cannot
+        from envplan.planners import forwards_ahead
+
+        timed = profile.fitted(("backward",), recompute=self.recompute)
+        return forwards_ahead(timed, microbatches, slots)
+
+
+def open_profile(path_or_name: str) -> Profile:
+    """The profile at a path or of a built-in name.
+
+    Raises:
+        InputError: there is none; says how to come by one.
+    """
+    from envplan.profile import Profile
+
+    if path_or_name == DEFAULT_PROFILE and not Path(DEFAULT_PROFILE).exists():
+        raise InputError(
+            "no such file here; give the path of a profile, or the name of a built-in one "
+            "(`envplan profiles` lists them)",
+            path=DEFAULT_PROFILE,
+        )
+    return Profile.open(path_or_name)
+
+
+def parse_slots(text: str | None) -> int | list[int] | None:
+    """The numbers that --activation-slots gives.
+
+    Raises:
+        InputError: it is no number, and no list of them.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
+        ) from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """What a plan is for; without any, no slowdown."""
+
+    target_time: Annotated[
+        float | None,
+        option(
+            "--target-time TIME",
+            MOST,
+            "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
+            TIME,
+        ),
+    ] = None
+    slowdown: Annotated[
+        float | None,
+        option("--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT),
+    ] = None
+    min_energy: Annotated[bool, option("--min-energy", MOST, "Least energy of all, at T_star.")] = (
+        False
+    )
+    energy_budget: Annotated[
+        float | None,
+        option(
+            "--energy-budget J",
+            TARGET,
+            "Shortest iteration of at most J joules over all GPUs.",
+            ENERGY,
+        ),
+    ] = None
+    power_cap: Annotated[
+        float | None,
+        option(
+            "--power-cap W",
+            TARGET,
+            "Shortest iteration of at most W watts over all GPUs, on average.",
+            POWER,
+        ),
+    ] = None
+    peak_power_cap: Annotated[
+        float | None,
+        option(
+            "--peak-power-cap W",
+            TARGET,
+            "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
+            "--slowdown or --min-energy: least energy.",
+            POWER,
+        ),
+    ] = None
+    straggler_time: Annotated[
+        float | None,
+        option(
+            "--straggler-time TIME",
+            TARGET,
+            "Some replica takes so long anyway: use what time that leaves, up to T_max.",
+            TIME,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerOptions:
+    """Who plans, and how hard it tries."""
+
+    polish: Annotated[
+        float,
+        option(
+            "--polish TIME",
+            TARGET,
+            "Time to spend on improving the plan with CP-SAT, as in 30s.",
+            TIME,
+        ),
+    ] = 0.0
+    ladder: Annotated[
+        int,
+        option(
+            "--ladder N",
+            TARGET,
+            "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
+            WHOLE,
+        ),
+    ] = 0
+    planner: Annotated[
+        str,
+        option(
+            "--planner NAME",
+            TARGET,
+            "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
+            "its own schedule unless one is named.",
+        ),
+    ] = "frontier"
+    reconfigure: Reconfigure = None
+    explain: Annotated[
+        bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOptions:
+    """How late clocks follow and how much times vary; seconds and percent."""
+
+    switch_latency: SwitchLatency = None
+    min_dwell: MinDwell = None
+    robust: Annotated[
+        float | None,
+        option(
+            "--robust PCT",
+            NOISE,
+            "Hold the target with a probability of PCT percent, though times vary.",
+            PERCENT,
+        ),
+    ] = None
+    noise: Noise = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """What a run costs: rates, and how much work it is."""
+
+    price: Annotated[
+        str | None,
+        option(
+            "--price P|FILE",
+            MONEY,
+            "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
+        ),
+    ] = None
+    carbon: Annotated[
+        str | None,
+        option(
+            "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
+        ),
+    ] = None
+    currency: Annotated[
+        str | None, option("--currency NAME", MONEY, "What to call the units of --price.")
+    ] = None
+    iterations: Annotated[
+        int | None,
+        option("--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        option(
+            "--tokens N",
+            MONEY,
+            "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
+            _MANY,
+        ),
+    ] = None
+    tokens_per_iteration: Annotated[
+        int | None,
+        option(
+            "--tokens-per-iteration N",
+            MONEY,
+            "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
+            _MANY,
+        ),
+    ] = None
+    start: Annotated[
+        str | None,
+        option(
+            "--start TIME",
+            MONEY,
+            "When the run starts, as in 2026-12-01T00:00, for files with times; default: when "
+            "they do.",
+        ),
+    ] = None
+    repeat_rates: Annotated[
+        bool,
+        option("--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: options contradict each other or lack one another."""
+        rates = self.price or self.carbon
+        for name, value, needed, other in (
+            ("--currency", self.currency, "--price", self.price),
+            ("--tokens-per-iteration", self.tokens_per_iteration, "--tokens", self.tokens),
+            ("--start", self.start, "--price or --carbon", rates),
+            ("--repeat-rates", self.repeat_rates, "--price or --carbon", rates),
+        ):
+            if value and not other:
+                raise InputError(f"{name} goes with {needed}")
+        if self.iterations is not None and self.tokens is not None:
+            raise InputError("--iterations and --tokens exclude each other; give one of them")
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is to be computed."""
+        return any((self.price, self.carbon, self.iterations, self.tokens))
+
+    @property
+    def files(self) -> list[tuple[str, str | None]]:
+        """What may be files to read, each after what it is."""
+        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
+
+    def run(self, frontier: Frontier | None) -> Run:
+        """The run whose costs are wanted.
+
+        Args:
+            frontier: what says how many tokens an iteration has; None: an option must.
+
+        Raises:
+            InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
+        """
+        from envplan.costs import Run
+
+        return Run(
+            iterations=self._iterations(frontier),
+            price=self._rate(self.price, "price"),
+            carbon=self._rate(self.carbon, "carbon"),
+            currency=self.currency,
+            tokens=self.tokens,
+        )
+
+    def _rate(self, given: str | None, kind: Kind) -> Rate | None:
+        from envplan.rates import read_rate
+
+        if given is None:
+            return None
+        return read_rate(given, kind, start=self.start, repeats=self.repeat_rates)
+
+    def _iterations(self, frontier: Frontier | None) -> int | None:
+        from envplan.costs import tokens_per_iteration
+
+        if self.tokens is None:
+            return self.iterations
+        each = self.tokens_per_iteration
+        if each is None:
+            if frontier is None:
+                raise InputError("--tokens needs --tokens-per-iteration here")
+            each = tokens_per_iteration(frontier)
+        return -(-self.tokens // each)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(CostOptions):
+    """The costs of a run that may have to be over in time."""
+
+    deadline: Annotated[
+        float | None,
+        option(
+            "--deadline TIME",
+            MONEY,
+            "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
+            LONG_TIME,
+        ),
+    ] = None
+    minimize: Annotated[
+        Literal["money", "carbon", "energy"] | None,
+        option(
+            "--minimize WHAT",
+            MONEY,
+            "With --deadline: money, carbon or energy; default: the first of these that is known.",
+            one_of("money", "carbon", "energy"),
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.minimize and self.deadline is None:
+            raise InputError("--minimize goes with --deadline")
+        if self.deadline is not None and self.iterations is None and self.tokens is None:
+            raise InputError("--deadline needs to know the work: give --iterations or --tokens")
+
+    def run(self, frontier: Frontier | None) -> Run:
+        return replace(super().run(frontier), deadline_s=self.deadline, minimize=self.minimize)

@@ -1,0 +1,139 @@
+"""Options: declared once, in panels, in one vocabulary, with units."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli.command import JOB, MOST, add, one_of, option, plot_option
+from envplan.plan import Plan
+from envplan.profile import Profile
+from envplan.quantities import TIME
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_profile(4).save_csv(tmp_path / "profile.csv")
+    return tmp_path
+
+
+def plan(folder: Path, *arguments: object) -> Plan:
+    ran = envplan("solve", *arguments, cwd=folder)
+    assert (ran.code, ran.err) == (0, "")
+    return Plan.load(folder / "plan.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    late: Annotated[float, option("--late TIME", JOB, "How late.", TIME)] = 1.0
+    colour: Annotated[
+        str, option("--colour NAME", MOST, "Which.", one_of("red", "blue"))
+    ] = "red"
+    plot: Annotated[Path | None, plot_option("drawn.png", (".png", ".svg"), "it", "choose one")] = (
+        None
+    )
+
+
+def grouped() -> tuple[typer.Typer, list[Any]]:
+    app, received = typer.Typer(rich_markup_mode=None), list[Any]()
+
+    def command(group: Group, name: Annotated[str, typer.Argument(help="A name.")] = "x") -> None:
+        received.append((group, name))
+
+    add(app, command)
+    return app, received
+
+
+@pytest.mark.parametrize(
+    ("arguments", "late", "colour", "plot"),
+    [
+        ([], 1.0, "red", None),
+        (["--late", "20ms", "--colour", "blue"], 0.02, "blue", None),
+        (["--plot"], 1.0, "red", Path("drawn.png")),
+        (["--plot", "--late", "2"], 2.0, "red", Path("drawn.png")),
+        (["--plot", "a.svg"], 1.0, "red", Path("a.svg")),
+    ],
+)
+def test_a_group_receives_its_options_by_name(
+    arguments: list[str], late: float, colour: str, plot: Path | None
+) -> None:
+    app, received = grouped()
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert received == [(Group(late=late, colour=colour, plot=plot), "x")]
+
+
+def test_help_has_a_panel_for_each_kind_of_option() -> None:
+    app, _ = grouped()
+    lines = CliRunner().invoke(app, ["--help"]).output.splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
+
+
+def test_help_of_solve_starts_with_what_most_people_need(tmp_path: Path) -> None:
+    text = envplan("solve", "--help", cwd=tmp_path).out
+    panels = ("Most used", "Job", "Target", "Slow clocks", "Noise", "Money", "Output")
+    places = [text.index(f"\n{panel}:\n") for panel in panels]
+    assert places == sorted(places)
+    first = text[places[0] : places[1]]
+    for name in ("--microbatches", "--target-time", "--slowdown", "--min-energy", "--output"):
+        assert name in first
+    assert first.count(" --") == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--gpus-per-stage", 4, "--replicas", 2], ["--tp", 4, "--dp", 2]),
+        (["--chunks", 2], ["--vp", 2]),
+        (["--stages", 2, "--chunks", 2], ["--pp", 2, "--vp", 2]),
+        (["--gpus-per-stage", 4], ["--tp", 2, "--cp", 2]),
+        (["--switch-latency", 20], ["--switch-latency", "0.02s"]),
+        (["--p2p-latency", 0.001], ["--p2p-latency", "1ms"]),
+    ],
+)
+def test_old_names_and_plain_numbers_mean_the_same(
+    folder: Path, old: list[object], new: list[object]
+) -> None:
+    assert plan(folder, *old) == plan(folder, *new)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--pp", 3], ["--pp 3", "4"]),
+        (["--pp", 4, "--vp", 4], ["--pp 4", "16 model stages", "has 4"]),
+        (["--vp", 3], ["--vp/--chunks 3", "does not divide"]),
+        (["--dp", 0], ["--dp/--replicas", "at least 1"]),
+    ],
+)
+def test_shapes_that_the_profile_does_not_have_are_refused(
+    folder: Path, arguments: list[object], words: list[str]
+) -> None:
+    assert_refused(envplan("solve", *arguments, cwd=folder), 2, *words)
+
+
+def test_pipeline_stages_alone_tell_the_chunks(folder: Path) -> None:
+    job = plan(folder, "--pp", 2).job
+    assert (job.schedule, job.stages, job.chunks) == ("interleaved", 2, 2)
+
+
+def test_tensor_parallelism_comes_from_the_sidecar_and_a_contradiction_is_told(
+    folder: Path,
+) -> None:
+    sidecar = folder / "profile.meta.json"
+    document = json.loads(sidecar.read_text()) | {"tensor_parallel": 4}
+    sidecar.write_text(json.dumps(document))
+    assert Profile.read_csv(folder / "profile.csv").metadata.tensor_parallel == 4
+    assert plan(folder).job.gpus_per_stage == 4
+    ran = envplan("solve", "--tp", 2, "--cp", 2, cwd=folder)
+    assert ran.code == 0
+    assert "warning: profile profile was made with --tp 4, not 2" in ran.err
+    assert Plan.load(folder / "plan.json").job.gpus_per_stage == 4
