@@ -89,7 +89,7 @@ class Request(Model):
     deadline: Deadline = Deadline(kind="no-slowdown")
     straggler_time_s: Seconds | None = None
     switch_latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = 0.0
-    limits: tuple[AnyLimit, ...] = ()
+    limits: Annotated[tuple[AnyLimit, ...], Field(strict=False)] = ()
     run: Run | None = None
     effort: Effort = Effort()
 

@@ -188,8 +188,8 @@ def _devices(text: str | None, gpus_per_node: int) -> list[int]:
 
 
 def _profile(plan: Plan, file: Path, name: str | None) -> Profile:
+    from envplan.plan import find_profile
     from envplan.profile import Profile
-    from envplan.verify import find_profile
 
     return Profile.open(name) if name is not None else find_profile(plan.profile, file)
 

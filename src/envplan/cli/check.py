@@ -124,8 +124,8 @@ def _check_profile(file: Path) -> list[str]:
 def _check_plan(
     document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
 ) -> list[str]:
-    from envplan.plan import Plan
-    from envplan.verify import find_profile, verify_plan
+    from envplan.plan import Plan, find_profile
+    from envplan.verify import verify_plan
 
     plan = Plan.from_document(document, path=file)
     source = _named_profile(profile) or find_profile(plan.profile, file)
@@ -188,7 +188,8 @@ def _check_frontier(
     document: object, file: Path, profile: str | None, force: bool, progress: _Progress | None
 ) -> list[str]:
     from envplan.cli.frontier_file import FrontierFile, check_curve, check_rows
-    from envplan.verify import as_referenced, check_reference, find_profile, trace_job
+    from envplan.plan import as_referenced, check_reference, find_profile
+    from envplan.solve import trace_job
 
     frontier = FrontierFile.from_document(document, file)
     source = _named_profile(profile) or find_profile(frontier.profile, file)

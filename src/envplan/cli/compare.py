@@ -89,9 +89,10 @@ def compare(
                 "--straggler-time and --straggler-slowdown exclude each other; give one of them"
             )
 
-    import envplan.frontier  # noqa: F401  # so that the trace's time has no imports in it
+    import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
     from envplan.cli.output import spinner
+    from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
     job.load()  # first imports and first checks, before the clock runs
@@ -99,7 +100,7 @@ def compare(
     frontier = job.trace(quiet=show.quiet)
     trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
-    reckoned = costs.run(frontier) if costs.given else None
+    run = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=show.quiet):
         comparison = planners.compare(
             frontier,
@@ -112,11 +113,11 @@ def compare(
     if plot is not None:
         _draw(comparison, plot)
     plans = [entry.plan for entry in comparison.entries]
-    priced = [] if reckoned is None else [reckoned.reckon(plan) for plan in plans]
+    with_costs = [] if run is None else [priced(plan, run) for plan in plans]
     if show.json:
-        _print_json(comparison, priced)
+        _print_json(comparison, with_costs)
     elif not show.quiet:
-        _print(comparison, plot, priced)
+        _print(comparison, plot, with_costs)
 
 
 def _draw(comparison: Comparison, path: Path) -> None:

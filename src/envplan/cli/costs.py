@@ -40,21 +40,6 @@ def print_costs(plan: Plan) -> None:
     )
 
 
-def cost_notes(plan: Plan) -> list[str]:
-    """What the plan was chosen for, in a sentence."""
-    from envplan.costs import duration_text
-
-    costs = plan.costs
-    if costs is not None and plan.predicted.until_straggler is not None:
-        return ["costs are those of iterations that last until the straggler has finished"]
-    if costs is None or costs.deadline_s is None:
-        return []
-    return [
-        f"least {costs.minimized} of the plans whose run is over within "
-        f"{duration_text(costs.deadline_s)}"
-    ]
-
-
 def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
     from envplan.cli.output import column
 
@@ -88,6 +73,7 @@ def replay_costs(
     Raises:
         InputError: a rate ends before the run does.
     """
+    from envplan.costs import priced
     from envplan.units import j_from_fj, ns_from_s, s_from_ns
 
     runs, least_ns = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0)
@@ -98,7 +84,7 @@ def replay_costs(
             "energy_j": j_from_fj(sum(timeline.run_energies_fj)) / runs,
         }
     )
-    costs = run.reckon(timeline.plan.model_copy(update={"predicted": predicted})).costs
+    costs = priced(timeline.plan.model_copy(update={"predicted": predicted}), run).costs
     assert costs is not None
     return costs.iteration.plan, None if costs.run is None else costs.run.plan
 

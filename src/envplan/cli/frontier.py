@@ -14,8 +14,8 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
     from envplan.plan import Plan
+    from envplan.solve import Frontier
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ANIMATION_TYPES = (".gif", ".mp4", ".html")

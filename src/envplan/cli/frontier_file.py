@@ -25,7 +25,7 @@ from envplan.plan import (
 )
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
+    from envplan.solve import Frontier
 
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
 _TOLERANCE: Final = 1e-9

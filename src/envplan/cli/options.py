@@ -6,9 +6,9 @@ was given as one value. See command.py for how that works, and for options of on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,10 +18,10 @@ from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, W
 
 if TYPE_CHECKING:
     from envplan.costs import Run
-    from envplan.frontier import Frontier
+    from envplan.costs.rates import Kind, Rate
     from envplan.pipeline import Pipeline
     from envplan.profile import Profile
-    from envplan.rates import Kind, Rate
+    from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
@@ -241,7 +241,7 @@ class JobOptions:
         """
         profile, pipeline = self.load()
         from envplan.cli.output import progress_bar
-        from envplan.frontier import trace_frontier
+        from envplan.solve import trace_frontier
 
         with progress_bar("Tracing the frontier", quiet=quiet) as progress:
             return trace_frontier(
@@ -589,16 +589,21 @@ class CostOptions:
         """
         from envplan.costs import Run
 
-        return Run(
+        return Run.of(
             iterations=self._iterations(frontier),
             price=self._rate(self.price, "price"),
             carbon=self._rate(self.carbon, "carbon"),
             currency=self.currency,
             tokens=self.tokens,
+            **self._aim(),
         )
 
+    def _aim(self) -> dict[str, Any]:
+        """What further says which plan is best."""
+        return {}
+
     def _rate(self, given: str | None, kind: Kind) -> Rate | None:
-        from envplan.rates import read_rate
+        from envplan.costs import read_rate
 
         if given is None:
             return None
@@ -647,5 +652,5 @@ class RunOptions(CostOptions):
         if self.deadline is not None and self.iterations is None and self.tokens is None:
             raise InputError("--deadline needs to know the work: give --iterations or --tokens")
 
-    def run(self, frontier: Frontier | None) -> Run:
-        return replace(super().run(frontier), deadline_s=self.deadline, minimize=self.minimize)
+    def _aim(self) -> dict[str, Any]:
+        return {"deadline_s": self.deadline, "minimize": self.minimize}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
     from envplan.plan import Plan
     from envplan.profile import Profile
+    from envplan.solve import Frontier
 
 _PATIENCE_S = 1.0
 _BETWEEN = 2  # characters between columns of a table

@@ -22,9 +22,8 @@ def load_plan(given: PlanOptions, *outputs: Path | None) -> tuple[Plan, Profile]
     Raises:
         InputError: one of the two cannot be read, or an output is one of them or cannot be written.
     """
-    from envplan.plan import Plan
+    from envplan.plan import Plan, as_referenced, find_profile
     from envplan.profile import Profile
-    from envplan.verify import as_referenced, find_profile
 
     check_outputs(*outputs, inputs=[("the plan", given.plan)])
     plan = Plan.load(given.plan)

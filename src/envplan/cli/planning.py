@@ -5,80 +5,46 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from envplan.errors import InputError
-
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
     from envplan.pipeline import Pipeline
     from envplan.plan import Plan
     from envplan.planners import EnvPipeRun, Planner
-
-_TIMELY = ("--target-time", "--slowdown")
-
-
-def chosen_planner(
-    name: str, *, reconfigure: str | None, explain: bool, target: str | None, polish: float
-) -> Planner:
-    """The planner that the options ask for.
-
-    Args:
-        target: the option that gave a target, if any did.
-
-    Raises:
-        InputError: there is no such planner, or an option does not go with it.
-    """
-    from envplan.planners import EnvPipe, planner_named
-
-    planner = planner_named(name)
-    for option, given in (("--reconfigure", reconfigure is not None), ("--explain", explain)):
-        if given and name != EnvPipe.name:
-            raise InputError(f"{option} goes with --planner envpipe, not {name}")
-    if name == "frontier":
-        return planner
-    if polish > 0:
-        raise InputError(f"--polish goes with --planner frontier, not {name}")
-    if target is not None and not planner.takes_target:
-        raise InputError(
-            f"--planner {name} takes no target: it settles on an iteration time of its own; leave "
-            f"{target} out"
-        )
-    if target is not None and target not in _TIMELY:
-        raise InputError(f"--planner {name} takes {' or '.join(_TIMELY)}, not {target}")
-    return EnvPipe(reconfigure) if reconfigure is not None else planner
+    from envplan.request import Request
+    from envplan.solve import Frontier
 
 
 def plan_of(
-    planner: Planner,
-    frontier: Frontier,
-    option: str | None,
-    value: float,
-    straggler_time: float | None,
+    planner: Planner, frontier: Frontier, request: Request
 ) -> tuple[Plan, EnvPipeRun | None]:
-    """The planner's plan for the target an option gave, and what EnvPipe did if it was EnvPipe.
+    """The plan of a planner other than our own, and what EnvPipe did if it was EnvPipe.
 
     A straggler leaves those planners that take a target until it is finished.
     """
+    from envplan.costs import priced
+    from envplan.plan import note_straggler, replay_plan
     from envplan.planners import EnvPipe
     from envplan.units import ns_from_s_floor
 
-    if isinstance(planner, EnvPipe):
-        run = planner.run(frontier)
-        return _noted(run.plan(frontier), frontier, straggler_time), run
-    target: int | None = None
-    if option == "--target-time":
-        target = ns_from_s_floor(value)
-    elif option == "--slowdown":
-        target = frontier.min_time_ns + int(frontier.min_time_ns * value / 100)
-    plan = planner.plan(frontier, target)
-    if straggler_time is not None and planner.takes_target:
-        latest = ns_from_s_floor(straggler_time)
-        if latest > ns_from_s_floor(plan.target.deadline_s):
-            plan = planner.plan(frontier, latest)
-    return _noted(plan, frontier, straggler_time), None
-
-
-def _noted(plan: Plan, frontier: Frontier, straggler_time: float | None) -> Plan:
-    return plan if straggler_time is None else frontier.with_straggler(plan, straggler_time)
+    run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
+    straggler_s, deadline = request.straggler_time_s, request.deadline
+    if run is not None:
+        plan = run.plan(frontier)
+    else:
+        target_ns: int | None = None
+        if deadline.time_s is not None:
+            target_ns = ns_from_s_floor(deadline.time_s)
+        elif deadline.slowdown is not None:
+            target_ns = frontier.min_time_ns + int(frontier.min_time_ns * deadline.slowdown)
+        plan = planner.plan(frontier, target_ns)
+        if straggler_s is not None and planner.takes_target:
+            plan = planner.plan(
+                frontier, max(ns_from_s_floor(straggler_s), plan.target.deadline_ns)
+            )
+    if straggler_s is not None:
+        replay = replay_plan(plan, frontier.profile)
+        until_ns = ns_from_s_floor(straggler_s)
+        plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
+    return plan if request.run is None else priced(plan, request.run), run
 
 
 def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:

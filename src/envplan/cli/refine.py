@@ -49,11 +49,10 @@ def refine(
     """
     from envplan.cli.frontier import check_type
     from envplan.cli.output import print_json, progress_bar
-    from envplan.plan import Plan
+    from envplan.plan import Plan, as_referenced, check_reference, find_profile
     from envplan.profile import Profile
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
-    from envplan.verify import as_referenced, check_reference, find_profile
 
     check_type(profile_output, "--profile-output", (".csv",), "a profile is a CSV file")
     read = [("the plan", plan), *(("a run log", log) for log in logs)]

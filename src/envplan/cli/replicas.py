@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 from envplan.cli.command import JOB, option
 from envplan.cli.inputs import at_least, check_outputs, refuse_overwriting
-from envplan.cli.options import JobOptions, OutputOptions, open_profile
+from envplan.cli.options import (
+    ClockOptions,
+    JobOptions,
+    OutputOptions,
+    PlannerOptions,
+    RunOptions,
+    TargetOptions,
+    open_profile,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.frontier import Frontier
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
+    from envplan.solve import Frontier
 
 REPLICA_PROFILE = "--replica-profile"
-_TARGETS = (None, "--target-time", "--slowdown", "--min-energy")
 
 ReplicaProfileOption = Annotated[
     list[str] | None,
@@ -66,8 +73,7 @@ def parse_replica(text: str) -> tuple[str, int]:
 def solve_replicas(
     job: JobOptions,
     others: Sequence[str],
-    option: str | None,
-    value: float,
+    asked: tuple[TargetOptions, PlannerOptions, ClockOptions, RunOptions],
     output: Path,
     show: OutputOptions,
 ) -> None:
@@ -75,17 +81,16 @@ def solve_replicas(
 
     Args:
         others: as given to --replica-profile.
-        option, value: the target.
+        asked: what is wanted of all together.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
-        NoAnswerError: the slowest kind cannot meet the target.
+        NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
+    from envplan.cli.asking import request_of
     from envplan.cli.output import print_json, spinner
     from envplan.replicas import plan_replicas
 
-    if option not in _TARGETS:
-        raise InputError(f"{REPLICA_PROFILE} and {option} exclude each other")
     kinds = [parse_replica(text) for text in others]
     files = [output]
     files += [output.with_suffix(f".replica{k}{output.suffix}") for k in range(1, len(kinds) + 1)]
@@ -94,12 +99,7 @@ def solve_replicas(
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
     with spinner("planning every kind of replica", quiet=show.quiet):
-        planned = plan_replicas(
-            frontiers,
-            value if option == "--target-time" else None,
-            slowdown=value / 100 if option == "--slowdown" else None,
-            min_energy=option == "--min-energy",
-        )
+        planned = plan_replicas(frontiers, request_of(frontiers[0], *asked))
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
     if show.json:
@@ -110,7 +110,7 @@ def solve_replicas(
 
 def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool) -> list[Frontier]:
     from envplan.cli.output import progress_bar
-    from envplan.frontier import trace_frontier
+    from envplan.solve import trace_frontier
 
     profile, pipeline = job.load()
     instructions = {op.instruction for op in pipeline.operations}
@@ -139,13 +139,11 @@ def _print_planned(
     frontiers: Sequence[Frontier], planned: ReplicaPlans, files: Sequence[Path]
 ) -> None:
     from envplan.cli.output import describe_job, exact_seconds, say
-    from envplan.replicas import common_min_time_ns
-    from envplan.units import s_from_ns
 
     for frontier in frontiers:
         say(describe_job(frontier))
     print_replicas(planned)
-    least = s_from_ns(common_min_time_ns(frontiers))
+    least = max(frontier.min_time for frontier in frontiers)
     say(f"T_min of all together {exact_seconds(least)} s, that of the slowest")
     say(f"wrote {', '.join(map(str, files))}")
 
@@ -177,6 +175,15 @@ def print_replicas(planned: ReplicaPlans) -> None:
     )
     if planned.gap is not None:
         say(f"certified gap of all together {100 * planned.gap:.3f}%")
+    if planned.costs is not None:
+        before, after = planned.costs.max_frequency, planned.costs.plan
+        for name, old, new in (
+            ("energy (kWh)", before.energy_kwh, after.energy_kwh),
+            ("cost", before.money, after.money),
+            ("carbon (g CO2)", before.carbon_g, after.carbon_g),
+        ):
+            if old is not None and new is not None:
+                say(f"{name} of the run: {significant(new, 6)}, before {significant(old, 6)}")
 
 
 def load_replicas(
@@ -191,9 +198,8 @@ def load_replicas(
     Raises:
         InputError: a plan or a profile is not found or does not hold.
     """
-    from envplan.plan import Plan
+    from envplan.plan import Plan, find_profile
     from envplan.replicas import plan_beside, replay_replicas
-    from envplan.verify import find_profile
 
     replicas = [first]
     for name, count in map(parse_replica, profiles):

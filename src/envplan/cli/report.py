@@ -44,18 +44,19 @@ def report(
     """
     from envplan.cli.frontier import distinct
     from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
+    from envplan.costs import priced
     from envplan.planners import compare as run_planners
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page
     from envplan.simulation import simulate
-    from envplan.verify import trace_job
+    from envplan.solve import trace_job
 
     loaded, profile = load_plan(source, output)
     after = simulate(loaded, profile, force=source.force)
     with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         frontier = trace_job(loaded.job, profile, progress)
     if costs.given:
-        loaded = costs.run(frontier).reckon(loaded)
+        loaded = priced(loaded, costs.run(frontier))
     with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(frontier.sample_plans(_ALONG, progress=progress))
     comparison = None

@@ -110,7 +110,7 @@ class ClusterOptions:
             return []
         from envplan.cli.output import progress_bar, spinner
         from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
-        from envplan.verify import trace_job
+        from envplan.solve import trace_job
 
         replicas = self.dp or plan.job.replicas
         gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None

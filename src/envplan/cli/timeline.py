@@ -73,6 +73,6 @@ def timeline(
 
 def max_frequency_of(plan: Plan, profile: Profile) -> Plan:
     """The plan of the same job in which every operation runs at its highest frequency."""
-    from envplan.verify import trace_job
+    from envplan.solve import trace_job
 
     return trace_job(plan.job, profile).max_frequency_plan()

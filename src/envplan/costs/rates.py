@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from envplan._model import Model
 from envplan._files import decimal, decoded, read_bounded, refuse_slip
+from envplan._model import Model
 from envplan.errors import InputError
 
 __all__ = ["Kind", "Rate", "Steps", "read_rate"]

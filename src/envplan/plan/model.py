@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from envplan._documents import first_problem, json_schema, read_json, readable_json
-from envplan._model import Model
+from envplan._documents import json_schema, parse_document, read_json, readable_json
 from envplan._files import atomic_write
+from envplan._model import Model
 from envplan._notebook import html_of
 from envplan.costs.model import MAX_ITERATIONS, Costs
-from envplan.errors import InputError, shown
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import (
     AveragePower,
@@ -413,15 +412,7 @@ class Plan(Model):
         Raises:
             InputError: it is not a plan; names the field.
         """
-        found = document.get("schema") if isinstance(document, dict) else None
-        if found != PLAN_SCHEMA:
-            raise InputError(
-                f'is not a plan: its schema must be "{PLAN_SCHEMA}", not {shown(found)}', path=path
-            )
-        try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(first_problem(error, "plan"), path=path) from None
+        return parse_document(document, cls, kind="plan", schema=PLAN_SCHEMA, path=path)
 
 
 def told_limits(plan: Plan) -> list[Limit]:

@@ -217,9 +217,7 @@ def rung_rows(name: str, rung: Rung, problem: Problem, profile: Profile) -> NDAr
             raise InputError(f"{name}.{field} does not have one entry for every operation")
     knobs = zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True)
     chosen = []
-    for op, knob, number in zip(
-        pipeline.operations, knobs, problem.table.tolist(), strict=True
-    ):
+    for op, knob, number in zip(pipeline.operations, knobs, problem.table.tolist(), strict=True):
         rows = problem.rows_by_knob[number]
         if knob not in rows:
             raise InputError(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
+    from envplan.solve import Frontier
 
 __all__ = ["ANIMATION_TYPES", "animate_frontier"]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from envplan.solve import Frontier
     from envplan.plan import Plan
+    from envplan.solve import Frontier
 
 __all__ = [
     "STYLE",

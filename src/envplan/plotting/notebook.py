@@ -13,9 +13,9 @@ from envplan.units import s_from_ns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
+    from envplan.solve import Frontier
 
 __all__ = [
     "frontier_html",

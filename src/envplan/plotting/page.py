@@ -21,9 +21,9 @@ from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.simulation import Timeline
+    from envplan.solve import Frontier
 
 __all__ = [
     "cards",

@@ -13,10 +13,10 @@ from envplan.plotting.frontier import in_joules, label_job
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
-    from envplan.solve import Frontier
     from envplan.plan import Plan
     from envplan.planners import Comparison
     from envplan.simulation import Timeline
+    from envplan.solve import Frontier
 
 __all__ = ["Report", "frontier_page", "report_page", "timeline_page"]
 

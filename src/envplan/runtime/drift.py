@@ -19,8 +19,8 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
-from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 from envplan.solve import solve, trace_job
+from envplan.units import MAX_INTEGER, j_from_fj, s_from_ns
 
 __all__ = ["Drift", "measure_drift", "replan", "rescale"]
 

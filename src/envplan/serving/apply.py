@@ -18,12 +18,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from envplan._documents import json_schema, readable_json
 from envplan._files import atomic_write
 from envplan.apply import Clocks, modelled_clocks
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.errors import InputError
-from envplan._documents import json_schema, readable_json
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import Group, Pool, ServingPlan, read_model
 from envplan.serving.profile import ServingProfile

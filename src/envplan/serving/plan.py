@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from envplan._documents import first_problem, json_schema, read_json, readable_json
 from envplan._files import atomic_write
 from envplan.errors import InputError
-from envplan._documents import first_problem, json_schema, read_json, readable_json
 from envplan.serving.classes import CLASSES, Slo, check_class, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_names
 

@@ -7,7 +7,10 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from envplan._notebook import html_of
+from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan, target_of

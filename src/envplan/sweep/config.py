@@ -21,11 +21,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from envplan._documents import first_problem
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.extras import EXTRAS
-from envplan._documents import first_problem
 from envplan.planners import PLANNERS
 
 __all__ = ["Grid", "Point", "SweepConfig", "read_config"]

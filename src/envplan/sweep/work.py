@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from envplan.errors import EnvplanError
 from envplan.pipeline import Pipeline, traits
 from envplan.pipeline.extras import parse_extras
-from envplan.planners import PLANNERS, forwards_ahead
 from envplan.plan import Plan
+from envplan.planners import PLANNERS, forwards_ahead
 from envplan.profile import Profile
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
