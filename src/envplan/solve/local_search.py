@@ -195,7 +195,7 @@ class LocalSearch:
         )
         starts = [rows, hurry.constant(by_table=False)]
         if self._power_limited is not None:
-            starts += self._power_limited.by(None)
+            starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
         found = [
             hurry.improve(one, self._moves, heat, seed)
             for seed, (one, heat) in enumerate((one, 1.0) for one in starts)

@@ -73,12 +73,12 @@ class PowerLimited:
             key = (replay.makespan_ns, replay.energy_fj)
             found.append((*(key if deadline_ns is None else key[::-1]), rows))
         found.sort(key=lambda one: one[:2])
-        return [rows for _, _, rows in found[:_BEST]] or [self._thriftiest]
+        return [rows for _, _, rows in found[:_BEST]] or [self.thriftiest]
 
     def refusal(self, replay: Replay) -> str:
         """Why there is no plan, given the replay that draws least of those found."""
         gpus = self._frontier.num_gpus
-        thriftiest = self._frontier.problem.replay(self._thriftiest, self._machine)
+        thriftiest = self._frontier.problem.replay(self.thriftiest, self._machine)
         least_w = w_from_uw(min(replay.peak_uw, thriftiest.peak_uw) * gpus)
         return (
             f"no plan was found that stays under {float(w_from_uw(self._cap_uw * gpus)):.6g} W; "
@@ -103,7 +103,8 @@ class PowerLimited:
         return max(sum(floor) - low + high for low, high in zip(floor, highest, strict=True))
 
     @property
-    def _thriftiest(self) -> Rows:
+    def thriftiest(self) -> Rows:
+        """For each operation its row of least power, (N,)."""
         problem = self._frontier.problem
         rows = np.array([int(powers.argmin()) for powers in self._powers], np.int32)
         return rows[problem.table]
