@@ -485,7 +485,8 @@ class _Paces:
 
     def until(self, pace: _Pace, sync_ns: int) -> int:
         """fJ of a replica that goes at a pace and then waits until sync_ns."""
-        return pace.energy_fj + self._power_uw * (sync_ns - pace.time_ns)
+        waiting_fj: int = self._power_uw * (sync_ns - pace.time_ns)
+        return pace.energy_fj + waiting_fj
 
     def stretched(self, pace: _Pace, time_ns: int) -> int:
         """fJ of a replica that takes time_ns for it, at the same average power."""

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from envplan.costs import Pair, Run, Spent, spent
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import (
+    AnyLimit,
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
-    Limit,
     PeakPower,
 )
 from envplan.plan import Plan, gap_over, replay_plan
@@ -297,9 +297,9 @@ class _Together:
         except NoAnswerError:
             return None
 
-    def _shares(self, frontier: Frontier) -> list[Limit]:
+    def _shares(self, frontier: Frontier) -> list[AnyLimit]:
         """The limits that one kind keeps so that all together keep the request's."""
-        shares: list[Limit] = []
+        shares: list[AnyLimit] = []
         for limit in self.request.limits:
             if isinstance(limit, PeakPower):
                 part = _drawn(frontier) / sum(_drawn(other) for other in self.frontiers)

@@ -200,15 +200,16 @@ class Candidates:
             deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         )
         if self.is_plain:
-            return self._grid_before(latest)[::-1].tolist()
+            times: list[int] = self._grid_before(latest)[::-1].tolist()
+            return times
         least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        times = {latest, *(least + int((star - least) * part) for part in _FIXED)}
+        wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
         if any("peak_uw" in limit.prices(1) for limit in self._limits):
             later = frontier.slowest_time_ns - star
-            times |= {star + int(later * part) for part in _LATER}
+            wanted |= {star + int(later * part) for part in _LATER}
             latest = min(deadline_ns, frontier.slowest_time_ns)
-            times.add(latest)
-        return sorted((time for time in times if time <= latest), reverse=True)
+            wanted.add(latest)
+        return sorted((time for time in wanted if time <= latest), reverse=True)
 
     def _grid_before(self, latest_ns: int) -> NDArray[np.int64]:
         """The grid's deadlines up to one, ns, ascending; at least T_min."""

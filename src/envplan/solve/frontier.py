@@ -126,7 +126,7 @@ class Frontier(Relaxation):
             if progress is not None:
                 progress(len(times) - len(plans), 0)
             time = s_from_ns(time_ns)
-            request = Request.asking(**{"sync_time" if beyond else "target_time": time})
+            request = Request.asking(sync_time=time) if beyond else Request.asking(time)
             target = target_of(request, time_ns)
             replay = candidates.near(time_ns).replay
             plan = build_plan(self, replay, target=target, request=request)
