@@ -4,6 +4,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
 import numpy as np
@@ -66,30 +67,61 @@ cdef extern from "rounding.hpp" namespace "envplan" nogil:
     cbool cpp_improve "envplan::improve_options"(
         const RoundingProblem&, int64_t, double, uint64_t, int32_t*) except +
 
-cdef extern from "switching.hpp" namespace "envplan" nogil:
-    cdef struct SwitchingProblem:
+cdef extern from "replay.hpp" namespace "envplan" nogil:
+    cdef struct ProblemArrays:
         int32_t num_operations, num_stages, num_tables, num_clocks
-        const int32_t* pred_begin
-        const int32_t* pred
-        const int64_t* pred_lag
-        const int32_t* stage
+        const int32_t* order
+        const int32_t* stage_begin
+        const int32_t* succ_begin
+        const int32_t* succ
+        const int64_t* succ_lag
         const int32_t* table
-        const int32_t* option_begin
+        const int32_t* table_begin
         const int64_t* time
-        const double* energy
+        const int64_t* energy
         const int32_t* clock
         const int32_t* nearest
-        const double* blocking_power
-        int64_t latency, dwell, deadline
-        double late_price
-    cdef struct SwitchingReplay:
-        int64_t makespan
-        double energy
-        int64_t too_soon
-    SwitchingReplay replay_switching(const SwitchingProblem&, const int32_t*, int64_t*) except +
-    void choose_constant(const SwitchingProblem&, cbool, int32_t*) except +
-    cbool improve_switching(
-        const SwitchingProblem&, int64_t, double, uint64_t, int32_t*) except +
+        const int64_t* waiting
+    cdef struct Part:
+        int32_t row, clock
+        int64_t begin, end, energy
+    cdef cppclass CppProblem "envplan::Problem":
+        CppProblem(const ProblemArrays&) except +
+        vector[int32_t] order, member
+    cdef cppclass CppReplay "envplan::Replay":
+        CppReplay(const CppProblem&, int64_t, int64_t) except +
+        void choose(const int32_t*) except +
+        void run(const double*) except +
+        int64_t makespan()
+        wide energy_until(int64_t)
+        int64_t start(int32_t)
+        int64_t finish(int32_t)
+        int64_t energy(int32_t) except +
+        void parts(int32_t, vector[Part]*) except +
+        void power_steps(vector[int64_t]*, vector[int64_t]*) except +
+    void cpp_makespans "envplan::makespans"(
+        const CppProblem&, const int32_t*, int64_t, const double*, int64_t, int64_t*) except +
+
+cdef extern from "annealing.hpp" namespace "envplan" nogil:
+    cdef struct Limits:
+        int64_t latency, deadline, hold, peak
+        cbool waits
+        int64_t price, peak_price
+    cdef struct Score:
+        wide excess, energy
+        int64_t late, shortage
+        wide over
+    Score cpp_score "envplan::score"(
+        const CppProblem&, const Limits&, const int32_t*) except +
+    cdef cppclass Annealing:
+        Annealing(
+            const CppProblem&, const Limits&, const int32_t*, int64_t, double, uint64_t) except +
+        cbool run(uint64_t) except +
+        void best(int32_t*)
+    cdef cppclass ConstantClocks:
+        ConstantClocks(const CppProblem&, const Limits&) except +
+        cbool improve(int32_t, cbool) except +
+        void best(int32_t*)
 
 cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
     const int64_t kUnlimited "envplan::maxflow::kInfinite"
@@ -106,7 +138,9 @@ cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
 INFINITE = kInfinite
 UNLIMITED = kUnlimited
 
-cdef uint64_t WORK_BETWEEN_SIGNALS = 1_000_000  # touched nodes: a few hundredths of a second
+# A few hundredths of a second: nodes touched, or operations replayed.
+cdef uint64_t WORK_BETWEEN_SIGNALS = 1_000_000
+cdef uint64_t REPLAYS_BETWEEN_SIGNALS = 500_000
 
 
 cdef object _int_from_wide(wide x):
@@ -275,6 +309,20 @@ cdef class Rounding:
         const int32_t[::1] table, const int32_t[::1] option_begin, const int64_t[::1] time,
         const int64_t[::1] cost, const int64_t[::1] finish, int64_t deadline,
     ):
+        if not (table.shape[0] == finish.shape[0] == pred_begin.shape[0] - 1 > 0):
+            raise ValueError("table, finish and pred_begin must have one entry an operation")
+        if pred_begin[0] != 0 or not (
+            pred_begin[pred_begin.shape[0] - 1] == pred.shape[0] == pred_lag.shape[0]
+        ):
+            raise ValueError("pred_begin must span pred and pred_lag")
+        if option_begin.shape[0] < 2 or option_begin[0] != 0 or not (
+            option_begin[option_begin.shape[0] - 1] == time.shape[0] == cost.shape[0]
+        ):
+            raise ValueError("option_begin must span time and cost")
+        if np.min(table) < 0 or np.max(table) > option_begin.shape[0] - 2:
+            raise ValueError("an operation's table is out of range")
+        if pred.shape[0] and (np.min(pred) < 0 or np.max(pred) >= table.shape[0]):
+            raise ValueError("a predecessor is out of range")
         self._arrays = (pred_begin, pred, pred_lag, table, option_begin, time, cost, finish)
         self._problem.num_operations = <int32_t>table.shape[0]
         self._problem.pred_begin = &pred_begin[0]
@@ -305,81 +353,269 @@ cdef class Rounding:
         return better
 
 
-cdef class Switching:
-    """Chooses one option for each operation where clocks follow late; see switching.hpp.
+cdef class Problem:
+    """A pipeline with option tables, ready to be replayed exactly; see replay.hpp.
 
     Args:
-        pred_begin, pred, pred_lag: predecessors as CSR, int32 (operations + 1,), int32 (edges,),
-            int64 (edges,) ns. Operations are numbered topologically by start.
-        stage, table: int32 (operations,), the stage and the option table of each.
-        option_begin: int32 (tables + 1,), first option of each table.
-        time, energy: int64 (options,), ns, ascending within a table; float64 (options,), fJ.
-        clock: int32 (options,), which clock; -1 where an option controls none.
-        nearest: int32 (options, clocks), the option that stands for each at each clock.
-        blocking_power: float64 (stages,), uW.
-        latency, dwell, deadline: ns.
-        late_price: uW, what a ns after the deadline costs at first.
+        order: int32 (operations,), the operations in a topological order.
+        stage_begin: int32 (stages + 1,), first operation of each stage.
+        succ_begin, succ, succ_lag: what starts later as CSR, int32 (operations + 1,), int32
+            (arcs,), int64 (arcs,) ns; the next operation of the stage is always there.
+        table: int32 (operations,), the option table of each.
+        table_begin: int32 (tables + 1,), first row of each table.
+        time, energy: int64 (rows,), ns, ascending within a table, and fJ.
+        clock: int32 (rows,), which clock, ascending in MHz; -1 where a row has none.
+        nearest: int32 (rows, clocks), the row that stands for each at each clock.
+        waiting: int64 (stages,), blocking power, uW.
+
+    Raises:
+        ValueError: the arrays contradict each other.
     """
 
-    cdef SwitchingProblem _problem
-    cdef object _arrays  # keeps what _problem points to alive
+    cdef CppProblem* _problem
+    cdef readonly int num_operations, num_stages
 
     def __cinit__(
-        self, const int32_t[::1] pred_begin, const int32_t[::1] pred, const int64_t[::1] pred_lag,
-        const int32_t[::1] stage, const int32_t[::1] table, const int32_t[::1] option_begin,
-        const int64_t[::1] time, const double[::1] energy, const int32_t[::1] clock,
-        const int32_t[:, ::1] nearest, const double[::1] blocking_power, int64_t latency,
-        int64_t dwell, int64_t deadline, double late_price,
+        self, const int32_t[::1] order, const int32_t[::1] stage_begin,
+        const int32_t[::1] succ_begin, const int32_t[::1] succ, const int64_t[::1] succ_lag,
+        const int32_t[::1] table, const int32_t[::1] table_begin, const int64_t[::1] time,
+        const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[:, ::1] nearest,
+        const int64_t[::1] waiting,
     ):
-        self._arrays = (pred_begin, pred, pred_lag, stage, table, option_begin, time, energy,
-                        clock, nearest, blocking_power)
-        self._problem.num_operations = <int32_t>table.shape[0]
-        self._problem.num_stages = <int32_t>blocking_power.shape[0]
-        self._problem.num_tables = <int32_t>(option_begin.shape[0] - 1)
-        self._problem.num_clocks = <int32_t>nearest.shape[1]
-        self._problem.pred_begin = &pred_begin[0]
-        self._problem.pred = &pred[0] if pred.shape[0] else NULL
-        self._problem.pred_lag = &pred_lag[0] if pred_lag.shape[0] else NULL
-        self._problem.stage = &stage[0]
-        self._problem.table = &table[0]
-        self._problem.option_begin = &option_begin[0]
-        self._problem.time = &time[0]
-        self._problem.energy = &energy[0]
-        self._problem.clock = &clock[0]
-        self._problem.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
-        self._problem.blocking_power = &blocking_power[0]
-        self._problem.latency = latency
-        self._problem.dwell = dwell
-        self._problem.deadline = deadline
-        self._problem.late_price = late_price
+        cdef ProblemArrays arrays
+        if not (order.shape[0] == table.shape[0] == succ_begin.shape[0] - 1 > 0):
+            raise ValueError("order, table and succ_begin must have one entry an operation")
+        if not (stage_begin.shape[0] - 1 == waiting.shape[0] > 0):
+            raise ValueError("stage_begin and waiting must have one entry a stage")
+        if not (succ_begin[succ_begin.shape[0] - 1] == succ.shape[0] == succ_lag.shape[0]):
+            raise ValueError("succ_begin must span succ and succ_lag")
+        if table_begin.shape[0] < 2 or not (
+            table_begin[table_begin.shape[0] - 1] == time.shape[0] == energy.shape[0]
+            == clock.shape[0] == nearest.shape[0]
+        ):
+            raise ValueError("table_begin must span time, energy, clock and nearest")
+        self.num_operations = <int>order.shape[0]
+        self.num_stages = <int>waiting.shape[0]
+        arrays.num_operations = self.num_operations
+        arrays.num_stages = self.num_stages
+        arrays.num_tables = <int32_t>(table_begin.shape[0] - 1)
+        arrays.num_clocks = <int32_t>nearest.shape[1]
+        arrays.order = &order[0]
+        arrays.stage_begin = &stage_begin[0]
+        arrays.succ_begin = &succ_begin[0]
+        arrays.succ = &succ[0] if succ.shape[0] else NULL
+        arrays.succ_lag = &succ_lag[0] if succ_lag.shape[0] else NULL
+        arrays.table = &table[0]
+        arrays.table_begin = &table_begin[0]
+        arrays.time = &time[0]
+        arrays.energy = &energy[0]
+        arrays.clock = &clock[0]
+        arrays.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
+        arrays.waiting = &waiting[0]
+        self._problem = new CppProblem(arrays)
 
-    def replay(self, const int32_t[::1] choice):
-        """(makespan ns, energy fJ, ns by which clocks last too short) of options, by operation."""
-        cdef SwitchingReplay result
-        self._check(choice.shape[0])
-        with nogil:
-            result = replay_switching(self._problem, &choice[0], NULL)
-        return result.makespan, result.energy, result.too_soon
+    def __dealloc__(self):
+        del self._problem
 
-    def constant(self, cbool by_table):
-        """The best options found with one clock a stage, or one option a stage and table."""
-        out = np.empty(self._problem.num_operations, np.int32)
-        cdef int32_t[::1] choice = out
+    cdef int _check(self, const int32_t[::1] rows, const double[::1] factors) except -1:
+        if rows.shape[0] != self.num_operations:
+            raise ValueError("rows must have one entry an operation")
+        if factors is not None and factors.shape[0] != self.num_operations:
+            raise ValueError("factors must have one entry an operation")
+        return 0
+
+    cdef int _run(
+        self, unique_ptr[CppReplay]* replay, const int32_t[::1] rows, int64_t latency,
+        const double[::1] factors,
+    ) except -1:
+        cdef const double* f = NULL
+        self._check(rows, factors)
+        if factors is not None:
+            f = &factors[0]
+        replay.reset(new CppReplay(self._problem[0], latency, 0))
         with nogil:
-            choose_constant(self._problem, by_table, &choice[0])
+            replay.get().choose(&rows[0])
+            replay.get().run(f)
+        return 0
+
+    def replay(self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None):
+        """Replays rows of the operations' tables, int32 (operations,), with a latency in ns.
+
+        Args:
+            factors: float64 (operations,), what each operation's time is multiplied by.
+
+        Returns:
+            (starts, finishes, energies, makespan, energy): int64 (operations,) in ns, ns and fJ,
+            ns, and the int of fJ used until the makespan, waiting included.
+
+        Raises:
+            ValueError: an operation has no such row.
+            OverflowError: it takes more than 2**62 ns, or an operation more than 2**63 fJ.
+        """
+        starts = np.empty(self.num_operations, np.int64)
+        finishes = np.empty(self.num_operations, np.int64)
+        energies = np.empty(self.num_operations, np.int64)
+        cdef int64_t[::1] s = starts
+        cdef int64_t[::1] f = finishes
+        cdef int64_t[::1] e = energies
+        cdef int32_t k, i
+        cdef unique_ptr[CppReplay] replay
+        self._run(&replay, rows, latency, factors)
+        for k in range(self.num_operations):
+            i = self._problem.member[k]
+            s[k] = replay.get().start(i)
+            f[k] = replay.get().finish(i)
+            e[k] = replay.get().energy(i)
+        cdef int64_t makespan = replay.get().makespan()
+        energy = _int_from_wide(replay.get().energy_until(makespan))
+        return starts, finishes, energies, makespan, energy
+
+    def parts(self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None):
+        """The parts of a replay, by operation and in time order.
+
+        Returns:
+            (operation, row, clock, begin, end, energy): int32 (parts,) the first three, row
+            counted over all tables, clock -1 where there is none; int64 (parts,) ns, ns and fJ.
+        """
+        cdef vector[Part] parts
+        cdef vector[int32_t] owner
+        cdef int32_t k
+        cdef size_t p
+        cdef unique_ptr[CppReplay] replay
+        self._run(&replay, rows, latency, factors)
+        for k in range(self.num_operations):
+            replay.get().parts(self._problem.member[k], &parts)
+            owner.resize(parts.size(), k)
+        columns = [np.empty(parts.size(), np.int32) for _ in range(3)]
+        columns += [np.empty(parts.size(), np.int64) for _ in range(3)]
+        cdef int32_t[::1] operation = columns[0]
+        cdef int32_t[::1] row = columns[1]
+        cdef int32_t[::1] clock = columns[2]
+        cdef int64_t[::1] begin = columns[3]
+        cdef int64_t[::1] end = columns[4]
+        cdef int64_t[::1] energy = columns[5]
+        for p in range(parts.size()):
+            operation[p] = owner[p]
+            row[p] = parts[p].row
+            clock[p] = parts[p].clock
+            begin[p] = parts[p].begin
+            end[p] = parts[p].end
+            energy[p] = parts[p].energy
+        return tuple(columns)
+
+    def power_steps(
+        self, const int32_t[::1] rows, int64_t latency, const double[::1] factors=None
+    ):
+        """(times, power) of a replay: int64 (steps + 1,) ns from 0 to the makespan, and int64
+        (steps,) uW of one GPU a stage between them."""
+        cdef vector[int64_t] times, power
+        cdef unique_ptr[CppReplay] replay
+        self._run(&replay, rows, latency, factors)
+        replay.get().power_steps(&times, &power)
+        return _array(times), _array(power)
+
+    def makespans(self, const int32_t[::1] rows, int64_t latency, const double[:, ::1] factors):
+        """Makespans of noisy runs, int64 (runs,), ns.
+
+        Args:
+            factors: float64 (runs, operations), what times are multiplied by.
+        """
+        cdef int64_t first, some, runs = factors.shape[0]
+        self._check(rows, None)
+        if factors.shape[1] != self.num_operations:
+            raise ValueError("factors must have one column an operation")
+        # Whole blocks of runs, for a few hundredths of a second.
+        cdef int64_t at_once = 8 * (1 + WORK_BETWEEN_SIGNALS // (8 * self.num_operations))
+        out = np.empty(runs, np.int64)
+        cdef int64_t[::1] o = out
+        for first in range(0, runs, at_once):
+            some = min(at_once, runs - first)
+            with nogil:
+                cpp_makespans(
+                    self._problem[0], &rows[0], latency, &factors[first, 0], some, &o[first])
+            _handle_signals()
         return out
 
-    def improve(self, int32_t[::1] choice, int64_t moves, double heat, uint64_t seed):
-        """Anneal `choice` in place; returns whether it has changed, which is for the better."""
-        cdef cbool changed
-        self._check(choice.shape[0])
-        with nogil:
-            changed = improve_switching(self._problem, moves, heat, seed, &choice[0])
-        return changed
 
-    def _check(self, Py_ssize_t size):
-        if size != self._problem.num_operations:
-            raise ValueError("choice must have one entry an operation")
+cdef class Search:
+    """Looks for rows of least energy within limits; see annealing.hpp.
+
+    Args:
+        problem: numbered by when operations start, about: moves that trade time look at
+            neighbours in its order.
+        latency, deadline, hold: ns.
+        peak: cap on the power of one GPU a stage together, uW; negative where there is none.
+        waits: energy is that until the deadline, not until the makespan.
+        price: of a ns late or of shortage, uW.
+        peak_price: of a fJ above the cap, fJ.
+    """
+
+    cdef Problem _problem
+    cdef Limits _limits
+
+    def __cinit__(
+        self, Problem problem not None, int64_t latency, int64_t deadline, int64_t hold,
+        int64_t peak, cbool waits, int64_t price, int64_t peak_price,
+    ):
+        self._problem = problem
+        self._limits = Limits(latency, deadline, hold, peak, waits, price, peak_price)
+
+    def score(self, const int32_t[::1] rows):
+        """(excess fJ, energy fJ, late ns, shortage ns, energy above the cap fJ) of rows."""
+        cdef Score score
+        self._problem._check(rows, None)
+        with nogil:
+            score = cpp_score(self._problem._problem[0], self._limits, &rows[0])
+        return (
+            _int_from_wide(score.excess), _int_from_wide(score.energy), score.late,
+            score.shortage, _int_from_wide(score.over),
+        )
+
+    def improve(self, const int32_t[::1] rows, int64_t moves, double heat, uint64_t seed):
+        """The best rows seen while annealing from others, int32 (operations,)."""
+        self._problem._check(rows, None)
+        out = np.empty(self._problem.num_operations, np.int32)
+        cdef int32_t[::1] best = out
+        cdef cbool more = True
+        cdef unique_ptr[Annealing] annealing
+        annealing.reset(new Annealing(
+            self._problem._problem[0], self._limits, &rows[0], moves, heat, seed))
+        while more:
+            with nogil:
+                more = annealing.get().run(REPLAYS_BETWEEN_SIGNALS)
+            _handle_signals()
+        annealing.get().best(&best[0])
+        return out
+
+    def constant(self, cbool by_table, int passes):
+        """The best rows found with one clock a stage, or one row a stage and table."""
+        out = np.empty(self._problem.num_operations, np.int32)
+        cdef int32_t[::1] best = out
+        cdef unique_ptr[ConstantClocks] clocks
+        cdef cbool better
+        cdef int32_t stage, tables
+        with nogil:
+            clocks.reset(new ConstantClocks(self._problem._problem[0], self._limits))
+        for tables in range(1 + by_table):
+            for _ in range(passes):
+                better = False
+                for stage in range(self._problem.num_stages):
+                    with nogil:
+                        better = clocks.get().improve(stage, tables == 1) or better
+                    _handle_signals()
+                if not better:
+                    break
+        clocks.get().best(&best[0])
+        return out
+
+
+cdef object _array(const vector[int64_t]& values):
+    out = np.empty(values.size(), np.int64)
+    cdef int64_t[::1] view = out
+    cdef size_t k
+    for k in range(values.size()):
+        view[k] = values[k]
+    return out
 
 
 def max_flow(

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "arcs.hpp"
 #include "random.hpp"
 
 namespace envplan {
@@ -24,23 +25,15 @@ constexpr double kCooling = 0.05;  // last temperature over first
 class Rounding {
  public:
   Rounding(const RoundingProblem& p, int32_t* choice)
-      : p_(p), choice_(choice), n_(p.num_operations), start_(n_), end_by_(n_), saved_(n_) {
-    const int32_t edges = p.pred_begin[n_];
-    succ_begin_.assign(n_ + 1, 0);
-    succ_.resize(edges);
-    succ_lag_.resize(edges);
-    for (int32_t e = 0; e < edges; ++e) ++succ_begin_[p.pred[e] + 1];
+      : p_(p),
+        choice_(choice),
+        n_(p.num_operations),
+        start_(n_),
+        end_by_(n_),
+        saved_(n_),
+        succs_(reversed(n_, p.pred_begin, p.pred, p.pred_lag)) {
     for (int32_t i = 0; i < n_; ++i) {
-      succ_begin_[i + 1] += succ_begin_[i];
       most_preds_ = std::max(most_preds_, p.pred_begin[i + 1] - p.pred_begin[i]);
-    }
-    std::vector<int32_t> fill(succ_begin_.begin(), succ_begin_.end() - 1);
-    for (int32_t j = 0; j < n_; ++j) {
-      for (int32_t e = p.pred_begin[j]; e < p.pred_begin[j + 1]; ++e) {
-        const int32_t slot = fill[p.pred[e]]++;
-        succ_[slot] = j;
-        succ_lag_[slot] = p.pred_lag[e];
-      }
     }
   }
 
@@ -107,9 +100,9 @@ class Rounding {
   void update_ends(int32_t begin, int32_t end) {
     for (int32_t i = end - 1; i >= begin; --i) {
       int64_t by = p_.deadline;
-      for (int32_t e = succ_begin_[i]; e < succ_begin_[i + 1]; ++e) {
-        const int32_t j = succ_[e];
-        by = std::min(by, end_by_[j] - time(j, choice_[j]) - succ_lag_[e]);
+      for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+        const int32_t j = succs_.other[e];
+        by = std::min(by, end_by_[j] - time(j, choice_[j]) - succs_.lag[e]);
       }
       end_by_[i] = by;
     }
@@ -190,9 +183,9 @@ class Rounding {
   // When i's window ends: the first of its successors' starts, with `moved` starting at `at`.
   int64_t window_end(int32_t i, int32_t moved, int64_t at) const {
     int64_t end = p_.deadline;
-    for (int32_t e = succ_begin_[i]; e < succ_begin_[i + 1]; ++e) {
-      const int32_t j = succ_[e];
-      end = std::min(end, (j == moved ? at : start_[j]) - succ_lag_[e]);
+    for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+      const int32_t j = succs_.other[e];
+      end = std::min(end, (j == moved ? at : start_[j]) - succs_.lag[e]);
     }
     return end;
   }
@@ -233,8 +226,7 @@ class Rounding {
   int32_t most_preds_ = 0;
   std::vector<int64_t> start_, end_by_;
   std::vector<int32_t> saved_;
-  std::vector<int32_t> succ_begin_, succ_;
-  std::vector<int64_t> succ_lag_;
+  Arcs succs_;
 };
 
 }  // namespace

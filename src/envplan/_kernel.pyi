@@ -49,28 +49,61 @@ class Rounding:
     def round(self) -> NDArray[np.int32]: ...
     def improve(self, choice: NDArray[np.int32], moves: int, heat: float, seed: int) -> bool: ...
 
-class Switching:
+class Problem:
+    num_operations: int
+    num_stages: int
     def __init__(
         self,
-        pred_begin: NDArray[np.int32],
-        pred: NDArray[np.int32],
-        pred_lag: NDArray[np.int64],
-        stage: NDArray[np.int32],
+        order: NDArray[np.int32],
+        stage_begin: NDArray[np.int32],
+        succ_begin: NDArray[np.int32],
+        succ: NDArray[np.int32],
+        succ_lag: NDArray[np.int64],
         table: NDArray[np.int32],
-        option_begin: NDArray[np.int32],
+        table_begin: NDArray[np.int32],
         time: NDArray[np.int64],
-        energy: NDArray[np.float64],
+        energy: NDArray[np.int64],
         clock: NDArray[np.int32],
         nearest: NDArray[np.int32],
-        blocking_power: NDArray[np.float64],
-        latency: int,
-        dwell: int,
-        deadline: int,
-        late_price: float,
+        waiting: NDArray[np.int64],
     ) -> None: ...
-    def replay(self, choice: NDArray[np.int32]) -> tuple[int, float, int]: ...
-    def constant(self, by_table: bool) -> NDArray[np.int32]: ...
-    def improve(self, choice: NDArray[np.int32], moves: int, heat: float, seed: int) -> bool: ...
+    def replay(
+        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int, int]: ...
+    def parts(
+        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+    ) -> tuple[
+        NDArray[np.int32],
+        NDArray[np.int32],
+        NDArray[np.int32],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+    ]: ...
+    def power_steps(
+        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def makespans(
+        self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64]
+    ) -> NDArray[np.int64]: ...
+
+class Search:
+    def __init__(
+        self,
+        problem: Problem,
+        latency: int,
+        deadline: int,
+        hold: int,
+        peak: int,
+        waits: bool,
+        price: int,
+        peak_price: int,
+    ) -> None: ...
+    def score(self, rows: NDArray[np.int32]) -> tuple[int, int, int, int, int]: ...
+    def improve(
+        self, rows: NDArray[np.int32], moves: int, heat: float, seed: int
+    ) -> NDArray[np.int32]: ...
+    def constant(self, by_table: bool, passes: int) -> NDArray[np.int32]: ...
 
 def max_flow(
     num_nodes: int,

@@ -3,7 +3,7 @@
 Where a clock comes `latency` after it is asked for, an operation begins at the clock of the one
 before: how long it takes depends on its neighbours, and a plan made without regard to that misses
 its deadline. So options are chosen anew by a search that replays every move with the latency
-(csrc/switching.hpp), and what comes out is what `envplan.simulate` says of it, to the nanosecond.
+(csrc/annealing.hpp), and what comes out is what `envplan.simulate` says of it, to the nanosecond.
 
 **The relaxed bound still holds.** An operation that does a share x of its work at one clock and
 1 - x at another takes x t_a + (1 - x) t_b and has the effective cost x c_a + (1 - x) c_b: a point
@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan import _kernel
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.rounding import Rounding
+from envplan.replay import Machine, Problem, Search
 from envplan.units import ns_from_s, ns_from_s_ceil, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier.trace import Frontier
     from envplan.pipeline import Pipeline
     from envplan.plan import Plan
-    from envplan.profile import OptionTable, Profile
+    from envplan.profile import Profile
     from envplan.simulation import Timeline
 
 #: Longest latency and dwell, s: as for envplan.simulate.
@@ -274,47 +274,16 @@ class SwitchingSearch:
         deadline_ns: int,
         moves_share: float = 1.0,
     ) -> None:
-        from envplan.plan import option_tables
-
-        pipeline, order = frontier.pipeline, rounding.order
-        tables = option_tables(pipeline, frontier.profile)
-        keys = [(id(tables[i]), op.stage) for i, op in enumerate(pipeline.operations)]
-        known = dict(zip(keys, tables, strict=True))
-        distinct = list(known.values())
-        number = {key: n for n, key in enumerate(known)}
-        clocks = sorted({int(mhz) for table in distinct for mhz in table.frequency_mhz if mhz})
-        edges = np.array(sorted(rounding.edges, key=lambda edge: edge[1]), np.int64).reshape(-1, 3)
-        counts = np.bincount(edges[:, 1], minlength=len(order))
         self._frontier = frontier
-        self._order = order
-        self._start = rounding.options[order]
-        powers = np.array(frontier.blocking_power_uw, np.float64)
-        energies = [table.energy_fj.astype(np.float64) for table in distinct]
-        if deadline_ns > frontier.min_energy_time_ns:
-            # Until the deadline everybody waits, however early the last one is: the time of waiting
-            # is what operations leave of it, whatever the makespan.
-            energies = [
-                energy - powers[stage] * table.time_ns
-                for energy, ((_, stage), table) in zip(energies, known.items(), strict=True)
-            ]
-            powers = np.zeros_like(powers)
-        self._arrays = (
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-            edges[:, 0].astype(np.int32),
-            edges[:, 2].copy(),
-            np.array([pipeline.operations[i].stage for i in order], np.int32),
-            np.array([number[keys[i]] for i in order], np.int32),
-            np.cumsum([0] + [len(table) for table in distinct], dtype=np.int32),
-            np.concatenate([table.time_ns for table in distinct]),
-            np.concatenate(energies),
-            _clock_indices(distinct, clocks),
-            np.concatenate(_nearest(distinct, clocks)),
-            powers,
-        )
+        self._problem = Problem(frontier.pipeline, frontier.profile, frontier.blocking_power_uw)
+        self._start = rounding.options
+        count = len(self._start)
+        # About when operations start: any numbers in the same order will do.
+        self._starts_ns = np.empty(count, np.int64)
+        self._starts_ns[rounding.order] = np.arange(count)
         self._switching = switching
         self._deadline_ns = deadline_ns
         self._price_uw = _price_uw(frontier, deadline_ns)
-        count = len(order)
         wanted = count * _MOVES_PER_OPERATION + min(
             _FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION
         )
@@ -326,79 +295,77 @@ class SwitchingSearch:
         Raises:
             NoAnswerError: none finishes in time; says the least time found.
         """
-        problem = self._problem(self._deadline_ns, _LATE_PRICE)
-        constant = problem.constant(by_table=False)
+        search = self._search(self._deadline_ns, _LATE_PRICE)
+        constant = search.constant(by_table=False)
         starts = [(self._start, heat) for heat in _ROUNDED_HEATS]
         starts += [(constant, heat) for heat in _CONSTANT_HEATS]
-        starts += [(earlier, _LAST_HEAT) for earlier in self._made_for_earlier(problem)]
+        starts += [(earlier, _LAST_HEAT) for earlier in self._made_for_earlier(search)]
         found = [
-            self._annealed(problem, start, heat, seed) for seed, (start, heat) in enumerate(starts)
+            search.improve(start, self._moves, heat, seed)
+            for seed, (start, heat) in enumerate(starts)
         ]
-        if all(self._rank(problem, choice)[0] > 0 for choice in found[: len(_ROUNDED_HEATS)]):
-            stiff = self._problem(self._deadline_ns, _HURRY)
-            found.append(self._annealed(stiff, self._start, _ROUNDED_HEATS[0], 0))
-        best = min([*found, constant], key=lambda choice: self._rank(problem, choice))
-        if self._rank(problem, best)[0] > 0:
-            best = self._annealed(problem, self._hurried(best), _LAST_HEAT, len(starts))
-        best = self._annealed(problem, best, _LAST_HEAT, len(starts) + 1)
-        makespan_ns, _, too_soon_ns = problem.replay(best)
-        if makespan_ns > self._deadline_ns or too_soon_ns > 0:
-            raise NoPlanInTimeError(self._deadline_ns, problem.replay(self._hurried(best))[0])
-        return self._by_operation(best)
+        if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
+            stiff = self._search(self._deadline_ns, _HURRY)
+            found.append(stiff.improve(self._start, self._moves, _ROUNDED_HEATS[0], 0))
+        best = min([*found, constant], key=search.score)
+        if not search.score(best).holds:
+            best = search.improve(self._hurried(best), self._moves, _LAST_HEAT, len(starts))
+        best = search.improve(best, self._moves, _LAST_HEAT, len(starts) + 1)
+        if not search.score(best).holds:
+            raise NoPlanInTimeError(self._deadline_ns, self.replay(self._hurried(best)).makespan_ns)
+        return best
 
     def fastest(self) -> NDArray[np.int32]:
         """The fastest options found whose clocks last long enough, (N,)."""
-        return self._by_operation(self._hurried(self._start))
+        return self._hurried(self._start)
 
     def tightened(self, options: NDArray[np.int32], by_ns: int) -> NDArray[np.int32]:
         """Options found from others, with a deadline and a dwell stricter by so many ns."""
-        problem = self._problem(self._deadline_ns - by_ns, _LATE_PRICE, by_ns)
-        return self._by_operation(self._annealed(problem, options[self._order], 0.0, 0))
+        search = self._search(self._deadline_ns - by_ns, _LATE_PRICE, by_ns)
+        return search.improve(options, self._moves, 0.0, 0)
 
     def replay(self, options: NDArray[np.int32]) -> Replay:
-        """What options, (N,), come to, as the search sees them."""
-        return Replay(*self._problem(self._deadline_ns, _LATE_PRICE).replay(options[self._order]))
+        """What options, (N,), come to."""
+        replay = self._problem.replay(options, Machine(self._switching.latency_ns))
+        too_soon_ns = replay.hold_shortage_ns(self._switching.dwell_ns)
+        energy_fj = replay.energy_fj
+        if self._waits:
+            energy_fj = replay.energy_until(0)
+        return Replay(replay.makespan_ns, float(energy_fj), too_soon_ns)
 
-    def _problem(self, deadline_ns: int, price: float, stricter_ns: int = 0) -> _kernel.Switching:
+    @property
+    def _waits(self) -> bool:
+        """Whether everybody waits until the deadline, however early the last one is."""
+        return self._deadline_ns > self._frontier.min_energy_time_ns
+
+    def _search(self, deadline_ns: int, price: float, stricter_ns: int = 0) -> Search:
         latency_ns, dwell_ns = self._switching.latency_ns, self._switching.dwell_ns
-        dwell_ns += stricter_ns if dwell_ns else 0
-        return _kernel.Switching(
-            *self._arrays, latency_ns, dwell_ns, deadline_ns, price * self._price_uw
+        return Search(
+            self._problem,
+            self._starts_ns,
+            deadline_ns,
+            price_uw=int(price * self._price_uw),
+            machine=Machine(latency_ns),
+            hold_ns=dwell_ns + (stricter_ns if dwell_ns else 0),
+            waits=self._waits,
         )
 
-    def _made_for_earlier(self, problem: _kernel.Switching) -> list[NDArray[np.int32]]:
+    def _made_for_earlier(self, search: Search) -> list[NDArray[np.int32]]:
         """The usual plan for a deadline earlier by what the usual plan is late, if there is one."""
-        late_ns = problem.replay(self._start)[0] - self._deadline_ns
+        late_ns = search.score(self._start).late_ns
         earlier_ns = self._deadline_ns - late_ns
         if late_ns <= 0 or earlier_ns < self._frontier.min_time_ns:
             return []
-        return [self._frontier.rounding_at(earlier_ns).options[self._order]]
-
-    def _annealed(
-        self, problem: _kernel.Switching, start: NDArray[np.int32], heat: float, seed: int
-    ) -> NDArray[np.int32]:
-        choice = start.copy()
-        problem.improve(choice, self._moves, heat, seed)
-        return choice
+        return [self._frontier.rounding_at(earlier_ns).options]
 
     def _hurried(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
         """The fastest choice found whose clocks last long enough: one clock a stage is one."""
-        hurry = self._problem(0, _HURRY)
-        constant = hurry.constant(by_table=False)
-        found = [
-            self._annealed(hurry, start, 1.0, seed) for seed, start in enumerate((choice, constant))
-        ]
-        return min(found, key=lambda one: (hurry.replay(one)[2] > 0, hurry.replay(one)[0]))
-
-    def _rank(self, problem: _kernel.Switching, choice: NDArray[np.int32]) -> tuple[int, float]:
-        """How far a choice is from what is asked, ns, and its energy, fJ."""
-        makespan_ns, energy_fj, too_soon_ns = problem.replay(choice)
-        return max(0, makespan_ns - self._deadline_ns) + too_soon_ns, energy_fj
-
-    def _by_operation(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
-        options = np.empty_like(choice)
-        options[self._order] = choice
-        return options
+        hurry = self._search(0, _HURRY)
+        starts = (choice, hurry.constant(by_table=False))
+        found = [hurry.improve(start, self._moves, 1.0, seed) for seed, start in enumerate(starts)]
+        scores = [hurry.score(rows) for rows in found]
+        best = min(scores, key=lambda score: (score.shortage_ns > 0, score.late_ns))
+        return found[scores.index(best)]
 
 
 def _price_uw(frontier: Frontier, deadline_ns: int) -> float:
@@ -408,30 +375,3 @@ def _price_uw(frontier: Frontier, deadline_ns: int) -> float:
     # The slope of the first breakpoint says nothing.
     slope = frontier.slopes_uw[k] if k > 0 else 0
     return float(max(slope, sum(frontier.blocking_power_uw), 1))
-
-
-def _clock_indices(tables: Sequence[OptionTable], clocks: Sequence[int]) -> NDArray[np.int32]:
-    """Of each option, table by table, the index of its clock; -1 for 0 MHz."""
-    index = {0: -1, **{mhz: k for k, mhz in enumerate(clocks)}}
-    return np.array([index[int(mhz)] for table in tables for mhz in table.frequency_mhz], np.int32)
-
-
-def _nearest(tables: Sequence[OptionTable], clocks: Sequence[int]) -> list[NDArray[np.int32]]:
-    """For each table (options, clocks): the option, counted over all tables, that stands for a
-    clock: the nearest listed with the same config, the higher of two; -1 in rows of 0 MHz."""
-    found = []
-    first = 0
-    for table in tables:
-        rows = np.full((len(table), len(clocks)), -1, np.int32)
-        configs = np.array(table.config)
-        for config in set(table.config):
-            same = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
-            if len(same):
-                mhz = table.frequency_mhz[same]
-                # Distance first, then the higher clock, then the first row.
-                key = 2 * np.abs(mhz[None, :] - np.array(clocks)[:, None])
-                key -= mhz[None, :] > np.array(clocks)[:, None]
-                rows[same] = first + same[np.argmin(key, axis=1)]
-        found.append(rows)
-        first += len(table)
-    return found

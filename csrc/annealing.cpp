@@ -1,0 +1,245 @@
+#include "annealing.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+namespace envplan {
+
+namespace {
+
+using std::int64_t;
+using std::uint64_t;
+
+constexpr int64_t kMovesPerTemperature = 256;
+constexpr int64_t kAcceptsPerTail = 8;  // moves accepted between two backward passes
+constexpr double kCooling = 0.02;       // last temperature over first
+constexpr double kDearer = 16;          // last price over first
+constexpr std::size_t kPaces = 256;     // at most so many are tried
+
+Energy energy_over(const Limits& limits, const Replay& replay) {
+  return limits.peak < 0 ? 0 : replay.over(limits.peak, 0, replay.makespan());
+}
+
+}  // namespace
+
+Score score(const Limits& limits, const Replay& replay, Energy over) {
+  Score s;
+  s.late = std::max<Time>(0, replay.makespan() - limits.deadline);
+  s.shortage = replay.shortage();
+  s.over = over;
+  s.excess = static_cast<Energy>(limits.price) * (static_cast<Energy>(s.late) + s.shortage) +
+             limits.peak_price * over;
+  s.energy = replay.energy_until(limits.waits ? limits.deadline : replay.makespan());
+  return s;
+}
+
+Score score(const Problem& problem, const Limits& limits, const Index* rows) {
+  Replay replay(problem, limits.latency, limits.hold);
+  replay.choose(rows);
+  replay.run();
+  return score(limits, replay, energy_over(limits, replay));
+}
+
+Annealing::Annealing(const Problem& problem, const Limits& limits, const Index* rows, int64_t moves,
+                     double heat, uint64_t seed)
+    : problem_(problem),
+      limits_(limits),
+      replay_(problem, limits.latency, limits.hold),
+      moves_(problem),
+      random_(seed),
+      num_moves_(moves_.movable().empty() ? 0 : moves),
+      heat_(heat) {
+  replay_.choose(rows);
+  replay_.run();
+  replay_.tails(&tail_);
+  best_ = replay_.rows();
+  best_score_ = score_ = score(limits_, replay_, energy_over(limits_, replay_));
+  const auto blocks = static_cast<double>(std::max<int64_t>(1, moves / kMovesPerTemperature));
+  cooling_ = std::pow(kCooling, 1 / blocks);
+  dearer_ = std::pow(kDearer, 1 / blocks);
+  temperature_ = heat * mean_step();
+  if (heat == 0) pricing_ = kDearer;
+}
+
+bool Annealing::run(uint64_t work) {
+  const uint64_t until = replay_.touched() + work;
+  const int64_t most = work < static_cast<uint64_t>(num_moves_ - move_)
+                           ? move_ + static_cast<int64_t>(work)
+                           : num_moves_;
+  while (move_ < most && replay_.touched() < until) step();
+  return move_ < num_moves_;
+}
+
+void Annealing::best(Index* rows) const {
+  for (Index i = 0; i < problem_.num_operations; ++i) {
+    rows[problem_.order[i]] = best_[i] - problem_.operations[i].first_row;
+  }
+}
+
+// The mean over operations of what lies between two neighbouring rows, fJ.
+double Annealing::mean_step() const {
+  double sum = 0;
+  for (const Index i : moves_.movable()) {
+    const Problem::Operation& op = problem_.operations[i];
+    const Problem::Row &first = problem_.rows[op.first_row], &last = problem_.rows[op.end_row - 1];
+    const auto waiting = static_cast<double>(problem_.waiting[op.stage]);
+    const double cost = static_cast<double>(last.energy - first.energy) -
+                        waiting * static_cast<double>(last.time - first.time);
+    sum += std::abs(cost) / (op.end_row - op.first_row - 1);
+  }
+  return sum / static_cast<double>(std::max<std::size_t>(1, moves_.movable().size()));
+}
+
+void Annealing::step() {
+  if (++move_ % kMovesPerTemperature == 0 && heat_ > 0) {
+    temperature_ *= cooling_;
+    pricing_ *= dearer_;
+    replay_.tails(&tail_);
+  }
+  const Time makespan = replay_.makespan();
+  if (moves_.propose(replay_.rows(), &random_).empty()) return;
+  if (!attempt(-temperature_ * std::log(random_.uniform()))) return;
+  // Tails that are too long hide good moves.
+  if (++accepted_ % kAcceptsPerTail == 0 || replay_.makespan() < makespan) replay_.tails(&tail_);
+  if (score_ < best_score_) {
+    best_score_ = score_;
+    best_ = replay_.rows();
+  }
+}
+
+// By how much what is minimized has grown since a score.
+double Annealing::worth(const Score& before) const {
+  return static_cast<double>(score_.energy - before.energy) +
+         pricing_ * static_cast<double>(score_.excess - before.excess);
+}
+
+// Makes the changes proposed if what is minimized grows by no more than `most`.
+bool Annealing::attempt(double most) {
+  const Score before = score_;
+  // What has not been counted yet can at best fall to nothing.
+  const double allowed = most + pricing_ * static_cast<double>(limits_.peak_price * before.over);
+  const double price = pricing_ * static_cast<double>(limits_.price);
+  const double waiting = limits_.waits ? 0 : static_cast<double>(problem_.total_waiting);
+  const Budget budget{allowed, std::max(replay_.makespan(), limits_.deadline), tail_.data(),
+                      waiting + price, price};
+  bool good = replay_.change(moves_.changes(), budget);
+  if (good) {
+    score_ = score(limits_, replay_, before.over);
+    good = worth(before) <= allowed;
+  }
+  if (good && limits_.peak >= 0) {
+    const auto [from, to] = replay_.changed_span();
+    Energy over = before.over + replay_.over(limits_.peak, from, to);
+    replay_.swap();
+    over -= replay_.over(limits_.peak, from, to);
+    replay_.swap();
+    score_ = score(limits_, replay_, over);
+    good = worth(before) <= most;
+  }
+  if (good) return true;
+  replay_.swap();
+  score_ = before;
+  return false;
+}
+
+ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
+    : problem_(problem), limits_(limits), replay_(problem, limits.latency, limits.hold) {
+  for (Index t = 0; t < problem.num_tables; ++t) {
+    for (Index k = 0; k < problem.num_clocks; ++k) {
+      Index best = problem.table_begin[t];
+      // Of several the first, which is the fastest.
+      for (Index row = best; row < problem.table_begin[t + 1]; ++row) {
+        const auto distance = [&](Index r) { return std::abs(problem.rows[r].clock - k); };
+        if (distance(row) < distance(best)) best = row;
+      }
+      row_at_.push_back(best);
+    }
+  }
+  best_ = replay_.rows();
+  best_score_.excess = Energy{1} << 126;  // more than any: no choice has been tried
+
+  std::vector<std::vector<Time>> work(problem.num_stages);
+  std::vector<Time> paces;
+  for (Index s = 0; s < problem.num_stages; ++s) {
+    for (Index k = 0; k < problem.num_clocks; ++k) {
+      Time sum = 0;
+      for (Index m = problem.stage_begin[s]; m < problem.stage_begin[s + 1]; ++m) {
+        const Index table = problem.operations[problem.member[m]].table;
+        sum += problem.rows[row_at_[static_cast<int64_t>(table) * problem.num_clocks + k]].time;
+      }
+      work[s].push_back(sum);
+      paces.push_back(sum);
+    }
+  }
+  std::sort(paces.begin(), paces.end());
+  paces.erase(std::unique(paces.begin(), paces.end()), paces.end());
+  const std::size_t stride = std::max<std::size_t>(1, paces.size() / kPaces);
+  for (std::size_t q = 0; q < paces.size(); q += stride) {
+    for (Index s = 0; s < problem.num_stages; ++s) {
+      // The lowest clock that keeps up, or else the one of least work.
+      const auto& stage = work[s];
+      auto pick =
+          std::find_if(stage.begin(), stage.end(), [&](Time sum) { return sum <= paces[q]; });
+      if (pick == stage.end()) pick = std::min_element(stage.begin(), stage.end());
+      set_clock(s, static_cast<Index>(pick - stage.begin()));
+    }
+    keep_if_better();
+  }
+  back_to_best();
+}
+
+void ConstantClocks::best(Index* rows) const { replay_.chosen(rows); }
+
+bool ConstantClocks::improve(Index stage, bool by_table) {
+  bool any = false;
+  if (by_table) {
+    for (Index t = 0; t < problem_.num_tables; ++t) any |= improve_table(stage, t);
+    return any;
+  }
+  for (Index k = 0; k < problem_.num_clocks; ++k) {
+    set_clock(stage, k);
+    any |= keep_if_better();
+  }
+  back_to_best();
+  return any;
+}
+
+bool ConstantClocks::improve_table(Index stage, Index table) {
+  std::vector<Index> alike;
+  for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
+    const Index i = problem_.member[m];
+    if (problem_.operations[i].table == table) alike.push_back(i);
+  }
+  if (alike.empty()) return false;
+  bool any = false;
+  for (Index row = problem_.table_begin[table]; row < problem_.table_begin[table + 1]; ++row) {
+    for (const Index i : alike) replay_.set_row(i, row);
+    any |= keep_if_better();
+  }
+  back_to_best();
+  return any;
+}
+
+void ConstantClocks::set_clock(Index stage, Index clock) {
+  for (Index m = problem_.stage_begin[stage]; m < problem_.stage_begin[stage + 1]; ++m) {
+    const Index i = problem_.member[m], table = problem_.operations[i].table;
+    replay_.set_row(i, row_at_[static_cast<int64_t>(table) * problem_.num_clocks + clock]);
+  }
+}
+
+bool ConstantClocks::keep_if_better() {
+  replay_.run();
+  const Score now = score(limits_, replay_, energy_over(limits_, replay_));
+  if (!(now < best_score_)) return false;
+  best_score_ = now;
+  best_ = replay_.rows();
+  return true;
+}
+
+void ConstantClocks::back_to_best() {
+  for (Index i = 0; i < problem_.num_operations; ++i) replay_.set_row(i, best_[i]);
+}
+
+}  // namespace envplan

@@ -1,0 +1,114 @@
+// Search for the rows of least energy that keep to local limits.
+//
+// Problem. Choose a row for each operation (replay.hpp) so that the replay ends by a deadline, no
+// stage asks for clocks too soon after each other, power stays under a cap, and energy is least.
+//
+// Idea. Every limit has a price, and the excess of a choice is what it owes for breaking them:
+//   excess = price * (lateness + shortage of hold) + peak_price * energy above the cap   (fJ).
+// Annealing (Kirkpatrick et al. 1983) minimizes energy + g * excess, where g grows from 1 to 16,
+// so that by the end no choice with any excess is worth keeping. Every move is replayed exactly.
+// What comes out is the best choice seen: of least excess, and among those of least energy.
+//
+// Arithmetic: scores are exact integers, and equal to those of a replay from the start. Only
+// temperatures, and so whether a move is taken, are floating point.
+//
+// Deterministic: results depend on the arguments only. Long searches are cut into pieces of work,
+// so that the caller can stop between two.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moves.hpp"
+#include "random.hpp"
+#include "replay.hpp"
+
+namespace envplan {
+
+struct Limits {
+  Time latency;  // from a request until the clock comes, ns
+  Time deadline;
+  Time hold;   // least time between two requests of a stage, ns; 0: none
+  Power peak;  // cap on the power of one GPU a stage together, uW; negative: none
+  // Energy is that used until the deadline, when everybody has waited, not until the makespan.
+  bool waits;
+  Power price;       // what a ns late, or of shortage, costs, uW
+  Power peak_price;  // what a fJ above the cap costs, fJ
+};
+
+struct Score {
+  Energy excess = 0, energy = 0;  // fJ
+  Time late = 0, shortage = 0;    // ns
+  Energy over = 0;                // energy above the cap, fJ
+
+  bool operator<(const Score& other) const {
+    return excess != other.excess ? excess < other.excess : energy < other.energy;
+  }
+};
+
+// Of a replay whose energy above the cap is known.
+Score score(const Limits& limits, const Replay& replay, Energy over);
+// Of rows, one an operation, in the caller's numbering.
+Score score(const Problem& problem, const Limits& limits, const Index* rows);
+
+// Anneals from rows in the caller's numbering. `heat` is the first temperature in units of the mean
+// cost between neighbouring rows: 4 forgets the start, 0.25 refines; 0 descends, at g = 16. The
+// problem must outlive this.
+class Annealing {
+ public:
+  Annealing(const Problem& problem, const Limits& limits, const Index* rows, std::int64_t moves,
+            double heat, std::uint64_t seed);
+
+  // About `work` replays of an operation more. Returns whether there are moves left.
+  bool run(std::uint64_t work);
+
+  const Score& best_score() const { return best_score_; }
+  void best(Index* rows) const;
+
+ private:
+  double mean_step() const;
+  void step();
+  bool attempt(double most);
+  double worth(const Score& before) const;
+
+  const Problem& problem_;
+  const Limits limits_;
+  Replay replay_;
+  Moves moves_;
+  Random random_;
+  std::vector<Time> tail_;
+  std::vector<Index> best_;
+  Score score_, best_score_;
+  const std::int64_t num_moves_;
+  std::int64_t move_ = 0, accepted_ = 0;
+  double heat_, temperature_, cooling_, pricing_ = 1, dearer_;
+};
+
+// Looks for one clock for each stage, or one row for each stage and table, by descent. The problem
+// must outlive this.
+class ConstantClocks {
+ public:
+  // Begins with all stages in step: of all paces the best, every stage at the slowest clock that
+  // keeps up.
+  ConstantClocks(const Problem& problem, const Limits& limits);
+
+  // Tries every clock, or for each table every row, on one stage; whether that got better.
+  bool improve(Index stage, bool by_table);
+
+  void best(Index* rows) const;
+
+ private:
+  void set_clock(Index stage, Index clock);
+  bool improve_table(Index stage, Index table);
+  bool keep_if_better();
+  void back_to_best();
+
+  const Problem& problem_;
+  const Limits limits_;
+  Replay replay_;
+  std::vector<Index> row_at_;  // (tables * clocks) the row of each table nearest to each clock
+  std::vector<Index> best_;
+  Score best_score_;
+};
+
+}  // namespace envplan

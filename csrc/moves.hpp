@@ -1,0 +1,139 @@
+// Small random changes to a choice of rows: what annealing tries.
+//
+// A move is one of: another row for one operation; the clock of a neighbour for it; another clock
+// for a whole run of operations at one clock, maybe that of the run before or after; one row for a
+// stretch of operations of one table; one operation slower and one near it faster.
+//
+// Contract: the problem must outlive this. propose() names no operation twice and none that stays
+// as it is; it proposes nothing where the move that was drawn is not possible. A new move is a
+// method and a line in propose().
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "random.hpp"
+#include "replay.hpp"
+
+namespace envplan {
+
+class Moves {
+ public:
+  explicit Moves(const Problem& problem) : p_(problem) {
+    for (Index i = 0; i < p_.num_operations; ++i) {
+      if (p_.operations[i].end_row - p_.operations[i].first_row > 1) movable_.push_back(i);
+    }
+  }
+
+  // Operations with more than one row, by number.
+  const std::vector<Index>& movable() const { return movable_; }
+
+  // The move proposed last.
+  const std::vector<Change>& changes() const { return changes_; }
+
+  // A move from rows (by number, over all tables), of which there must be movable ones.
+  const std::vector<Change>& propose(const std::vector<Index>& rows, Random* random) {
+    rows_ = rows.data();
+    random_ = random;
+    changes_.clear();
+    const Index i = movable_[random->below(static_cast<Index>(movable_.size()))];
+    switch (random->below(8)) {
+      case 0:
+      case 1:
+        change(i, shifted(i));
+        break;
+      case 2:
+        take_neighbours_clock(i);
+        break;
+      case 3:
+      case 4:
+        change_run(i);
+        break;
+      case 5:
+        change_stretch(i);
+        break;
+      default:
+        trade(i);
+    }
+    return changes_;
+  }
+
+ private:
+  static constexpr Index kReach = 8;         // rows by which a move shifts an operation
+  static constexpr Index kStretch = 16;      // alike operations that one move shifts together
+  static constexpr Index kNeighbours = 48;   // how far apart, in number, a move trades time
+  static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
+
+  const Problem::Operation& op(Index i) const { return p_.operations[i]; }
+  Index clock(Index i) const { return p_.rows[rows_[i]].clock; }
+  bool coin() { return random_->below(2) == 1; }
+
+  void change(Index i, Index row) {
+    if (row != rows_[i]) changes_.push_back({i, row});
+  }
+
+  // Takes i to the row of its own config that stands for a clock.
+  void change_clock(Index i, Index to) {
+    if (clock(i) >= 0) change(i, p_.row_at(rows_[i], to));
+  }
+
+  // A row of i near its own.
+  Index shifted(Index i) {
+    const Index by = 1 + random_->below(kReach);
+    return std::clamp(coin() ? rows_[i] - by : rows_[i] + by, op(i).first_row, op(i).end_row - 1);
+  }
+
+  void take_neighbours_clock(Index i) {
+    const Index other = coin() ? op(i).before : op(i).after;
+    if (other >= 0 && clock(other) >= 0) change_clock(i, clock(other));
+  }
+
+  void change_run(Index i) {
+    const Index mhz = clock(i);
+    if (mhz < 0) return;
+    Index first = i, end = i;
+    const auto alike = [&](Index j) { return j >= 0 && clock(j) == mhz; };
+    for (Index k = 0; k < kLongestRun && alike(op(first).before); ++k) first = op(first).before;
+    for (Index k = 0; k < kLongestRun && alike(op(end).after); ++k) end = op(end).after;
+    Index to = p_.rows[shifted(i)].clock;
+    const Index way = random_->below(3), edge = way == 1 ? op(first).before : op(end).after;
+    if (way > 0 && edge >= 0) to = clock(edge);
+    if (to < 0) return;
+    for (Index j = first;; j = op(j).after) {
+      change_clock(j, to);
+      if (j == end) return;
+    }
+  }
+
+  void change_stretch(Index i) {
+    const Index to = coin() ? shifted(i) : rows_[i];
+    Index count = 1 + random_->below(kStretch);
+    for (Index j = i; j >= 0 && count > 0; j = op(j).after) {
+      if (op(j).table != op(i).table) continue;
+      change(j, to);
+      --count;
+    }
+  }
+
+  void trade(Index i) {
+    const Index j = i + 1 + random_->below(kNeighbours);
+    if (j >= p_.num_operations) return;
+    const Index sign = coin() ? 1 : -1;
+    const Index one = rows_[i] + sign * (1 + random_->below(kReach / 2));
+    const Index other = rows_[j] - sign * (1 + random_->below(kReach / 2));
+    const auto has = [&](Index k, Index row) {
+      return row >= op(k).first_row && row < op(k).end_row;
+    };
+    if (!has(i, one) || !has(j, other)) return;
+    change(i, one);
+    change(j, other);
+  }
+
+  const Problem& p_;
+  std::vector<Index> movable_;
+  std::vector<Change> changes_;
+  const Index* rows_ = nullptr;
+  Random* random_ = nullptr;
+};
+
+}  // namespace envplan

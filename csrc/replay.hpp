@@ -1,0 +1,237 @@
+// The exact replay of a pipeline: when each operation runs, at which clock, and what that takes.
+//
+// Problem. Operations run on stages, each stage's one after the other in a given order, and each
+// starts as soon as those before it let it. Every operation has an option table: its rows say how
+// long it takes, and what energy, at which clock. A choice is one row for each operation.
+//
+// Clocks. An operation asks for the clock of its row as it starts, unless its stage has asked for
+// that clock last. The clock comes `latency` later, perhaps during a later operation; until then
+// the stage runs at the clock of the last request that has come. A stage begins an iteration with
+// the clock that its last request leaves, since iterations follow each other. A row of no clock
+// asks for none and runs as it is at any clock. Without latency every operation runs at its row.
+//
+// Another clock. At a clock that is not its row's, an operation runs by the row of its table that
+// stands for that clock (`nearest`). Where the clock changes during an operation, what is left of
+// it is carried over: left' = ceil(left * time' / time) ns, where the times are those of the whole
+// operation by the two rows. A part of an operation takes its share of its row's energy, rounded
+// half up to a whole fJ.
+//
+// Noise. A factor f for each operation multiplies the time of whatever row it runs by: the time is
+// min(max(1, rint(time * f)), kMostTime), and the energy grows in proportion, rounded half up.
+// Power stays that of the row.
+//
+// Spacing. Between two requests of a stage there should be at least `hold`, and so from its last of
+// an iteration to its first of the next, which begins when this one ends. The shortage is what is
+// missing, summed over all stages and requests.
+//
+// Power. While an operation runs, it draws the average power of the row it runs by, rounded up to a
+// whole uW; a stage between two operations draws its blocking power.
+//
+// Arithmetic is exact, in integers: time in ns, energy in fJ, power in uW. Sums of energies have
+// 128 bits. What takes longer than kMostTime throws std::overflow_error.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "arcs.hpp"
+#include "types.hpp"
+
+namespace envplan {
+
+constexpr Time kMostTime = Time{1} << 62;  // no sum of two overflows an unsigned 64-bit integer
+
+// Borrowed arrays that describe a problem; sizes are given in parentheses. Operations are numbered
+// by stage and in execution order within a stage; rows over all tables.
+struct ProblemArrays {
+  Index num_operations, num_stages, num_tables, num_clocks;
+  const Index* order;          // (num_operations) the operations in a topological order
+  const Index* stage_begin;    // (num_stages + 1) first operation of each stage
+  const Index* succ_begin;     // (num_operations + 1)
+  const Index* succ;           // (arcs) what starts later; the next on the stage is among them
+  const Time* succ_lag;        // (arcs) ns between our end and its start, less than kMostTime
+  const Index* table;          // (num_operations)
+  const Index* table_begin;    // (num_tables + 1) first row of each table
+  const Time* time;            // (rows) ns, at least 1, ascending within a table
+  const std::int64_t* energy;  // (rows) fJ
+  const Index* clock;          // (rows) which clock, ascending in MHz; -1: none
+  const Index* nearest;        // (rows * num_clocks) the row that stands for this one at a clock;
+                               // anything where the row has no clock
+  const Power* waiting;        // (num_stages) blocking power, uW
+};
+
+// A problem ready to be replayed: copies of the arrays, with the operations in the topological
+// order given. "Number" below is an operation's place in that order.
+struct Problem {
+  // Throws std::invalid_argument where the arrays contradict each other or the above.
+  explicit Problem(const ProblemArrays& arrays);
+
+  struct Operation {
+    Index stage, table;
+    Index first_row, end_row;
+    Index before, after;  // neighbours on the stage, -1 where none
+  };
+  struct Row {
+    Time time;
+    std::int64_t energy;
+    Power power;
+    Index clock;
+  };
+
+  Index row_at(Index row, Index clock) const {
+    return nearest[static_cast<std::int64_t>(row) * num_clocks + clock];
+  }
+
+  Index num_operations, num_stages, num_tables, num_clocks;
+  std::vector<Operation> operations;  // by number
+  std::vector<Index> order;           // number -> the caller's operation
+  std::vector<Index> member;          // the caller's operation -> number: a stage's are neighbours
+  std::vector<Index> stage_begin;     // into member
+  std::vector<Index> last;            // numbers of the operations that nothing waits for
+  Arcs preds, succs;                  // by number
+  std::vector<Row> rows;
+  std::vector<Index> table_begin, nearest;
+  std::vector<Power> waiting;
+  Energy total_waiting = 0;  // of all stages, uW
+};
+
+struct Change {
+  Index operation;  // number
+  Index row;
+};
+
+// A part of an operation at one clock.
+struct Part {
+  Index row, clock;  // clock -1: none
+  Time begin, end;
+  std::int64_t energy;
+};
+
+// When to give up a change that cannot be worth it: as soon as the energy above waiting has grown,
+// with what lateness and shortage would cost, by more than `most`.
+struct Budget {
+  double most;
+  Time free;         // a makespan up to this costs nothing
+  const Time* tail;  // (num_operations, by number) about how long all goes on after each has ended
+  double late_price, short_price;  // fJ a ns
+};
+
+// A choice of rows, replayed.
+class Replay {
+ public:
+  // Shortages are counted where hold > 0. The problem must outlive this.
+  Replay(const Problem& problem, Time latency, Time hold);
+
+  // Takes rows, one an operation in the caller's numbering, each an index into its table. Throws
+  // std::invalid_argument where there is no such row. Replays nothing.
+  void choose(const Index* rows);
+  // Writes them back.
+  void chosen(Index* rows) const;
+  void set_row(Index i, Index row) { row_[i] = row; }
+  const std::vector<Index>& rows() const { return row_; }  // by number, over all tables
+
+  // Replays everything. factors: (num_operations) in the caller's numbering, or null; borrowed
+  // until the next run.
+  void run(const double* factors = nullptr);
+
+  // Replays what changes reach, no operation being named twice. Returns whether it did not give up;
+  // where it did, swap() must follow.
+  bool change(const std::vector<Change>& changes, const Budget& budget);
+  // Goes back to before the last change, and there again.
+  void swap();
+  // The time within which the last change changed anything.
+  std::pair<Time, Time> changed_span() const;
+
+  Time makespan() const { return totals_.makespan; }
+  Energy cost() const { return totals_.cost; }  // of all operations, less waiting as long, fJ
+  // fJ of one GPU a stage, waiting until a time included.
+  Energy energy_until(Time sync) const { return totals_.cost + problem_.total_waiting * sync; }
+  Time shortage() const { return totals_.shortage; }
+  Time start(Index i) const { return met_[i].start; }
+  Time finish(Index i) const { return met_[i].finish; }
+  std::int64_t energy(Index i) const;
+  std::uint64_t touched() const { return touched_; }  // operations replayed so far
+
+  // Appends the parts of operation i, in time order.
+  void parts(Index i, std::vector<Part>* out) const;
+  // Power as a step function: `times` begins at 0 and ends at the makespan, `power` has one less.
+  void power_steps(std::vector<Time>* times, std::vector<Power>* power) const;
+  // By how much power is above a cap, integrated over a span of time, fJ.
+  Energy over(Power cap, Time from, Time to) const;
+
+  // How long what runs after each operation takes on the longest way to the end, by number.
+  void tails(std::vector<Time>* tail) const;
+
+ private:
+  // What an operation meets, and leaves to the next of its stage.
+  struct Met {
+    Time start = 0, finish = 0;
+    Energy cost = 0;      // energy less waiting as long
+    Time asked_at = 0;    // when the last request was made; kept where hold > 0
+    Time shortage = 0;    // of this operation's own request
+    Index come = -1;      // operation whose request was the last to come; -1: none yet
+    Index asked = -1;     // operation that made the last request; -1: none yet
+    Index in_force = -1;  // clock
+    Index wanted = -1;    // clock last asked for
+
+    bool same_clocks(const Met& other) const {
+      return come == other.come && asked == other.asked && in_force == other.in_force &&
+             wanted == other.wanted && asked_at == other.asked_at;
+    }
+    bool awaits() const { return come != asked; }
+  };
+  struct Totals {
+    Time makespan = 0;
+    Energy cost = 0;
+    Time shortage_within = 0;  // without that from one iteration to the next
+    Time shortage = 0;
+  };
+  struct Whole {
+    Time time;
+    std::int64_t energy;
+  };
+
+  Index clock(Index i) const { return problem_.rows[row_[i]].clock; }
+  bool asks(Index i) const { return met_[i].asked == i; }
+  Whole whole(Index i, Index row) const;
+  Index clock_left(Index stage) const;
+  Index next_request(Index stage, Index come) const;
+  Met entered(Index i) const;
+  template <class EachPart>
+  void work(Index i, Met* now, EachPart each) const;
+  void replay(Index i);
+  void measure();
+  Time shortage_around() const;
+  void touch(Index i);
+  void forget_touched(Index from);
+  void collect(Time from, Time to) const;
+
+  const Problem& problem_;
+  const Time latency_, hold_;
+  const double* factors_ = nullptr;
+  std::vector<Index> row_;
+  std::vector<Met> met_;
+  std::vector<Index> initial_;  // clock that each stage begins with
+  Totals totals_;
+
+  std::vector<unsigned char> dirty_;
+  Index num_dirty_ = 0;
+  std::uint64_t touched_ = 0;
+  // What the last change replaced, and where swapped back what it brought.
+  std::vector<Change> other_rows_;
+  std::vector<std::pair<Index, Index>> other_initial_;  // (stage, clock)
+  std::vector<std::pair<Index, Met>> other_met_;
+  Totals other_totals_;
+
+  mutable std::vector<std::pair<Time, Power>> rises_;
+  mutable std::vector<Part> parts_;
+};
+
+// Makespans of a choice in noisy runs, ns. factors: (runs * num_operations), in the caller's
+// numbering; out: (runs).
+void makespans(const Problem& problem, const Index* rows, Time latency, const double* factors,
+               std::int64_t runs, Time* out);
+
+}  // namespace envplan

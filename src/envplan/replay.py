@@ -1,0 +1,480 @@
+"""The exact replay of a pipeline, and the search for the rows of least energy that keeps to limits.
+
+One engine, csrc/replay.hpp, says what a choice of rows comes to: integers throughout, clocks that
+come late, factors for noise, power over time, and how far apart a stage's clock requests are. The
+search, csrc/annealing.hpp, replays every move by the same code, so what it finds is what a replay
+says of it, to the ns and fJ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envplan import _kernel
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.profile import OptionTable, Profile
+from envplan.units import s_from_ns
+
+__all__ = [
+    "Machine",
+    "Parts",
+    "PowerSteps",
+    "Problem",
+    "Replay",
+    "Requests",
+    "Score",
+    "Search",
+]
+
+Rows = NDArray[np.int32]
+Times = NDArray[np.int64]
+
+_CONSTANT_PASSES = 6  # of the descent to one clock a stage
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How GPUs follow requests for a clock.
+
+    Attributes:
+        latency_ns: from a request until the clock changes, ns.
+    """
+
+    latency_ns: int = 0
+
+
+class Problem:
+    """A pipeline with an option table for each operation, as arrays.
+
+    Rows of one table are what a choice consists of; "over all tables" they are numbered through.
+
+    Args:
+        blocking_power_uw: what a waiting GPU draws on each stage, (num_stages,), uW.
+
+    Raises:
+        InputError: the profile lacks an operation.
+
+    Attributes:
+        tables: the distinct option tables.
+        table: int32 (N,), which of them each operation has.
+        first_row: int32 (N,), its first row over all tables.
+        stage: int32 (N,), the stage of each operation.
+        blocking_power_uw: int64 (num_stages,).
+        time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
+            average, rounded up; 0 MHz where a row controls no clock.
+        clocks_mhz: int64, every clock in the tables, ascending.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, profile: Profile, blocking_power_uw: Sequence[int]
+    ) -> None:
+        self.pipeline = pipeline
+        keys = [(op.profile_stage, op.instruction) for op in pipeline.operations]
+        number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        self.tables: tuple[OptionTable, ...] = tuple(profile.table(*key) for key in number)
+        self.table: Rows = np.array([number[key] for key in keys], np.int32)
+        sizes = [len(table) for table in self.tables]
+        self._table_begin = np.cumsum([0, *sizes], dtype=np.int32)
+        self.first_row: Rows = self._table_begin[self.table]
+        self.stage: Rows = np.repeat(
+            np.arange(pipeline.num_stages, dtype=np.int32), np.diff(pipeline.stage_begin)
+        )
+        self.blocking_power_uw: Times = np.array(blocking_power_uw, np.int64)
+        self.time_ns: Times = np.concatenate([table.time_ns for table in self.tables])
+        self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
+        self.power_uw: Times = -(-self.energy_fj // self.time_ns)
+        self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
+        self.clocks_mhz: Times = np.unique(self.frequency_mhz[self.frequency_mhz > 0])
+        self._kernel = self._ordered(pipeline.order)
+
+    @cached_property
+    def max_frequency_rows(self) -> Rows:
+        """The row of each operation's highest frequency, int32 (N,)."""
+        best = np.array([table.max_frequency_option for table in self.tables], np.int32)
+        return best[self.table]
+
+    def rows_at(self, knobs: Sequence[tuple[int, str]]) -> Rows:
+        """The row of each operation at its (MHz, config), int32 (N,).
+
+        Raises:
+            InputError: an operation's table has no such row.
+        """
+        found = np.empty(len(self.table), np.int32)
+        for i, (table, knob) in enumerate(zip(self.table.tolist(), knobs, strict=True)):
+            row = self._rows_by_knob[table].get(knob)
+            if row is None:
+                op = self.pipeline.operations[i]
+                config = f" with config {knob[1]}" if knob[1] else ""
+                raise InputError(
+                    f"the profile has no row for {op.instruction} on stage {op.profile_stage} at "
+                    f"{knob[0]} MHz{config}"
+                )
+            found[i] = row
+        return found
+
+    def over_all(self, rows: Rows) -> Rows:
+        """Rows, (N,), as they are numbered over all tables, int32 (N,)."""
+        return self.first_row + rows
+
+    def replay(
+        self,
+        rows: Rows,
+        machine: Machine = Machine(),
+        factors: NDArray[np.float64] | None = None,
+    ) -> Replay:
+        """What a choice of rows comes to.
+
+        Args:
+            rows: int32 (N,), a row of each operation's table.
+            factors: what each operation's time is multiplied by, positive, float64 (N,).
+
+        Raises:
+            InputError: the iteration would outlast 2**62 ns, 146 years, or noise makes an
+                operation take more than 2**63 fJ.
+        """
+        try:
+            found = self._kernel.replay(rows, machine.latency_ns, factors)
+        except OverflowError as error:
+            raise InputError(str(error)) from None
+        return Replay(self, rows, machine, factors, *found)
+
+    def makespans(
+        self, rows: Rows, machine: Machine, factors: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """Iteration times in noisy runs, int64 (runs,), ns.
+
+        Args:
+            rows: int32 (N,).
+            factors: what each operation's time is multiplied by, positive, float64 (runs, N).
+
+        Raises:
+            InputError: as for replay.
+        """
+        try:
+            return self._kernel.makespans(rows, machine.latency_ns, factors)
+        except OverflowError as error:
+            raise InputError(str(error)) from None
+
+    def _ordered(self, order: Rows) -> _kernel.Problem:
+        """For the kernel, with operations numbered in a topological order."""
+        pipeline = self.pipeline
+        return _kernel.Problem(
+            order,
+            pipeline.stage_begin,
+            pipeline.succ_begin,
+            pipeline.succ,
+            pipeline.succ_lag_ns,
+            self.table,
+            self._table_begin,
+            self.time_ns,
+            self.energy_fj,
+            self._clock,
+            self._nearest,
+            self.blocking_power_uw,
+        )
+
+    @cached_property
+    def _clock(self) -> Rows:
+        """The index of each row's clock, int32 (rows over all tables,); -1 for 0 MHz."""
+        index = np.searchsorted(self.clocks_mhz, self.frequency_mhz)
+        return np.where(self.frequency_mhz > 0, index, -1).astype(np.int32)
+
+    @cached_property
+    def _nearest(self) -> NDArray[np.int32]:
+        """The row over all tables that stands for each row at each clock, int32 (rows, clocks).
+
+        The nearest clock that the table lists with the row's config, the higher of two; -1 where
+        the row controls none.
+        """
+        clocks = self.clocks_mhz[:, None]
+        found = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
+        for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
+            configs = np.array(table.config)
+            for config in set(table.config):
+                same = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
+                if len(same) == 0:
+                    continue
+                listed = table.frequency_mhz[None, same]
+                # Of equals argmin takes the first, which is the fastest.
+                distance = 2 * np.abs(listed - clocks) - (listed > clocks)
+                found[first + same] = first + same[np.argmin(distance, axis=1)]
+        return found
+
+    @cached_property
+    def _rows_by_knob(self) -> list[dict[tuple[int, str], int]]:
+        return [
+            {
+                knob: row
+                for row, knob in enumerate(
+                    zip(table.frequency_mhz.tolist(), table.config, strict=True)
+                )
+            }
+            for table in self.tables
+        ]
+
+
+class Parts(NamedTuple):
+    """What operations do at one clock each, by operation and in time order; all (parts,).
+
+    Attributes:
+        operation: int32, which.
+        row: int32, the row it runs by, over all tables.
+        frequency_mhz: int64, the clock in force; 0 for an operation that controls none.
+        begin_ns, end_ns: int64, when.
+        energy_fj: int64, of one GPU.
+    """
+
+    operation: NDArray[np.int32]
+    row: NDArray[np.int32]
+    frequency_mhz: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    energy_fj: NDArray[np.int64]
+
+
+class PowerSteps(NamedTuple):
+    """Power as a step function of time, of one GPU a stage together.
+
+    Attributes:
+        times_ns: when it changes, ascending from 0 to the makespan, int64 (k + 1,).
+        power_uw: between each time and the next, int64 (k,), uW.
+    """
+
+    times_ns: NDArray[np.int64]
+    power_uw: NDArray[np.int64]
+
+
+class Requests(NamedTuple):
+    """When a stage asks for another clock than it has asked for last; all (k,).
+
+    Attributes:
+        operation: int64, which operation asks, as it starts.
+        at_ns: int64, when.
+        frequency_mhz: int64, for what.
+    """
+
+    operation: NDArray[np.int64]
+    at_ns: NDArray[np.int64]
+    frequency_mhz: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """An exact replay, of one GPU a stage and one replica.
+
+    Attributes:
+        rows: the choice, int32 (N,).
+        factors: of noise, float64 (N,); None where there is none.
+        starts_ns, finishes_ns: of each operation, int64 (N,).
+        energies_fj: of each operation, int64 (N,).
+        makespan_ns: when the last operation ends.
+        energy_fj: of all operations and all waiting until the makespan.
+    """
+
+    problem: Problem
+    rows: Rows
+    machine: Machine
+    factors: NDArray[np.float64] | None
+    starts_ns: NDArray[np.int64]
+    finishes_ns: NDArray[np.int64]
+    energies_fj: NDArray[np.int64]
+    makespan_ns: int
+    energy_fj: int
+
+    def energy_until(self, sync_ns: int) -> int:
+        """Energy if everybody waits until a time, fJ."""
+        waiting_uw = int(self.problem.blocking_power_uw.sum())
+        return self.energy_fj + waiting_uw * (sync_ns - self.makespan_ns)
+
+    @cached_property
+    def busy_ns(self) -> NDArray[np.int64]:
+        """How long each stage runs operations, int64 (num_stages,), ns."""
+        busy = np.zeros(self.problem.pipeline.num_stages, np.int64)
+        np.add.at(busy, self.problem.stage, self.finishes_ns - self.starts_ns)
+        return busy
+
+    @cached_property
+    def frequency_mhz(self) -> NDArray[np.int64]:
+        """The clock that each operation asks for, int64 (N,), MHz; 0: none."""
+        return self.problem.frequency_mhz[self.problem.over_all(self.rows)]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Every operation, split where its clock changes."""
+        found = self.problem._kernel.parts(self.rows, self.machine.latency_ns, self.factors)
+        operation, row, clock, begin, end, energy = found
+        mhz = np.append(self.problem.clocks_mhz, 0)[clock]
+        return Parts(operation, row, mhz, begin, end, energy)
+
+    @cached_property
+    def power_steps(self) -> PowerSteps:
+        """Power over time: an operation draws the power of the row it runs by, whatever the noise,
+        and a stage between two operations its blocking power.
+
+        Raises:
+            InputError: all stages together draw more than 2**62 uW.
+        """
+        try:
+            return PowerSteps(
+                *self.problem._kernel.power_steps(self.rows, self.machine.latency_ns, self.factors)
+            )
+        except OverflowError as error:
+            raise InputError(str(error)) from None
+
+    @property
+    def peak_uw(self) -> int:
+        """The most power at a time, uW."""
+        return int(self.power_steps.power_uw.max())
+
+    def requests(self, stage: int) -> Requests:
+        """A stage's requests for another clock, in time order."""
+        first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
+        asking = first + np.flatnonzero(self.frequency_mhz[first:last])
+        mhz = self.frequency_mhz[asking]
+        # An iteration begins with the clock that the one before it has left.
+        changes = mhz != np.roll(mhz, 1)
+        return Requests(asking[changes], self.starts_ns[asking[changes]], mhz[changes])
+
+    def clock_changes(self, stage: int, until_ns: int) -> list[tuple[int, int]]:
+        """When a stage's clock becomes what, (ns, MHz), from 0 until a time.
+
+        The first is the clock that the stage begins with, 0 MHz where it has none.
+        """
+        first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
+        asked = self.frequency_mhz[first:last]
+        left = asked[asked > 0]
+        requests = self.requests(stage)
+        comes = (requests.at_ns + self.machine.latency_ns).tolist()
+        changes = [(0, int(left[-1]) if len(left) else 0)]
+        for at, mhz in zip(comes, requests.frequency_mhz.tolist(), strict=True):
+            if at <= until_ns:
+                # At 0 ns a request without latency takes the place of the clock left over.
+                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
+        return changes
+
+    def holds_ns(self, stage: int) -> NDArray[np.int64]:
+        """How long after each of a stage's requests the next one comes, int64 (k,), ns.
+
+        After the last of an iteration comes the first of the next, which begins at the makespan.
+        """
+        at = self.requests(stage).at_ns
+        return np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
+
+    @property
+    def shortest_hold_ns(self) -> int | None:
+        """The least time between two requests of a stage, ns; None where no clock changes."""
+        stages = range(self.problem.pipeline.num_stages)
+        return min((int(hold) for stage in stages for hold in self.holds_ns(stage)), default=None)
+
+    def hold_shortage_ns(self, hold_ns: int) -> int:
+        """What is missing until all requests are hold_ns apart, summed up, ns."""
+        stages = range(self.problem.pipeline.num_stages)
+        return sum(int(np.maximum(0, hold_ns - self.holds_ns(stage)).sum()) for stage in stages)
+
+    def short_hold_in_words(self, hold_ns: int) -> str | None:
+        """The first request that comes less than hold_ns before the next; None if none does."""
+        for stage in range(self.problem.pipeline.num_stages):
+            holds = self.holds_ns(stage)
+            short = np.flatnonzero(holds < hold_ns)
+            if len(short):
+                at = self.requests(stage).at_ns[short[0]]
+                return (
+                    f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another one "
+                    f"{s_from_ns(holds[short[0]])!r} s later"
+                )
+        return None
+
+
+class Score(NamedTuple):
+    """How good a choice is: the less the better, first by what it owes, then by energy.
+
+    Attributes:
+        excess_fj: price of everything by which limits are broken.
+        energy_fj: of one GPU a stage, until the makespan or, where all wait, the deadline.
+        late_ns: after the deadline.
+        shortage_ns: of what is to lie between two requests for a clock.
+        over_fj: energy above the cap on power.
+    """
+
+    excess_fj: int
+    energy_fj: int
+    late_ns: int
+    shortage_ns: int
+    over_fj: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every limit is kept."""
+        return self.late_ns == self.shortage_ns == self.over_fj == 0
+
+
+class Search:
+    """Rows of least energy that end by a deadline and keep to local limits.
+
+    Deterministic: the same arguments give the same rows.
+
+    Args:
+        starts_ns: about when operations start, int64 (N,), as in any replay or relaxed optimum:
+            moves that trade time look at operations that start at about the same time.
+        deadline_ns: when the last operation must have ended.
+        price_uw: what a ns late, or a ns of shortage, costs at first, positive.
+        hold_ns: least time between two requests of a stage for another clock.
+        peak_uw: most power of one GPU a stage together, at any time.
+        peak_price: what a fJ above that costs at first, fJ, positive.
+        waits: energy counts until the deadline, for everybody waits until then anyway.
+
+    Raises:
+        ValueError: starts_ns contradicts the order of the operations.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        starts_ns: NDArray[np.int64],
+        deadline_ns: int,
+        *,
+        price_uw: int,
+        machine: Machine = Machine(),
+        hold_ns: int = 0,
+        peak_uw: int | None = None,
+        peak_price: int = 1,
+        waits: bool = False,
+    ) -> None:
+        position = np.empty(len(starts_ns), np.int32)
+        position[problem.pipeline.order] = np.arange(len(starts_ns), dtype=np.int32)
+        order = np.lexsort((position, starts_ns)).astype(np.int32)
+        self._kernel = _kernel.Search(
+            problem._ordered(order),
+            machine.latency_ns,
+            deadline_ns,
+            hold_ns,
+            -1 if peak_uw is None else peak_uw,
+            waits,
+            price_uw,
+            peak_price,
+        )
+
+    def score(self, rows: Rows) -> Score:
+        """How good rows, int32 (N,), are."""
+        return Score(*self._kernel.score(rows))
+
+    def improve(self, rows: Rows, moves: int, heat: float, seed: int) -> Rows:
+        """The best rows seen while annealing from others, int32 (N,); never worse than those.
+
+        Args:
+            moves: how many to try.
+            heat: first temperature in units of the mean cost between neighbouring rows: 4 forgets
+                the start, 0.25 refines, 0 only descends.
+        """
+        return self._kernel.improve(rows, moves, heat, seed)
+
+    def constant(self, *, by_table: bool) -> Rows:
+        """The best rows found with one clock a stage, or one row a stage and table, int32 (N,)."""
+        return self._kernel.constant(by_table, _CONSTANT_PASSES)
