@@ -592,8 +592,8 @@ cdef class Search:
         out = np.empty(self._problem.num_operations, np.int32)
         cdef int32_t[::1] best = out
         cdef unique_ptr[ConstantClocks] clocks
-        cdef cbool tables, better
-        cdef int32_t stage
+        cdef cbool better
+        cdef int32_t stage, tables
         with nogil:
             clocks.reset(new ConstantClocks(self._problem._problem[0], self._limits))
         for tables in range(1 + by_table):
@@ -601,7 +601,7 @@ cdef class Search:
                 better = False
                 for stage in range(self._problem.num_stages):
                     with nogil:
-                        better = clocks.get().improve(stage, tables) or better
+                        better = clocks.get().improve(stage, tables == 1) or better
                     _handle_signals()
                 if not better:
                     break
