@@ -10,7 +10,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.freqplan import FrequencyPlan, read_zeus
+from envplan.enforce.freqplan import FrequencyPlan, read_zeus
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
 

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 from envplan.errors import EnvplanError, InputError, NoAnswerError
 
 if TYPE_CHECKING:
+    from envplan.check import check_file
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
-    from envplan.freqplan import FrequencyPlan
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.frontier import Frontier, trace_frontier
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
+    from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
     from envplan.planners import PLANNERS, compare, forwards_ahead
@@ -41,6 +43,7 @@ __all__ = [
     "EnvplanError",
     "FrequencyPlan",
     "Frontier",
+    "FrontierFile",
     "InputError",
     "MinimumCut",
     "NoAnswerError",
@@ -52,6 +55,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "builtin_profiles",
+    "check_file",
     "compare",
     "forwards_ahead",
     "minimum_cut",
@@ -66,9 +70,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "FrequencyPlan": "envplan.freqplan",
+    "check_file": "envplan.check",
+    "FrequencyPlan": "envplan.enforce.freqplan",
     "Frontier": "envplan.frontier",
     "trace_frontier": "envplan.frontier",
+    "FrontierFile": "envplan.frontier_file",
     "UNLIMITED": "envplan.frontier.mincut",
     "MinimumCut": "envplan.frontier.mincut",
     "minimum_cut": "envplan.frontier.mincut",

@@ -31,7 +31,7 @@ from envplan.devices import DeviceError, DeviceInfo
 from envplan.devices import backend as open_backend
 from envplan.devices.base import device_at
 from envplan.devices.visible import planned_gpu
-from envplan.freqplan import FrequencyPlan, RankPlan
+from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.runtime.guard import Guard
 from envplan.runtime.moments import Follower, environment_number, recorder
 from envplan.runtime.runlog import (

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from envplan._files import atomic_write
-from envplan.apply import Clocks, modelled_clocks
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
+from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.plan import json_schema, readable_json
 from envplan.runtime.guard import Guard
