@@ -247,10 +247,9 @@ def _options(row: StoredPlan, pipeline: Pipeline, profile: Profile) -> NDArray[n
     knobs = rows_by_knobs(pipeline, profile)
     if not len(mhz) == len(configs) == len(knobs):
         raise InputError("has a plan without one clock for every operation")
+    wanted = zip(mhz, configs, strict=True)
     try:
-        chosen = [
-            known[knob] for known, knob in zip(knobs, zip(mhz, configs, strict=True), strict=True)
-        ]
+        chosen = [known[knob] for known, knob in zip(knobs, wanted, strict=True)]
     except KeyError as error:
         raise InputError(f"has {error.args[0][0]} MHz, which is not in the profile") from None
     return np.array(chosen, np.int32)
@@ -292,7 +291,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def check_rows(rows: list[Row], path: Path) -> list[str]:
+def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
     """That the rows are a frontier and agree with themselves.
 
     Returns:

@@ -131,7 +131,7 @@ class Fitter:
             ends += [priced.makespan_ns + starts[op] for op in begins[:1]]
             holds = [
                 Hold(op, following, choice.mhz[op], starts[op], end - starts[op])
-                for op, following, end in zip(begins, [*begins[1:], last], ends, strict=True)
+                for op, following, end in zip(begins, [*begins[1:], last], ends, strict=False)
             ]
             if len(holds) > 1 and holds[0].mhz == holds[-1].mhz:
                 lasts_ns = holds[0].lasts_ns + holds[-1].lasts_ns
