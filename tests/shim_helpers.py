@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, Layout, RankPlan
+from envplan.enforce.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, RankPlan
+from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
 
 A40 = "NVIDIA A40"
@@ -53,7 +54,7 @@ def frequency_plan(
         clocks_source="given",
         supported_clocks_mhz=sorted(clocks),
         world_size=stages * dp,
-        layout=Layout(stages=stages, tp=1, cp=1, dp=dp, rank_order="pp-tp-cp-dp"),
+        layout=Topology(stages=stages, tp=1, cp=1, dp=dp, rank_order="pp-tp-cp-dp"),
         deadline_s=1.0,
         iteration_time_s=1.0,
         energy_j=1.0,

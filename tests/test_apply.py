@@ -9,20 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
-from envplan.apply import (
-    Clocks,
-    apply_plan,
-    given_clocks,
-    modelled_clocks,
-    profile_clocks,
-)
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import Clocks, given_clocks, modelled_clocks, profile_clocks
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.freqplan import FrequencyPlan
 from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan, option_tables
 from envplan.profile import Profile, ProfileMetadata
-from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from strategies import pipelines, profiles
 

@@ -105,6 +105,15 @@ def test_frontier_file_holds(folder: Path, name: str, capsys: pytest.CaptureFixt
     ("change", "words"),
     [
         (lambda d: d["plans"][1].update(energy_j=1.0), ["plan 2", "lower_bound_j lies above"]),
+        (
+            lambda d: d["plans"][1]["frequencies_mhz"][0].__setitem__(0, 780),
+            ["plan 2", "its clocks take"],
+        ),
+        (
+            lambda d: d["plans"][1]["frequencies_mhz"][0].__setitem__(0, 7),
+            ["plan 2", "7 MHz, which is not in the profile"],
+        ),
+        (lambda d: d["plans"][1]["frequencies_mhz"].pop(), ["plan 2", "every operation"]),
         (lambda d: d["plans"][1].update(gap=0.5), ["plan 2", "gap is not"]),
         (lambda d: d["plans"][1].update(average_power_w=0.5), ["plan 2", "average_power_w"]),
         (lambda d: d["plans"].reverse(), ["plan 2", "slower and cheaper"]),
@@ -142,7 +151,7 @@ def test_any_change_to_a_frontier_is_found(
 def test_bad_frontier_csv_names_the_line(
     folder: Path, text: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from envplan.cli.frontier_file import COLUMNS
+    from envplan.frontier_file import COLUMNS
 
     Path("f.csv").write_text(text.replace("HEAD", ",".join(COLUMNS)))
     refused(["f.csv"], capsys, *words)

@@ -10,9 +10,10 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.cli.frontier import distinct, evenly
+from envplan.cli.frontier import evenly
 from envplan.cli.output import print_table
 from envplan.frontier import trace_frontier
+from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 
@@ -85,7 +86,9 @@ def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> 
     times = document["breakpoints"]["iteration_time_s"]
     assert times == sorted(times)
     assert (times[0], times[-1]) == (document["t_min_s"], document["t_star_s"])
-    assert ",".join(document["plans"][0]) == COLUMNS
+    plan = document["plans"][0]
+    assert [*plan] == [*COLUMNS.split(","), "frequencies_mhz"]
+    assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
 
 
 def test_gpus_and_replicas_scale_the_energy(

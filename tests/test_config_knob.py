@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan
 from envplan import Pipeline, Plan, Profile, simulate, trace_frontier
-from envplan.apply import apply_plan
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.freqplan import FrequencyPlan
-from envplan.topology import Topology
 from envplan.verify import verify_plan
 
 CLOCKS = (1740, 1500, 1260, 1020)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Profile, simulate, trace_frontier
-from envplan.apply import apply_plan
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline.extras import EXTRAS
-from envplan.topology import Topology
 from envplan.verify import verify_plan
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}

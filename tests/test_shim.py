@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.freqplan import Layout
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
@@ -460,13 +460,13 @@ def test_pipelines_follow_the_rank_order(
 ) -> None:
     layout = {"stages": 2, "tp": 2, "cp": 1, "dp": 2, "rank_order": order}
     plan = frequency_plan(PIPELINE, dp=4)
-    plan = plan.model_copy(update={"layout": Layout.model_validate(layout)})
+    plan = plan.model_copy(update={"layout": Topology.model_validate(layout)})
     with started(tmp_path, plan, world_size=8) as shim:
         assert shim.pipelines == expected
 
 
 def test_one_pipeline_needs_no_place_in_the_rank_order(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    layout = Layout(stages=2, tp=1, cp=1, dp=1, rank_order="pp")
+    layout = Topology(stages=2, tp=1, cp=1, dp=1, rank_order="pp")
     plan = frequency_plan(PIPELINE).model_copy(update={"layout": layout})
     with started(tmp_path, plan) as shim:
         assert shim.pipelines == [0, 0]

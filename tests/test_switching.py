@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan.apply import apply_plan
 from envplan.cli import app
 from envplan.cluster import simulate_cluster
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
-from envplan.freqplan import FrequencyPlan
 from envplan.frontier import trace_frontier
 from envplan.frontier.rounding import Rounding
 from envplan.frontier.switching import Switching, SwitchingSearch
@@ -28,7 +29,6 @@ from envplan.planners.baselines import ZeusPerStage
 from envplan.profile import Profile
 from envplan.runtime.drift import replan
 from envplan.simulation import Timeline, simulate
-from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles

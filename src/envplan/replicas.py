@@ -188,7 +188,7 @@ class _Together:
     @cached_property
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
-        times = self.times_ns.tolist()
+        times: list[int] = self.times_ns.tolist()
         low, high = 0, len(times) - 1
         while low < high:
             middle = (low + high) // 2

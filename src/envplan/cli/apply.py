@@ -22,8 +22,8 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.apply import Clocks
-    from envplan.freqplan import FrequencyPlan, StageClocks
+    from envplan.enforce.clocks import Clocks
+    from envplan.enforce.freqplan import FrequencyPlan, StageClocks
     from envplan.plan import Plan
     from envplan.profile import Profile
 
@@ -129,10 +129,10 @@ def apply(
     if not dry_run:
         check_outputs(file, inputs=[("the plan", source.plan)])
 
-    from envplan.apply import apply_plan
     from envplan.cli.output import spinner
+    from envplan.enforce.apply import apply_plan
+    from envplan.enforce.topology import Topology
     from envplan.plan import Plan
-    from envplan.topology import Topology
 
     plan, force = source.plan, source.force
     solved = Plan.load(plan)
@@ -202,7 +202,7 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.apply import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
 
     if backend is not None:
         if gpu is not None or clocks is not None:

@@ -122,7 +122,7 @@ def compare(
 
 def _draw(comparison: Comparison, path: Path) -> None:
     if path.suffix.lower() == ".html":
-        from envplan.cli.frontier import distinct
+        from envplan.frontier_file import distinct
         from envplan.plotting.page import save_page
         from envplan.plotting.report import frontier_page
 

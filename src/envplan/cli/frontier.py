@@ -71,12 +71,14 @@ def frontier(
     check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
     traced = job.trace(quiet=show.quiet)
     refuse_overwriting(traced.profile, plot, output, animate)
-    from envplan.cli.output import progress_bar
+    from envplan.cli.output import progress_bar, say
+    from envplan.frontier_file import FrontierFile, distinct
 
     with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(traced.sample_plans(plans, progress=progress))
+    document = FrontierFile.from_plans(traced, along)
     if output is not None:
-        _write(traced, along, output)
+        document.save(output)
     if plot is not None:
         _draw(traced, along, plot, compare=compare)
     if animate is not None:
@@ -85,28 +87,9 @@ def frontier(
         with progress_bar("drawing frames", quiet=show.quiet) as progress:
             animate_frontier(traced, along, animate, progress=progress)
     if show.json:
-        _print_json(traced, along)
+        say(document.to_json().rstrip())
     elif not show.quiet:
         _print(traced, along, [path for path in (output, plot, animate) if path])
-
-
-def distinct(plans: list[Plan]) -> list[Plan]:
-    """The plans without those that another one beats or equals in both time and energy."""
-    kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda p: (p.iteration_time, p.energy)):
-        if not kept or plan.energy < kept[-1].energy:
-            kept.append(plan)
-    return kept
-
-
-def _write(traced: Frontier, plans: list[Plan], path: Path) -> None:
-    from envplan.cli.frontier_file import FrontierFile
-
-    document = FrontierFile.of(traced, plans)
-    if path.suffix.lower() == ".csv":
-        document.save_csv(path)
-    else:
-        document.save_json(path)
 
 
 def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
@@ -128,13 +111,6 @@ def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> 
         from envplan.plotting.frontier import plot_frontier
 
         plot_frontier(traced, plans, path)
-
-
-def _print_json(traced: Frontier, plans: list[Plan]) -> None:
-    from envplan.cli.frontier_file import FrontierFile
-    from envplan.cli.output import say
-
-    say(FrontierFile.of(traced, plans).to_json().rstrip())
 
 
 def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:

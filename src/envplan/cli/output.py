@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -13,41 +12,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from envplan._words import column as column
+from envplan._words import describe_profile as describe_profile
+from envplan._words import exact_seconds as exact_seconds
+from envplan._words import signed_percent as signed_percent
+from envplan._words import significant as significant
+
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.solve import Frontier
 
 _PATIENCE_S = 1.0
 _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
-
-
-def exact_seconds(seconds: float) -> str:
-    """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
-    text = f"{seconds:.9f}".rstrip("0")
-    return text.removesuffix(".")
-
-
-def significant(value: float, digits: int) -> str:
-    """A number in fixed notation with about so many significant digits."""
-    return f"{value:.{_decimals(value, digits)}f}"
-
-
-def column(values: Sequence[float], digits: int) -> list[str]:
-    """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
-    decimals = _decimals(max(map(abs, values)), digits)
-    return [f"{value:.{decimals}f}" for value in values]
-
-
-def signed_percent(percent: float) -> str:
-    """A change in percent; one that rounds to nothing has no sign."""
-    text = f"{percent:+.2f}"
-    return text[1:] if float(text) == 0 else text
-
-
-def _decimals(value: float, digits: int) -> int:
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
 
 
 def print_json(document: object) -> None:
@@ -163,13 +140,6 @@ def describe_configs(plan: Plan) -> list[str]:
     counts = config_counts(plan)
     named = ", ".join(f"{config} {count}" for config, count in sorted(counts.items()))
     return [f"operations by config: {named}"] if counts else []
-
-
-def describe_profile(profile: Profile) -> str:
-    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
-    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += profile.adjustments.in_words()
-    return profile.name + (f" ({', '.join(known)})" if known else "")
 
 
 @contextmanager

@@ -210,7 +210,7 @@ def proved_share(
 
 
 def _confidence(attempt: int) -> float:
-    return 1 - (1 - CONFIDENCE) / 2 ** (attempt + 1)
+    return 1 - (1 - CONFIDENCE) / float(2 ** (attempt + 1))
 
 
 def _stated_setting(plan: Plan, stated: Robustness, setting: Setting) -> Setting:

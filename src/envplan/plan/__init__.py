@@ -17,6 +17,7 @@ from envplan.plan.model import (
     write_schema,
 )
 from envplan.plan.replayed import (
+    JobSetup,
     as_referenced,
     check_operations,
     check_reference,
@@ -33,6 +34,7 @@ __all__ = [
     "SCHEMA_FILE",
     "Baseline",
     "Job",
+    "JobSetup",
     "Plan",
     "PlannedOperation",
     "Predicted",

@@ -25,7 +25,7 @@ from envplan.profile import ProfileMetadata
 from envplan.runtime.torch import Listener, followed, profiled
 
 if TYPE_CHECKING:
-    from envplan.freqplan import FrequencyPlan
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 

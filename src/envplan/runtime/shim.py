@@ -31,7 +31,7 @@ from envplan.devices import DeviceError, DeviceInfo
 from envplan.devices import backend as open_backend
 from envplan.devices.base import device_at
 from envplan.devices.visible import planned_gpu
-from envplan.freqplan import FrequencyPlan, RankPlan
+from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.runtime.guard import Guard
 from envplan.runtime.moments import Follower, environment_number, recorder
 from envplan.runtime.runlog import (
@@ -257,7 +257,7 @@ class Shim:
         layout = self.plan.layout
         if layout.dp == 1:
             return [0] * self.plan.world_size
-        names, sizes = layout.rank_order.split("-"), layout.topology().sizes
+        names, sizes = layout.rank_order.split("-"), layout.sizes
         inner = math.prod(sizes[name] for name in names[: names.index("dp")])
         return [rank // inner % layout.dp for rank in range(self.plan.world_size)]
 

@@ -40,7 +40,7 @@ from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
 
 if TYPE_CHECKING:
-    from envplan.freqplan import FrequencyPlan
+    from envplan.enforce.freqplan import FrequencyPlan
 
 __all__ = [
     "SCHEDULE_NAMES",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from envplan.errors import InputError
 
@@ -15,15 +16,13 @@ __all__ = ["DEFAULT_RANK_ORDER", "Topology"]
 #: Megatron-LM's own order, innermost first: ranks next to each other share a tensor-parallel group.
 DEFAULT_RANK_ORDER: Final = "tp-cp-ep-dp-pp"
 
+_Size = Annotated[int, Field(ge=1, lt=2**31)]
 _DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 _MOST_NAMED: Final = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
+class Topology(BaseModel):
     """How a job's ranks are laid out over the dimensions it is parallel in.
-
-    Made by for_job, which checks it.
 
     Attributes:
         stages: pipeline stages, the size of `pp`.
@@ -35,11 +34,13 @@ class Topology:
             Megatron-LM's `order`.
     """
 
-    stages: int
-    tp: int
-    cp: int
-    dp: int
-    rank_order: str = DEFAULT_RANK_ORDER
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    stages: _Size
+    tp: _Size
+    cp: _Size
+    dp: _Size
+    rank_order: str
 
     @classmethod
     def for_job(
@@ -74,12 +75,12 @@ class Topology:
             raise InputError(
                 f"--tp {inner_tp} and --cp {inner_cp} make {inner_tp * inner_cp} GPUs a stage, but "
                 f"the plan is for {each}; what fits it: {_factors(each)}; or solve again with "
-                f"--gpus-per-stage {inner_tp * inner_cp}"
+                f"--tp {inner_tp} --cp {inner_cp}"
             )
         if dp is not None and dp != job.replicas and job.replicas > 1:
             raise InputError(
                 f"--dp {dp} does not fit the plan, which is for --dp {job.replicas}; or solve "
-                f"again with --replicas {dp}"
+                f"again with --dp {dp}"
             )
         replicas = job.replicas if dp is None else dp
         layout = cls(

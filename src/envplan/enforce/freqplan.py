@@ -4,7 +4,7 @@ A frequency plan is a file, run.freqplan.json ("envplan/freqplan/v1"), that `env
 from a plan and that the runtime shim reads; its models are below. Two other formats hold less: a
 CSV, and the text file that the server of Zeus's pipeline frequency optimizer reads.
 
-`python -m envplan.freqplan` writes the JSON Schema of the format anew.
+`python -m envplan.enforce.freqplan` writes the JSON Schema of the format anew.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
-from envplan._files import atomic_write, read_bounded
-from envplan.errors import InputError, shown
-from envplan.plan import (
-    MAX_PLAN_BYTES,
+from envplan._documents import (
+    MAX_DOCUMENT_BYTES,
     first_problem,
     json_schema,
     read_json,
     readable_json,
 )
-from envplan.topology import Topology
+from envplan._files import atomic_write, read_bounded
+from envplan.enforce.topology import Topology
+from envplan.errors import InputError, shown
 
 __all__ = [
     "CSV_COLUMNS",
@@ -38,7 +38,6 @@ __all__ = [
     "Dwell",
     "FrequencyPlan",
     "LadderRung",
-    "Layout",
     "RaisedClock",
     "RankPlan",
     "StageClocks",
@@ -47,7 +46,7 @@ __all__ = [
 ]
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
-SCHEMA_FILE: Final = Path(__file__).parent / "schemas" / "freqplan.v1.schema.json"
+SCHEMA_FILE: Final = Path(__file__).parent.parent / "schemas" / "freqplan.v1.schema.json"
 
 #: Operations of all ranks together that a file may hold: about 150 MB of text.
 MAX_OPERATIONS: Final = 4_000_000
@@ -78,26 +77,6 @@ Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Layout(_Model):
-    """How the job's ranks are laid out; see envplan.topology.Topology."""
-
-    stages: Count
-    tp: Count
-    cp: Count
-    dp: Count
-    rank_order: str
-
-    def topology(self) -> Topology:
-        """The same, able to answer.
-
-        Raises:
-            InputError: the rank order is none.
-        """
-        topology = Topology(**self.model_dump())
-        topology.check_order()
-        return topology
 
 
 class StageClocks(_Model):
@@ -203,7 +182,7 @@ class FrequencyPlan(_Model):
     supported_clocks_mhz: list[Megahertz]
     stage_gpus: list[StageClocks] | None = None
     world_size: Count
-    layout: Layout
+    layout: Topology
     deadline_s: Seconds
     iteration_time_s: Seconds
     energy_j: Joules
@@ -304,8 +283,10 @@ class FrequencyPlan(_Model):
             InputError: it would be too large to be read back.
         """
         text = readable_json(self.model_dump(mode="json", by_alias=True, exclude_none=True))
-        if len(text) > MAX_PLAN_BYTES:
-            raise InputError(f"the frequency plan would be larger than {MAX_PLAN_BYTES >> 20} MiB")
+        if len(text) > MAX_DOCUMENT_BYTES:
+            raise InputError(
+                f"the frequency plan would be larger than {MAX_DOCUMENT_BYTES >> 20} MiB"
+            )
         return text
 
     def to_csv(self) -> str:
@@ -407,7 +388,8 @@ class FrequencyPlan(_Model):
         return [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus)]
 
     def _check_ranks(self) -> None:
-        topology = self.layout.topology()
+        topology = self.layout
+        topology.check_order()
         if not self.world_size == topology.world_size == len(self.ranks):
             raise InputError(
                 f"world_size is {self.world_size}, but the layout makes {topology.world_size} and "
