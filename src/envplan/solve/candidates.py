@@ -29,10 +29,10 @@ from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
 from envplan.solve.rounding import HEATS, Rounding
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
-_PART_OF_GAP: Final = 1 / 3
+_PART_OF_GAP: Final = 1 / 5
 _LEAST_STEP: Final = 2e-5
 _MOST_STEPS: Final = 20_000
-_MEMBER_HEATS: Final = (0.5, 0.2)
+_MEMBER_HEATS: Final = (0.5,)
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
