@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -564,20 +563,17 @@ class _Machine:
             return (Slice(0, time, 0, energy),)
         clock.request(self.frequencies[i], start)
         parts: list[Slice] = []
-        now, left = start, Fraction(1)
+        now, left, whole = start, 1, 1
         while left:
             mhz, until = clock.at(now)
             row = planned if mhz == self.frequencies[i] else self._row_nearest(i, mhz)
             time, energy = self._cost(i, row, factor)
-            spent = math.ceil(left * time)
-            if until is not None and now + spent > until:
-                spent = until - now
-                left -= Fraction(spent, time)
-            else:
-                left = Fraction(0)
+            left, whole = -(-left * time // whole), time
+            spent = left if until is None else min(left, until - now)
             begin = now - start
             parts.append(Slice(begin, begin + spent, mhz, _share(energy, spent, time)))
             now += spent
+            left -= spent
         return tuple(parts)
 
     def _row_nearest(self, i: int, mhz: int) -> int:
