@@ -319,11 +319,10 @@ def _refuse_with(backend: str, other: str, options: dict[str, Any]) -> None:
 
 def _model(job: _Job, gpu: str) -> Profile:
     from envplan.profile import Profile, ProfileMetadata
-    from envplan.profiling.builtin import Builtin
-    from envplan.profiling.modelled import model_of, modelled_profile
+    from envplan.profiling.modelled import ModelledJob, model_of, modelled_profile
 
     workload = job.workload or "gpt"
-    planned = Builtin(
+    planned = ModelledJob(
         name=job.output.stem,
         gpu=gpu,
         model=model_of(workload, job.sizes),
@@ -334,6 +333,7 @@ def _model(job: _Job, gpu: str) -> Profile:
         recompute=job.recompute,
         precision=_PRECISIONS[job.dtype],
         split_backward=job.split_backward,
+        schedule=job.schedule,
     )
     if job.output.exists():
         there = ProfileMetadata.read_json(job.output.with_suffix(".meta.json"))
@@ -342,7 +342,7 @@ def _model(job: _Job, gpu: str) -> Profile:
                 "exists and is not a modelled profile; choose another file with -o, or delete it",
                 path=job.output,
             )
-    made = modelled_profile(planned, step=job.step, schedule=job.schedule)
+    made = modelled_profile(planned, step=job.step)
     made.save_csv(job.output)
     return Profile.read_csv(job.output)
 
