@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from typing import Any, Final
@@ -12,6 +12,7 @@ from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError, shown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
 from envplan.profiling import models
+from envplan.profiling.sizes import Sizes
 from envplan.profiling.workloads import (
     ConvolutionalModel,
     EncoderDecoderModel,
@@ -76,35 +77,6 @@ _SPLIT: Final = (
     "inputs as for those of its weights; attention's core, which has no weights, and all traffic "
     "but the sums of gradients belong to backward_input."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a workload; None leaves what the workload has by itself.
-
-    Attributes:
-        layers: transformer layers, for t5 of the encoder and of the decoder each; for wide-resnet
-            50, 101 or 152.
-        hidden_size: width of a transformer.
-        heads: attention heads; a new width without it keeps the width of a head.
-        vocabulary_size: words; 0 leaves out embedding and head of gpt and bert.
-        sequence_length: tokens of a sample, for t5 on either side.
-        width_factor: how much wider than ResNet's the 3x3 convolutions are.
-        image_size: pixels on a side.
-    """
-
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    vocabulary_size: int | None = None
-    sequence_length: int | None = None
-    width_factor: int | None = None
-    image_size: int | None = None
-
-    def given(self) -> dict[str, int]:
-        """Those that are not None."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

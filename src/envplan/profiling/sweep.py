@@ -281,6 +281,15 @@ class Progress:
     total: int
     seconds_left: float | None
 
+    def __str__(self) -> str:
+        clock = "current clocks" if self.frequency is None else f"{self.frequency} MHz"
+        line = f"stage {self.stage} of {self.num_stages}, {clock}"
+        if self.seconds_left is None:
+            return line
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        left = f"{minutes} min" if minutes else f"{seconds} s"
+        return f"{line}, {100 * self.done / self.total:.0f}%, up to about {left} left"
+
 
 @dataclass(frozen=True)
 class StageSummary:
