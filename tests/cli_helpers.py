@@ -1,12 +1,16 @@
-"""A small modelled profile, and the installed command run as a user would."""
+"""A small modelled profile, and the command run as a user would."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+from envplan.cli import app
 from envplan.profile import Profile, ProfileMetadata
 
 COMMAND = Path(sys.executable).with_name("envplan")
@@ -42,8 +46,20 @@ class Ran:
     err: str
 
 
-def envplan(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
-    """Run the installed command."""
+def envplan(*arguments: object, cwd: Path) -> Ran:
+    """Run the command in this process, in a folder."""
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = app._run(list(map(str, arguments)))
+    finally:
+        os.chdir(before)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def installed(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
+    """Run the installed command in a process of its own."""
     done = subprocess.run(
         [str(COMMAND), *map(str, arguments)],
         cwd=cwd,
