@@ -55,7 +55,7 @@ bench: $(VENV)/.installed-bench
 
 # Makes the built-in profiles and the JSON Schemas anew; tests check that they are current.
 profiles: $(VENV)/.installed
-	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
+	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.enforce.freqplan
 	$(BIN)/python -m envplan.serving.builtin profiles/serving

@@ -23,7 +23,7 @@ Where the figures come from:
   iterations of GPT-3, Bloom and BERT under power limits of 225 to 300 W in the same artifact
   (zeus_global), with a, b and the busy share free for each: 0.8% at most. The 40 GB card is the
   same with its lower limit.
-- V100, P100, RTX 6000: fitted by `envplan.profiling.fit` to time and energy under power limits
+- V100, P100, RTX 6000: fitted by `tools.gpu_models` to time and energy under power limits
   that the Zeus repository publishes (summary_power_*.csv), with a, b, waits for the host and
   activity free for each workload; activity 1 is the transformers' median. The V100 measured took
   limits of 100 to 250 W and is taken for the PCIe card; the SXM2 card gets the same parameters
@@ -77,7 +77,7 @@ class ModelledGpu:
         idle_power_w: what waiting draws apart from its clock, W.
         waiting_activity: activity of a GPU that polls for its neighbour.
         host_wait_power_w: what it drew while the host of a measured workload kept it waiting, W;
-            None where nothing was measured. Only `envplan.profiling.fit` uses it.
+            None where nothing was measured. Only `tools.gpu_models` uses it.
     """
 
     key: str

@@ -18,16 +18,16 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
-from envplan.devices.base import Device, DeviceError, DeviceInfo
+from envplan.devices.base import Device, DeviceError, PermissionDeniedError
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
@@ -70,8 +70,11 @@ _READINGS_VARIANCE: Final = 2 / 12
 # Energies that differ by no more than so many standard errors may be the same.
 _NOISE: Final = 2.0
 
+# A driver that fails is asked again: so many times, with so many seconds between.
+_TRIES: Final = 5
 _RESET_TRIES: Final = 20
-_RESET_PAUSE: Final = 0.05
+_PAUSE: Final = 0.05
+_MOST_SPOILED: Final = 10
 
 
 class Workload(Protocol):
@@ -278,6 +281,15 @@ class Progress:
     total: int
     seconds_left: float | None
 
+    def __str__(self) -> str:
+        clock = "current clocks" if self.frequency is None else f"{self.frequency} MHz"
+        line = f"stage {self.stage} of {self.num_stages}, {clock}"
+        if self.seconds_left is None:
+            return line
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        left = f"{minutes} min" if minutes else f"{seconds} s"
+        return f"{line}, {100 * self.done / self.total:.0f}%, up to about {left} left"
+
 
 @dataclass(frozen=True)
 class StageSummary:
@@ -320,15 +332,15 @@ def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
 
 def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
     """Time (ns) and energy (fJ) of forward and whole backward, by clock."""
-    parts = (_BACKWARD,) if profile.has(stage, _BACKWARD) else SPLIT
-    forward, *backward = (_options(profile, stage, name) for name in (_FORWARD, *parts))
+    parts = (_FORWARD, _BACKWARD) if profile.has(stage, _BACKWARD) else (_FORWARD, *SPLIT)
+    options = [
+        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
+        for part in parts
+    ]
+    clocks = set(options[0]).intersection(*options[1:])
     return {
-        clock: (
-            time_ns + sum(part[clock][0] for part in backward),
-            energy_fj + sum(part[clock][1] for part in backward),
-        )
-        for clock, (time_ns, energy_fj) in forward.items()
-        if all(clock in part for part in backward)
+        clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
+        for clock in sorted(clocks, reverse=True)
     }
 
 
@@ -348,14 +360,6 @@ def _summary(profile: Profile, stage: int) -> StageSummary:
         time_at_highest=s_from_ns(sums[highest][0]),
         time_at_valley=s_from_ns(sums[valley][0]),
     )
-
-
-def _options(profile: Profile, stage: int, instruction: str) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) by clock."""
-    table = profile.table(stage, instruction)
-    clocks, times = table.frequency_mhz.tolist(), table.time_ns.tolist()
-    options = zip(clocks, times, table.energy_fj.tolist(), strict=True)
-    return {clock: (time_ns, energy_fj) for clock, time_ns, energy_fj in options}
 
 
 def sweep(
@@ -410,7 +414,7 @@ def sweep(
         )
     if settings.lock and (refusal := device.can_lock(probe=True)):
         raise DeviceError(refusal + "; or --no-lock measures at the current clocks only")
-    device.energy()  # one that cannot tell it is refused before its clock is touched
+    _patiently(device.energy)  # one that cannot tell it is refused before its clock is touched
     shared = {
         "gpu": info.name,
         "uuid": info.uuid,
@@ -424,7 +428,7 @@ def sweep(
         metadata or ProfileMetadata(),
         gpu=info.name,
         driver=info.driver,
-        source=info.source,
+        source=info.source,  # type: ignore[arg-type]
         workload=workload.description,
         date=date.today().isoformat(),
         envplan_version=version("envplan"),
@@ -432,48 +436,66 @@ def sweep(
     timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
     with SweepFile(path, shared, known) as file:
         begun = {row.stage for row in file.rows}
-        _try_out(workload, settings, (s for s in range(workload.num_stages) if s not in begun))
+        for stage in range(workload.num_stages):
+            if stage not in begun:
+                for instruction in settings.instructions:
+                    getattr(workload, instruction)(stage)
+                workload.synchronize()
+        running = _Sweep(workload, device, file, settings, progress, now, timer)
         with hold():
             try:
-                _Sweep(workload, device, file, settings, progress, now, timer).run()
+                running.run()
             finally:
                 if settings.lock:
-                    _give_back(device)
-        waiting = getattr(workload, "waiting", None) or _SPINNING
-        more = {"times": timer.name, "blocking_power": waiting}
-        file.finish({**_findings(file.rows, settings, info), **more})
+                    _give_back(device, running.locked)
+        file.finish(
+            {
+                "energy_source": info.energy_source,
+                "rows_throttled": sum(bool(row.throttle) for row in file.rows),
+                "rows_over_target_error": sum(
+                    row.error > settings.target_error for row in file.rows
+                ),
+                "times": timer.name,
+                "blocking_power": getattr(workload, "waiting", None) or _SPINNING,
+                **running.findings,
+            }
+        )
     return Profile.read_csv(path)
 
 
-def _try_out(workload: Workload, settings: Settings, stages: Iterable[int]) -> None:
-    """Run every operation of some stages once."""
-    for stage in stages:
-        for instruction in settings.instructions:
-            getattr(workload, instruction)(stage)
-        workload.synchronize()
+T = TypeVar("T")
 
 
-def _give_back(device: Device) -> None:
-    """Reset the clock though the driver may fail for a while.
+def _patiently(ask: Callable[[], T], tries: int = _TRIES) -> T:
+    """What the driver answers, though it may fail for a while.
 
     Raises:
         DeviceError: it failed every time.
     """
-    for _ in range(_RESET_TRIES - 1):
+    for _ in range(tries - 1):
         try:
-            return device.reset_clock()
+            return ask()
+        except PermissionDeniedError:
+            raise
         except DeviceError:
-            time.sleep(_RESET_PAUSE)
-    return device.reset_clock()
+            time.sleep(_PAUSE)
+    return ask()
 
 
-def _findings(rows: Sequence[Row], settings: Settings, info: DeviceInfo) -> dict[str, Any]:
-    """What the sidecar says of a sweep that ended."""
-    return {
-        "energy_source": info.energy_source,
-        "rows_throttled": sum(bool(row.throttle) for row in rows),
-        "rows_over_target_error": sum(row.error > settings.target_error for row in rows),
-    }
+def _give_back(device: Device, locked: int | None) -> None:
+    """Reset the clock.
+
+    Raises:
+        DeviceError: the driver failed every time, so that the clock may stay where it is.
+    """
+    try:
+        _patiently(device.reset_clock, _RESET_TRIES)
+    except DeviceError as error:
+        at = "" if locked is None else f" at {locked} MHz"
+        raise DeviceError(
+            f"the clock could not be given back, so the GPU may stay{at} until `envplan reset`: "
+            f"{error}"
+        ) from error
 
 
 @dataclass
@@ -500,65 +522,66 @@ class Valley:
         return self.risen >= self.rises
 
 
-@dataclass
 class _Sweep:
-    workload: Workload
-    device: Device
-    file: SweepFile
-    settings: Settings
-    progress: Callable[[Progress], None] | None
-    now: Callable[[], float]
-    timer: Timer
+    """A sweep that is under way.
 
-    def __post_init__(self) -> None:
-        supported = self.device.info.supported_clocks
+    Attributes:
+        locked: the clock that was set last, MHz.
+        findings: what the sidecar shall say beside the rows.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        file: SweepFile,
+        settings: Settings,
+        progress: Callable[[Progress], None] | None,
+        now: Callable[[], float],
+        timer: Timer,
+    ) -> None:
+        self.workload, self.device, self.file, self.settings = workload, device, file, settings
+        self.progress, self.now, self.timer = progress, now, timer
+        self.locked: int | None = None
+        self.findings: dict[str, Any] = {}
         self._clocks: list[int | None] = [None]
-        if self.settings.lock:
-            self._clocks = list(spaced_clocks(supported, self.settings.step))
-        self._locked: int | None = None
+        if settings.lock:
+            self._clocks = list(spaced_clocks(device.info.supported_clocks, settings.step))
+        self._known = {
+            (row.stage, row.instruction, row.frequency if settings.lock else None): row
+            for row in file.rows
+        }
         self._cold = True
-        self._done = 0
-        self._measured = 0
-        self._begin = self.now()
+        self._done = self._measured = 0
+        self._begin = now()
 
     def run(self) -> None:
         for stage in range(self.workload.num_stages):
-            self._sweep_stage(stage)
-
-    def _sweep_stage(self, stage: int) -> None:
-        valley = Valley(self.settings.rises)
-        for position, clock in enumerate(self._clocks):
-            rows = [self._row(stage, name, clock) for name in self.settings.instructions]
-            if stage == 0:  # any stage waits alike
-                self._row(stage, BLOCKING, clock)
-            energy = math.fsum(row.energy for row in rows)
-            error = math.hypot(*(row.energy_error for row in rows))
-            if valley.passed(energy, error):
-                left = len(self._clocks) - position - 1
-                self._done += left * (len(rows) + (stage == 0))
-                return
+            valley = Valley(self.settings.rises)
+            for position, clock in enumerate(self._clocks):
+                rows = [self._row(stage, name, clock) for name in self.settings.instructions]
+                if stage == 0:  # any stage waits alike
+                    self._row(stage, BLOCKING, clock)
+                energy = math.fsum(row.energy for row in rows)
+                error = math.hypot(*(row.energy_error for row in rows))
+                if valley.passed(energy, error):
+                    left = len(self._clocks) - position - 1
+                    self._done += left * (len(rows) + (stage == 0))
+                    break
 
     def _row(self, stage: int, instruction: str, clock: int | None) -> Row:
         """The row of the file, measured unless it is there already."""
-        row = self._present(stage, instruction, clock)
+        row = self._known.get((stage, instruction, clock))
         if row is None:
             self._report(stage, clock)
-            if clock is not None and clock != self._locked:
-                self.device.lock_clock(clock)
-                self._locked = clock
+            if clock is not None and clock != self.locked:
+                _patiently(partial(self.device.lock_clock, clock))
+                self.locked = clock
             row = self._measure(stage, instruction, clock)
             self.file.append(row)
             self._measured += 1
         self._done += 1
         return row
-
-    def _present(self, stage: int, instruction: str, clock: int | None) -> Row | None:
-        for row in self.file.rows:
-            if (row.stage, row.instruction) == (stage, instruction) and (
-                clock is None or row.frequency == clock
-            ):
-                return row
-        return None
 
     def _report(self, stage: int, clock: int | None) -> None:
         if self.progress is None:
@@ -578,34 +601,49 @@ class _Sweep:
         begin = self.now()
         blocks: list[Block] = []
         seen: list[int] = []
-        reasons: dict[str, None] = {}
-        energy = self.device.energy()
+        reasons: set[str] = set()
+        energy: int | None = _patiently(self.device.energy)
+        spoiled = 0
         while True:
             self.timer.start()
             for _ in range(count):
                 run()
             self.timer.stop()
-            seen.append(self.device.clock())  # while there is still work queued
-            reasons.update(dict.fromkeys(self.device.throttle_reasons()))
+            with suppress(DeviceError):  # while there is still work queued
+                seen.append(self.device.clock())
+            reasons.update(self._throttle_reasons())
             self.workload.synchronize()
-            seconds, energy_before = self.timer.seconds(), energy
-            energy = self.device.energy()
-            blocks.append(Block(count, seconds, (energy - energy_before) / 1e3))
-            found = summarize(blocks, settings.counter_period)
+            before, energy = energy, self._energy()
             spent = self.now() - begin
-            if found.meets(settings.target_error) or spent >= settings.time_limit:
-                break
+            if before is not None and energy is not None and energy >= before:
+                blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
+                found = summarize(blocks, settings.counter_period)
+                if found.meets(settings.target_error) or spent >= settings.time_limit:
+                    break
+                continue
+            # Blocks count only where one reading follows the other: begin anew.
+            if before is not None and energy is not None:
+                self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
+            blocks.clear()
+            spoiled += 1
+            if spoiled > _MOST_SPOILED:
+                raise DeviceError(
+                    f"the energy counter of the {self.device.info.name} fell or could not be read "
+                    f"{spoiled} times while one operation ran; nothing can be measured on it"
+                )
         if found.energy <= 0:
             raise DeviceError(
                 f"the energy counter of the {self.device.info.name} stood still for "
                 f"{spent:.1f} s of work; nothing can be measured on it"
             )
         root = math.sqrt(found.samples)
-        observed = round(statistics.median(seen))
+        observed = round(statistics.median(seen)) if seen else clock or 0
+        # Without locks all rows go by the clock that the first one was seen at.
+        named = self.file.rows[0].frequency if self.file.rows else observed
         return Row(
             stage=stage,
             instruction=instruction,
-            frequency=self._name(observed) if clock is None else clock,
+            frequency=named if clock is None else clock,
             time=found.time,
             energy=found.energy,
             time_std=found.time_error * root,
@@ -615,18 +653,29 @@ class _Sweep:
             throttle="+".join(sorted(reasons)),
         )
 
-    def _name(self, observed: int) -> int:
-        """The frequency of all rows of a sweep without locks: what its first row saw."""
-        return self.file.rows[0].frequency if self.file.rows else observed
+    def _energy(self) -> int | None:
+        """The counter, mJ; None if it could only be read too late for the block before it."""
+        with suppress(DeviceError):
+            return self.device.energy()
+        _patiently(self.device.energy)
+        return None
+
+    def _throttle_reasons(self) -> Sequence[str]:
+        """Why the clock is held back, as far as the driver tells: no figure depends on it."""
+        try:
+            return self.device.throttle_reasons()
+        except DeviceError as error:
+            self.findings["throttle_untold"] = str(error)
+            return ()
 
     def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
-        if instruction == _FORWARD:
-            return partial(self.workload.forward, stage)
-        if instruction != BLOCKING:
+        if instruction == BLOCKING:
+            period = min(self.settings.block, self.settings.counter_period)
+            return partial(self.workload.wait, period)
+        if instruction != _FORWARD:
             self.workload.forward(stage)
-            run: Callable[[int], None] = getattr(self.workload, instruction)
-            return partial(run, stage)
-        return partial(self.workload.wait, min(self.settings.block, self.settings.counter_period))
+        run: Callable[[int], None] = getattr(self.workload, instruction)
+        return partial(run, stage)
 
     def _warm_up(self, run: Callable[[], None], seconds: float) -> float:
         """Run for so long at least; returns the time of one repetition in the end, s."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 
 from envplan.devices.modelled import GPUS, ModelledGpu, gpu
 from envplan.errors import InputError
-from envplan.profiling.document import block, markdown_table, update_block
-from envplan.profiling.fit import (
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.document import block, markdown_table, update_block
+from tools.gpu_models import (
     DEVICES,
     FITTED,
     Curve,

@@ -1,4 +1,4 @@
-"""Fits and judges the GPU model: python -m envplan.profiling.fit MEASURED_DIR [DOCUMENT].
+"""Fits and judges the GPU model: python -m tools.gpu_models MEASURED_DIR [DOCUMENT].
 
 Prints parameters and residuals; with DOCUMENT (docs/profiles.md) also writes them there.
 
@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import EnvplanError, InputError
-from envplan.profiling.document import markdown_table, update_block
+from tools.document import markdown_table, update_block
 
 __all__ = [
     "Curve",
@@ -625,7 +625,7 @@ def _in_summary(curve: Curve) -> bool:
 def main(arguments: list[str]) -> int:
     """Fit, judge, print; write the block of a document where one is named; returns an exit code."""
     if len(arguments) not in (1, 2):
-        print("usage: python -m envplan.profiling.fit MEASURED_DIR [DOCUMENT]", file=sys.stderr)
+        print("usage: python -m tools.gpu_models MEASURED_DIR [DOCUMENT]", file=sys.stderr)
         return 2
     try:
         curves = read_measured(arguments[0])
