@@ -49,6 +49,7 @@ class _Gpu(ctypes.Structure):
         ("energy_counter", ctypes.c_int32),
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
+        ("hang", ctypes.c_uint32),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -172,8 +173,14 @@ class FakeNvml:
         fault = self.gpu(index).faults[KINDS.index(kind)]
         fault.code, fault.remaining, fault.probability = code, times, probability
 
+    def hang(self, *kinds: str, index: int = 0) -> None:
+        """Let calls of these kinds not return until this is called again without them."""
+        self.gpu(index).hang = sum(1 << KINDS.index(kind) for kind in kinds)
+
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file; whatever hangs goes on."""
+        for index in range(self.state.num_gpus):
+            self.hang(index=index)
         del self.state
         self._map.close()
 

@@ -204,6 +204,17 @@ def test_a_forked_child_can_neither_set_nor_end_anything(fake_nvml: FakeNvml) ->
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
 
 
+def test_an_owner_with_sigpipe_at_its_default_outlives_its_guard(fake_nvml: FakeNvml) -> None:
+    end = (
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "os.kill(guard.pid, signal.SIGKILL); guard._process.wait()\n"
+        "guard.request(600); guard.close()"
+    )
+    process, _ = owner(fake_nvml, end)
+    assert process.wait() == 0
+    assert fake_nvml.locked() is None
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU],
@@ -237,7 +248,13 @@ def test_a_guard_can_be_asked_to_stop_though_its_owner_cannot(fake_nvml: FakeNvm
     guard.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+        *(signal.SIGPIPE, signal.SIGPOLL, signal.SIGPWR, signal.SIGTSTP, signal.SIGRTMIN),
+    ],
+)
 def test_a_signal_meant_for_the_training_does_not_end_the_guard(
     fake_nvml: FakeNvml, number: int
 ) -> None:

@@ -22,12 +22,13 @@ import json
 import os
 import select
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ _HANDOVER_S: Final = 5.0
 _PARENT_CHECK_S: Final = 0.2
 _RETRY_S: Final = 0.05
 _LAST_TRIES: Final = 40
+#: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
+_WAITING_BYTES: Final = 2**20
 
 _STOPPING: Final = (
     signal.SIGTERM,
@@ -57,8 +60,12 @@ _STOPPING: Final = (
     signal.SIGQUIT,
     signal.SIGXCPU,
 )
-#: Batch systems send these to every process of a job, such as Slurm with --signal.
-_FOR_THE_TRAINING: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+#: What the process itself has done, and its children's end. All others are for the training, such
+#: as those that batch systems send to every process of a job to warn it, and are ignored.
+_LEFT_ALONE: Final = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
+}
 
 
 class Guard:
@@ -68,15 +75,18 @@ class Guard:
     owner that sets the clock itself may hold one all the same: the clock goes back with the owner.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], restore: Callable[[], str | None]) -> None:
-        assert process.stdin is not None
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        requests: socket.socket,
+        restore: Callable[[], str | None],
+    ) -> None:
         assert process.stdout is not None
         self._process = process
+        self._requests = requests
         self._restore = restore
         self._owner = os.getpid()
-        self._requests = process.stdin.fileno()
         self._reports = process.stdout.fileno()
-        os.set_blocking(self._requests, False)
         os.set_blocking(self._reports, False)
         self._unread = b""
         self._problems: list[str] = []
@@ -118,24 +128,12 @@ class Guard:
             "every_request": every_request,
             "owner": os.getpid(),
         }
-        # -P: files in the folder that training was started in are no modules of ours. Its own
-        # session: what a terminal sends to the training's processes is not for the guard.
-        try:
-            _open_standard_streams()
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
+        process, requests = _start_process(arguments)
         try:
             _await_ready(process)
         except BaseException:
             process.kill()
-            _close_pipes(process)
+            _close_ends(process, requests)
             process.wait()
             raise
 
@@ -147,7 +145,7 @@ class Guard:
             finally:
                 source.close()
 
-        return cls(process, restore)
+        return cls(process, requests, restore)
 
     @property
     def pid(self) -> int:
@@ -196,7 +194,7 @@ class Guard:
         with suppress(OSError):
             self._read_reports()
         self._closed = True
-        _close_pipes(self._process)
+        _close_ends(self._process, self._requests)
         if self._process.returncode is None:
             self._problems.append("the clock guard hangs in the driver; see dmesg, envplan reset")
         elif not self._given_back:
@@ -210,13 +208,13 @@ class Guard:
 
     def __del__(self) -> None:
         # subprocess keeps a process that runs, and so its pipes, when nobody else does.
-        _close_pipes(self._process)
+        _close_ends(self._process, self._requests)
 
     def _send(self, mhz: int) -> None:
         if self._closed or not self._alive or os.getpid() != self._owner:
             return
         try:
-            os.write(self._requests, _REQUEST.pack(mhz))
+            self._requests.send(_REQUEST.pack(mhz), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             self._lost += 1
         except struct.error:
@@ -232,10 +230,9 @@ class Guard:
         )
 
     def _finish(self) -> None:
-        assert self._process.stdin is not None
         with suppress(OSError):  # it is gone, or has so much to read that the end must do
-            os.write(self._requests, _REQUEST.pack(_CLOSE))
-        self._process.stdin.close()
+            self._requests.send(_REQUEST.pack(_CLOSE), socket.MSG_NOSIGNAL)
+        self._requests.close()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -439,11 +436,46 @@ def _open_standard_streams() -> None:
     os.close(descriptor)
 
 
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+def _start_process(arguments: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the guard's program.
+
+    Returns:
+        The process, whose standard output are its reports, and what takes requests for it. A pipe
+        for these would end an owner that leaves SIGPIPE at its default, once the guard is gone.
+
+    Raises:
+        DeviceError: it cannot be started.
+    """
+    _open_standard_streams()
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    requests.setblocking(False)
+    requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING_BYTES)
+    # Signals wait until the guard can deal with them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        # -P: files in the folder that training was started in are no modules of ours. Its own
+        # session: what a terminal sends to the training's processes is not for the guard.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        requests.close()
+        raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    return process, requests
+
+
+def _close_ends(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
+    for end in (requests, process.stdout):
+        if end is not None:
             with suppress(OSError):
-                pipe.close()
+                end.close()
 
 
 def _lock_folder() -> Path:
@@ -496,7 +528,8 @@ class _GuardProcess:
         self._owner = owner
         self._every_request = every_request
         self._wanted = self._set = _RESET
-        self._unread = b""
+        self._requests = socket.socket(fileno=0)
+        self._requests.setblocking(False)
         self._complained: str | None = None
 
     def run(self, stop: int) -> None:
@@ -510,24 +543,20 @@ class _GuardProcess:
             if stop in ready or os.getppid() != self._owner:
                 return
             if 0 in ready:
-                data = os.read(0, 65536)
-                if not data or not self._serve(data):
-                    return
+                for mhz in self._received():
+                    if mhz == _CLOSE:
+                        return
+                    self._wanted = mhz
+                    if self._every_request:
+                        self._apply()
             self._apply()  # again, where it failed
 
-    def _serve(self, data: bytes) -> bool:
-        """Handle what was read; False once the owner is done."""
-        data = self._unread + data
-        whole = len(data) - len(data) % _REQUEST.size
-        self._unread = data[whole:]
-        clocks = [mhz for (mhz,) in _REQUEST.iter_unpack(data[:whole])]
-        for mhz in clocks:
-            if mhz == _CLOSE:
-                return False
-            self._wanted = mhz
-            if self._every_request:
-                self._apply()
-        return True
+    def _received(self) -> Iterator[int]:
+        """What has come, and the end if the owner is gone."""
+        with suppress(BlockingIOError):
+            while message := self._requests.recv(_REQUEST.size):
+                yield _REQUEST.unpack(message)[0]
+            yield _CLOSE
 
     def _apply(self) -> None:
         if self._wanted == self._set:
@@ -602,9 +631,9 @@ def _stop_signals() -> int:
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in _STOPPING:
         signal.signal(number, lambda *_: None)
-    for number in _FOR_THE_TRAINING:
+    for number in signal.valid_signals() - _LEFT_ALONE - set(_STOPPING):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)  # whatever the owner had blocked
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the owner had blocked
     return readable
 
 
