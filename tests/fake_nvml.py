@@ -178,9 +178,12 @@ class FakeNvml:
         self.gpu(index).hang = sum(1 << KINDS.index(kind) for kind in kinds)
 
     def close(self) -> None:
-        """Let go of the file; whatever hangs goes on."""
-        for index in range(self.state.num_gpus):
+        """Let go of the file, and of the lock files; whatever hangs goes on."""
+        for index in range(MAX_GPUS):
             self.hang(index=index)
+            for folder in (Path("/run/envplan"), Path(f"/tmp/envplan-{os.geteuid()}")):
+                if uuid := self.gpu(index).uuid.decode():
+                    (folder / f"{uuid}.lock").unlink(missing_ok=True)
         del self.state
         self._map.close()
 
@@ -233,9 +236,6 @@ def open_fake_nvml(
     monkeypatch.setenv("ENVPLAN_FAKE_NVML", str(fake.path))
     path = os.environ.get("LD_LIBRARY_PATH")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{path}" if path else str(library))
-    runtime = folder / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: How long one GPU may take to answer, s.
+_PATIENCE_S = 10.0
+
 
 class BackendName(StrEnum):
     """Where GPUs come from."""
@@ -102,23 +105,20 @@ def _models(key: str | None) -> list[str]:
 
 
 def _describe_all(name: str, **options: Any) -> list[dict[str, Any]]:
-    from envplan.devices import backend
+    from envplan.devices import opened
 
-    source = backend(name, **options)
-    try:
+    with opened(name, **options) as source:
         found = [_describe_or_say(device, k) for k, device in enumerate(source.devices())]
-    finally:
-        source.close()
     label = options.get("gpu")
     return [{"gpu": label, **entry} for entry in found]
 
 
 def _describe_or_say(device: Device, index: int) -> dict[str, Any]:
-    """What is known of a GPU; of one that the driver has lost, only why it is not."""
-    from envplan.devices import DeviceError
+    """What is known of a GPU; of one that is lost or hangs, only why it is not."""
+    from envplan.devices import DeviceError, within
 
     try:
-        return _describe(device)
+        return within(_PATIENCE_S, lambda: _describe(device), f"GPU {index}")
     except DeviceError as error:
         return {**dict.fromkeys(_FIELDS), "index": index, "refusal": str(error)}
 

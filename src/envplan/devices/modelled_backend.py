@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from envplan.devices.base import DeviceError, DeviceInfo
 from envplan.devices.modelled import ModelledGpu
@@ -40,7 +41,8 @@ class ModelledBackend:
         InputError: there is no such model, or fewer than one GPU is wanted.
     """
 
-    name = "modelled"
+    name: ClassVar = "modelled"
+    real: ClassVar = False
 
     def __init__(
         self, gpu: str = "a40", count: int = 1, now: Callable[[], int] = time.monotonic_ns

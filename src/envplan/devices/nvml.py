@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
 
@@ -36,7 +35,8 @@ class NvmlBackend:
         DeviceError: no driver is installed or loaded.
     """
 
-    name = "nvml"
+    name: ClassVar = "nvml"
+    real: ClassVar = True
 
     def __init__(self) -> None:
         import pynvml  # type: ignore[import-untyped]
@@ -79,15 +79,30 @@ class NvmlDevice:
         self._nvml = nvml
         self._index = index
         self._integral: _PowerIntegral | None = None
+        # Not functools.cached_property, which until Python 3.12 has one lock for all objects: a GPU
+        # that hangs would hold up the others.
+        self._known: dict[Callable[[], Any], Any] = {}
 
-    @cached_property
+    @property
     def _handle(self) -> Any:
         # When first needed: one GPU that is lost shall not take the others with it.
-        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+        return self._once(self._find)
 
-    @cached_property
+    @property
     def info(self) -> DeviceInfo:
         """What stays the same about it."""
+        found: DeviceInfo = self._once(self._describe)
+        return found
+
+    def _once(self, ask: Callable[[], Any]) -> Any:
+        if ask not in self._known:
+            self._known[ask] = ask()
+        return self._known[ask]
+
+    def _find(self) -> Any:
+        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+
+    def _describe(self) -> DeviceInfo:
         nvml = self._nvml
         clocks = self._supported_clocks()
         return DeviceInfo(
@@ -232,8 +247,11 @@ class NvmlDevice:
             return True
         return True
 
-    @cached_property
+    @property
     def _mig(self) -> bool:
+        return bool(self._once(self._has_mig))
+
+    def _has_mig(self) -> bool:
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
         except self._nvml.NVMLError:  # too old a card or a driver to know of it
