@@ -121,7 +121,7 @@ def test_gpu_is_one_that_cuda_leaves_to_the_job(
 def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     def kill(step: int) -> None:
         if step == 4:
-            guard = profiler._guard
+            guard = profiler._clocks.guard
             assert guard is not None
             os.kill(guard.pid, signal.SIGKILL)
             guard._process.wait()
