@@ -469,5 +469,11 @@ class _Worker:
                     f"({str(self._part.profile)!r})"
                 )
             time.sleep(_MERGE_PAUSE_S)
-        merge_parts(self._part.profile)
+        profile = merge_parts(self._part.profile)
         _logger.info("%s: the profile of all ranks", self._part.profile)
+        if profile.blocking_power_w is None:
+            _logger.warning(
+                "%s: the power while waiting cannot be told from that of operations; planning "
+                "takes --blocking-power",
+                self._part.profile,
+            )
