@@ -161,6 +161,40 @@ def test_energy_counter_that_fails_leaves_training_alone(
     assert fake_nvml.locked() is None
 
 
+def test_reasons_that_cannot_be_read_cost_no_reading_of_the_energy(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    fake_nvml.fail("throttle")
+    with started(tmp_path) as profiler:
+        train(profiler)
+    assert Profile.read_csv(tmp_path / "profile.csv").num_stages == 1
+
+
+@pytest.mark.parametrize("kind", ["init", "handle", "limit"])
+def test_driver_that_hangs_at_the_start_leaves_training_alone(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.5)
+    fake_nvml.hang(kind)
+    with started(tmp_path) as profiler:
+        train(profiler, steps=3)
+    fake_nvml.hang()
+    assert fake_nvml.calls(kind="lock") == []
+
+
+def test_driver_that_hangs_at_the_end_does_not_keep_training(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.runtime.guard._CLOSE_TIMEOUT_S", 0.3)
+    with started(tmp_path) as profiler:
+        train(profiler, steps=4)
+        fake_nvml.hang("energy", "reset")
+    assert fake_nvml.locked() is not None
+    fake_nvml.hang()
+    assert fake_nvml.wait_until_free(60) is not None
+
+
 def test_failed_training_does_not_wait_for_the_parts_of_others(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -118,12 +119,14 @@ class EnergyLog:
             try:
                 energy = self._device.energy()
                 now = time.perf_counter()
-                state = None
-                if count % _SLOW_READINGS == 0:
-                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
             except DeviceError as error:
                 self.problem = str(error)  # the next reading may succeed; fewer are fewer
                 continue
+            if count % _SLOW_READINGS == 0:
+                with suppress(DeviceError):  # it annotates only
+                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
+                    with self._lock:
+                        self._states.append(state)
             count += 1
             with self._lock:
                 if last is not None and energy < last:  # it was set back: what it said is no more
@@ -131,8 +134,6 @@ class EnergyLog:
                 elif energy != last:
                     unsure = (now - before) / math.sqrt(12)
                     self._readings.append(((before + now) / 2, unsure, energy / 1e3))
-                if state is not None:
-                    self._states.append(state)
             before, last = asked, energy
 
 
