@@ -142,5 +142,9 @@ class Backend(Protocol):
             DeviceError: there is no driver or no GPU; says so and what to do.
         """
 
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """What its option `gpu` may be, such as "a40"; empty where the GPUs are those there are."""
+
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked: give them back first."""

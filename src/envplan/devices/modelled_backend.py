@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from envplan.devices.base import DeviceError, DeviceInfo
-from envplan.devices.modelled import ModelledGpu
+from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.devices.modelled import gpu as modelled_gpu
 from envplan.errors import InputError
 
@@ -55,6 +55,11 @@ class ModelledBackend:
     def devices(self) -> Sequence[ModelledDevice]:
         """All GPUs, by index."""
         return self._devices
+
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """The models by short name."""
+        return tuple(GPUS)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -64,6 +64,11 @@ class NvmlBackend:
             self._devices = tuple(NvmlDevice(self._nvml, index) for index in range(count))
         return self._devices
 
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """None: the GPUs are those there are."""
+        return ()
+
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked."""
         for device in self._devices or ():
