@@ -14,13 +14,11 @@ from cli_helpers import envplan
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from fake_nvml import FakeNvml, fake_nvml, open_fake_nvml
-from shim_helpers import A40, frequency_plan
+from shim_helpers import A40, Listener, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-import torch
-
-from envplan.runtime.torch import _driver_index
+from envplan.runtime.torch import attach
 from torch_jobs import RANKS, run, start, stop  # they import torch
 from torch_worker import CHUNKED, FOLDED, PROFILED, duration
 
@@ -144,19 +142,40 @@ def test_job_profiles_itself_and_the_profile_is_planned_with(
         assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize(
-    ("visible", "number", "index"), [(None, 1, 1), ("3,1", 1, 1), ("3,1", 0, 3), ("3", 1, None)]
-)
-def test_gpu_of_a_rank_is_found_as_cuda_counts(
-    fake_nvml: FakeNvml,
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str | None,
-    number: int,
-    index: int | None,
-) -> None:
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _driver_index(torch.device("cuda", number)) == index
+class Stage:
+    """A stage whose operations do nothing."""
+
+    has_backward = True
+
+    def forward_one_chunk(self, _microbatch: int) -> None:
+        pass
+
+    backward_one_chunk = backward_weight_one_chunk = forward_one_chunk
+
+
+class Schedule:
+    """A schedule of one forward."""
+
+    _has_backward = True
+
+    def __init__(self) -> None:
+        self._stage = Stage()
+
+    def step(self) -> None:
+        self._stage.forward_one_chunk(0)
+
+
+def test_step_that_was_taken_before_is_told_of() -> None:
+    schedule, listener = Schedule(), Listener()
+    taken = schedule.step
+    detach = attach(listener, schedule)
+    taken()
+    schedule.step()
+    detach()
+    schedule.step()
+    why = "missed: the schedule's step was taken before this was entered; enter it before"
+    assert listener.heard == [why, ("forward", 0, 0), "step"]
+    assert vars(schedule._stage) == {}
 
 
 def seconds_to_give_back(fake: FakeNvml, folder: Path) -> float:
