@@ -473,6 +473,15 @@ class PlannerOptions:
             "its own schedule unless one is named.",
         ),
     ] = "frontier"
+    clocks_file: Annotated[
+        Path | None,
+        option(
+            "--clocks FILE",
+            TARGET,
+            "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
+            "frequency plan, or a CSV) and say what they cost and what is lost.",
+        ),
+    ] = None
     reconfigure: Reconfigure = None
     explain: Annotated[
         bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,17 @@ def plan_of(
         until_ns = ns_from_s_floor(straggler_s)
         plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
     return plan if request.run is None else priced(plan, request.run), run
+
+
+def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
+    """The plan that runs the clocks of a file."""
+    from envplan.cli.inputs import naming
+    from envplan.enforce.given_clocks import read_clocks
+    from envplan.solve import plan_from_clocks
+
+    clocks = read_clocks(file, frontier.pipeline)
+    with naming(file):
+        return plan_from_clocks(frontier.pipeline, frontier.profile, clocks, frontier=frontier)
 
 
 def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:

@@ -47,27 +47,33 @@ def solve(
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
+      envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
       envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if how.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
-    check_outputs(output, inputs=[("the DAG file", job.dag), *costs.files])
+    check_outputs(
+        output,
+        inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
+    )
     check_targets(target, costs)
     chosen = chosen_planner(target, how, clocks, costs)
     if replica_profile:
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
         return
     from envplan.cli.output import progress_bar
-    from envplan.cli.planning import plan_of, print_run
+    from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
     request = request_of(frontier, target, how, clocks, costs)
     run: EnvPipeRun | None = None
     with progress_bar("Planning", quiet=show.quiet) as progress:
-        if how.planner == "frontier":
+        if how.clocks_file is not None:
+            plan = plan_of_clocks(frontier, how.clocks_file)
+        elif how.planner == "frontier":
             plan = frontier.solve(request, progress=progress)
         else:
             plan, run = plan_of(chosen, frontier, request)
