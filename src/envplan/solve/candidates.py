@@ -33,6 +33,7 @@ _PART_OF_GAP: Final = 1 / 5
 _LEAST_STEP: Final = 2e-5
 _MOST_STEPS: Final = 20_000
 _MEMBER_HEATS: Final = (0.5,)
+_MEMBER_MOVES: Final = 0.6
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
@@ -168,12 +169,19 @@ class Candidates:
         """Rows after further rounds of the search from them, where local limits are searched."""
         return self._search.polished(rows, deadline_ns, rounds)
 
-    def rounded(self, time_ns: int, heats: Sequence[float] = HEATS) -> Candidate:
-        """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once."""
+    def rounded(
+        self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0
+    ) -> Candidate:
+        """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once.
+
+        Args:
+            heats: of the annealing that follows.
+            moves: share of the usual moves at each.
+        """
         frontier = self._frontier
         events, flows = frontier.state_at(time_ns)
         rounding = Rounding(frontier.pipeline, frontier.network, events, time_ns)
-        rounding.anneal(heats, self._moves)
+        rounding.anneal(heats, moves * self._moves)
         return Candidate(frontier.problem.replay(rounding.rows), rounding, flows)
 
     @cached_property
@@ -190,8 +198,9 @@ class Candidates:
         if not self.is_plain:
             return Candidate(self._search.by(time_ns))
         frontier = self._frontier
-        often = (frontier.min_time_ns, frontier.min_energy_time_ns)
-        return self.rounded(time_ns, HEATS if time_ns in often else _MEMBER_HEATS)
+        if time_ns in (frontier.min_time_ns, frontier.min_energy_time_ns):
+            return self.rounded(time_ns)
+        return self.rounded(time_ns, _MEMBER_HEATS, _MEMBER_MOVES)
 
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
         """Deadlines to make choices for, ns, the latest first."""
