@@ -1,7 +1,36 @@
-"""Fixtures that several test modules use."""
+"""Fixtures that several test modules use, and how hypothesis draws.
+
+`make test` draws the same examples every time, few of them. `make test-slow` draws freely; what it
+finds to fail is kept as an @example.
+"""
 
 from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
 
 from fake_nvml import fake_nvml
 
 __all__ = ["fake_nvml"]
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "fixed",
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile(
+    "free", max_examples=200, deadline=None, print_blob=True, suppress_health_check=_SLOW
+)
+settings.load_profile("fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests share its fixtures, so they run on one worker, as do those of a group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

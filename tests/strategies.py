@@ -1,15 +1,18 @@
-"""Hypothesis strategies for profiles and pipelines."""
+"""Hypothesis strategies for profiles, pipelines and whole requests for plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
+from envplan.costs import Rate, Run
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
+from envplan.request import Request
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns
 
 #: Round numbers make ties, uneven ones make none: both belong in tests.
@@ -36,12 +39,17 @@ def noisy(modelled: Profile, noise: float = 0.002) -> Profile:
 
 
 @st.composite
-def profiles(draw: Any, num_stages: int, max_options: int = 8) -> Profile:
+def profiles(
+    draw: Any,
+    num_stages: int,
+    max_options: int = 8,
+    instructions: Sequence[str] = ("forward", "backward"),
+) -> Profile:
     """Any table at all: most of its options are not worth having, as in a noisy measurement."""
     rows = [
         (stage, instruction, 210 + 15 * option, draw(_TIMES), draw(_ENERGIES))
         for stage in range(num_stages)
-        for instruction in ("forward", "backward")
+        for instruction in instructions
         for option in range(draw(st.integers(1, max_options)))
     ]
     return Profile.from_rows(rows)
@@ -69,14 +77,24 @@ def falling_profiles(
 
 
 @st.composite
-def knobbed_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
-    """Clocks that differ from table to table, two configs, and work that no clock controls."""
+def knobbed_profiles(
+    draw: Any,
+    num_stages: int,
+    max_options: int = 6,
+    instructions: Sequence[str] = ("forward", "backward"),
+) -> Profile:
+    """Clocks that differ from table to table, two configs, and work that no clock controls; each
+    stage has a blocking power of its own."""
     knobs = st.tuples(st.sampled_from([0, 900, 1200, 1500, 1590]), st.sampled_from(["", "b"]))
     rows = [
         (stage, name, mhz, draw(st.floats(0.01, 0.2)), draw(st.floats(1.0, 60.0)), config)
         for stage in range(num_stages)
-        for name in ("forward", "backward")
+        for name in instructions
         for mhz, config in draw(st.sets(knobs, min_size=1, max_size=max_options))
+    ]
+    rows += [
+        (stage, "blocking", 0, 1.0, float(draw(st.integers(0, 300))), "")
+        for stage in range(num_stages)
     ]
     return Profile.from_rows(rows)
 
@@ -141,3 +159,143 @@ def schedules(
     microbatches = draw(st.sampled_from(possible))
     latency = draw(st.sampled_from([0.0, 0.002]))
     return Pipeline(name, stages, microbatches, num_chunks=chunks, p2p_latency=latency)
+
+
+class Case(NamedTuple):
+    """A request, and the frontier that it is for."""
+
+    frontier: Frontier
+    request: Request
+
+
+@st.composite
+def frontiers(draw: Any, max_stages: int = 2, max_microbatches: int = 3) -> Frontier:
+    """Any pipeline, with operations besides forwards and backwards or not, on any profile."""
+    if draw(st.integers(0, 3)) == 0:
+        pipeline = draw(dags(draw(st.integers(1, max_stages))))
+    else:
+        pipeline = draw(schedules(None, max_stages, max_microbatches))
+        extras = draw(st.sets(st.sampled_from(["load", "all_reduce", "optimizer"]), max_size=1))
+        if extras:
+            everywhere = list(range(pipeline.num_profile_stages))
+            pipeline = Pipeline.from_job(pipeline.to_job() | {"extras": dict.fromkeys(extras, everywhere)})
+    instructions = {op.instruction for op in pipeline.operations}
+    backward = {"backward_input", "backward_weight"} & instructions or {"backward"}
+    instructions = sorted(instructions | backward | {"forward"})
+    kind = draw(st.sampled_from([falling_profiles, profiles, knobbed_profiles]))
+    profile = draw(kind(pipeline.num_profile_stages, 5, instructions))
+    return trace_frontier(
+        pipeline,
+        profile,
+        blocking_power=draw(st.sampled_from([None, 0.0, 20.0, 300.0])),
+        gpus_per_stage=draw(st.integers(1, 2)),
+        replicas=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def requests(draw: Any, conditions: int = 3) -> Case:
+    """Anything that can be asked of any pipeline, with up to so many conditions, at small effort."""
+    frontier = draw(frontiers())
+    names = draw(st.sets(st.sampled_from(sorted(CONDITIONS)), max_size=conditions))
+    asked: dict[str, Any] = {"moves": 0.05}
+    for name in sorted(names):
+        asked |= CONDITIONS[name](frontier, draw)
+    if "run" not in asked or asked["run"].deadline_s is None:
+        asked |= draw(deadlines(frontier))
+    return Case(frontier, Request.asking(**asked))
+
+
+@st.composite
+def deadlines(draw: Any, frontier: Frontier) -> dict[str, Any]:
+    """Keyword arguments of `Request.asking` that say when an iteration must be over."""
+    part = draw(st.floats(0.0, 1.5))
+    kind = draw(st.sampled_from(["none", "slowdown", "time", "min_energy", "sync_time"]))
+    span = frontier.slowest_time - frontier.min_time
+    return {
+        "none": {},
+        "slowdown": {"slowdown": part * span / frontier.min_time},
+        "time": {"target_time": frontier.min_time + part * span},
+        "min_energy": {"min_energy": True},
+        "sync_time": {"sync_time": frontier.min_time + part * span},
+    }[kind]
+
+
+def _straggler(frontier: Frontier, draw: Any) -> dict[str, Any]:
+    return {"straggler_time": frontier.min_time * draw(st.floats(0.9, 3.0))}
+
+
+def _energy_budget(frontier: Frontier, draw: Any) -> dict[str, Any]:
+    most = frontier.max_frequency_plan().energy
+    least = frontier.energy_at(frontier.min_energy_time)
+    return {"energy_budget": least + draw(st.floats(-0.05, 1.0)) * abs(most - least)}
+
+
+def _power_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
+    return {"power_cap": frontier.max_frequency_plan().average_power * draw(st.floats(0.5, 1.1))}
+
+
+def _peak_cap(frontier: Frontier, draw: Any) -> dict[str, Any]:
+    problem = frontier.problem
+    highest = problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus / 1e6
+    return {"peak_power_cap": highest * draw(st.floats(0.5, 1.05))}
+
+
+def _latency(_: Frontier, draw: Any) -> dict[str, Any]:
+    return {"switch_latency": draw(st.sampled_from([1e-9, 0.003, 0.02, 0.3, 5.0]))}
+
+
+def _min_hold(_: Frontier, draw: Any) -> dict[str, Any]:
+    return {"min_hold": draw(st.sampled_from([1e-9, 0.05, 0.4, 100.0]))}
+
+
+def _probability(_: Frontier, draw: Any) -> dict[str, Any]:
+    return {
+        "probability": draw(st.sampled_from([0.5, 0.9, 0.99])),
+        "noise": draw(st.sampled_from([0.005, 0.05])),
+    }
+
+
+def _ladder(_: Frontier, draw: Any) -> dict[str, Any]:
+    return {"ladder": draw(st.integers(1, 4))}
+
+
+def _run(frontier: Frontier, draw: Any) -> dict[str, Any]:
+    iterations = draw(st.integers(1, 10_000))
+    slack = draw(st.none() | st.floats(1.0, 2.0))
+    return {
+        "run": Run(
+            iterations=iterations,
+            price=draw(st.none() | rates(least=0.01, repeats=True)),
+            carbon=draw(st.none() | st.just(Rate.fixed(300.0))),
+            deadline_s=None if slack is None else slack * iterations * frontier.min_time + 1e-6,
+        )
+    }
+
+
+#: By name: keyword arguments of `Request.asking` for one condition on plans.
+CONDITIONS = {
+    "straggler": _straggler,
+    "energy budget": _energy_budget,
+    "power cap": _power_cap,
+    "peak cap": _peak_cap,
+    "latency": _latency,
+    "min hold": _min_hold,
+    "probability": _probability,
+    "ladder": _ladder,
+    "run": _run,
+}
+
+
+@st.composite
+def rates(draw: Any, *, least: float = -1.0, repeats: bool | None = None) -> Rate:
+    """What a kWh costs, changing up to five times."""
+    lengths = draw(st.lists(st.floats(10, 5000), min_size=1, max_size=6))
+    ends = np.cumsum(lengths).tolist()
+    return Rate(
+        begins_s=[0.0, *ends[:-1]],
+        per_kwh=draw(st.lists(st.floats(least, 3), min_size=len(lengths), max_size=len(lengths))),
+        end_s=ends[-1],
+        start_s=draw(st.floats(0, 0.99)) * ends[-1],
+        repeats=draw(st.booleans()) if repeats is None else repeats,
+    )

@@ -249,7 +249,9 @@ class _Together:
             )
             for frontier in self.frontiers
         )
-        found = ReplicaPlans(plans, j_from_fj(self.bound_fj(time_ns)), self.request.run)
+        # What all use until the slowest has finished; waiting longer for a straggler costs more.
+        least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
+        found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
         budget = self.request.limit(EnergyBudget)
         if budget is not None and found.energy > budget.energy_j:
             raise NoAnswerError(

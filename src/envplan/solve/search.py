@@ -165,8 +165,9 @@ class _Search:
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
         frontier, request = self.frontier, self.request
-        asked_ns = self._asked_ns()
-        stated_ns = min(asked_ns, self._latest_useful_ns)
+        asked_ns = stated_ns = self._asked_ns()
+        if request.limit(PeakPower) is None:  # under a cap on the peak, later may still be less
+            stated_ns = min(asked_ns, frontier.min_energy_time_ns)
         straggler_s = request.straggler_time_s
         until_ns = 0 if straggler_s is None else ns_from_s_floor(straggler_s)
         if request.deadline.kind == "sync-time":
@@ -316,14 +317,6 @@ class _Search:
         assert self.request.run is not None
         return self.request.run
 
-    @property
-    def _latest_useful_ns(self) -> int:
-        """The latest deadline that saves energy if nobody waits, ns: T_star; under a cap on the
-        peak, slower operations may still save."""
-        if self.request.limit(PeakPower) is not None:
-            return self.frontier.slowest_time_ns
-        return self.frontier.min_energy_time_ns
-
     def _asked_ns(self) -> int:
         """The deadline that the request means, ns."""
         deadline, least = self.request.deadline, self.frontier.min_time_ns
@@ -332,8 +325,10 @@ class _Search:
                 return self.frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
             case "slowdown":
                 return least + int(least * (deadline.slowdown or 0.0))
+            case "min-energy" if self.request.limit(PeakPower) is not None:
+                return self.frontier.slowest_time_ns
             case "min-energy":
-                return self._latest_useful_ns
+                return self.frontier.min_energy_time_ns
             case _:
                 return least
 

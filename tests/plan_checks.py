@@ -1,0 +1,182 @@
+"""Whether a plan answers a request, judged by plain integers (replay_oracle.py) and fresh draws."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, pairwise
+
+import numpy as np
+
+import replay_oracle as oracle
+from envplan import Plan, simulate, verify_plan
+from envplan.limits import (
+    AveragePower,
+    EnergyBudget,
+    HoldsWithProbability,
+    MinHold,
+    PeakPower,
+)
+from envplan.replay import Machine
+from envplan.request import Request
+from envplan.solve import Frontier, trace_job
+from envplan.units import (
+    fj_from_j,
+    j_from_fj,
+    ns_from_s,
+    ns_from_s_ceil,
+    ns_from_s_floor,
+    s_from_ns,
+    uw_from_w,
+)
+
+_RUNS = 1000
+
+
+def rows_of(frontier: Frontier, plan: Plan) -> list[int]:
+    """The row of each operation's table that a plan names, found without the library."""
+    rows = []
+    for op, planned in zip(frontier.pipeline.operations, chain(*plan.stages), strict=True):
+        table = frontier.profile.table(op.profile_stage, op.instruction)
+        knobs = list(zip(table.frequency_mhz.tolist(), table.config, strict=True))
+        rows.append(knobs.index((planned.frequency_mhz, planned.config)))
+    return rows
+
+
+def keeps(frontier: Frontier, request: Request, rows: list[int]) -> bool:
+    """Whether a choice of rows keeps the request's deadline and limits."""
+    return not _broken(frontier, request, rows, latest_ns(frontier, request))
+
+
+def assert_answers(frontier: Frontier, request: Request, plan: Plan) -> None:
+    """The plan replays to the ns and fJ, keeps every limit, is proved by its file, and its file
+    leads to it again."""
+    rows, profile = rows_of(frontier, plan), frontier.profile
+    parts = oracle.replayed(frontier.pipeline, profile, rows, request.latency_ns)
+    stage, powers = _stages_and_powers(frontier)
+    makespan = max(part.end_ns for part in parts)
+    starts = [part.begin_ns for before, part in pairwise([None, *parts]) if _first(before, part)]
+    energy = oracle.energy_fj(parts, stage, powers, makespan) * frontier.num_gpus
+    assert plan.iteration_time == s_from_ns(makespan)
+    assert plan.energy == j_from_fj(energy)
+    assert [op.start_s for op in chain(*plan.stages)] == [s_from_ns(start) for start in starts]
+    timeline = simulate(plan, profile)
+    assert (timeline.iteration_time_ns, timeline.energy_fj) == (makespan, energy)
+
+    deadline_ns = ns_from_s_floor(plan.target.deadline_s)
+    asked_ns = latest_ns(frontier, request)
+    assert not _broken(frontier, request, rows, deadline_ns)
+    assert asked_ns is None or makespan <= asked_ns
+    assert plan.energy_lower_bound <= plan.energy
+    until = plan.predicted.until_straggler
+    assert until is None or until.energy_lower_bound_j <= until.energy_j
+    slower = [plan.iteration_time, *(rung.iteration_time_s for rung in plan.ladder or ())]
+    assert slower == sorted(set(slower))
+    assert len(slower) - 1 <= request.effort.ladder
+
+    assert verify_plan(plan, profile)
+    assert plan.request == request
+    read = Plan.from_document(json.loads(plan.to_json()))
+    assert read == plan
+    if not request.effort.polish_s:
+        assert trace_job(read.job, profile).solve(read.request) == plan
+
+
+def latest_ns(frontier: Frontier, request: Request) -> int | None:
+    """By when the request says that an iteration must be over, ns; None where it does not say."""
+    deadline, run = request.deadline, request.run
+    if request.objective == "cost":
+        assert run is not None
+        assert run.deadline_s is not None
+        return ns_from_s_floor(run.deadline_s) // (run.iterations or 1)
+    asked: int | None = None
+    if deadline.time_s is not None:
+        asked = ns_from_s_floor(deadline.time_s)
+    elif deadline.slowdown is not None:
+        asked = frontier.min_time_ns + int(frontier.min_time_ns * deadline.slowdown)
+    elif deadline.kind == "no-slowdown" and not request.latency_ns and not request.limits:
+        asked = frontier.min_time_ns
+    if asked is None or request.straggler_time_s is None:
+        return asked
+    return max(asked, ns_from_s_floor(request.straggler_time_s))
+
+
+def _broken(
+    frontier: Frontier, request: Request, rows: list[int], deadline_ns: int | None
+) -> list[str]:
+    """What rows break of the deadline and the request's limits."""
+    parts = oracle.replayed(frontier.pipeline, frontier.profile, rows, request.latency_ns)
+    stage, powers = _stages_and_powers(frontier)
+    makespan, gpus = max(part.end_ns for part in parts), frontier.num_gpus
+    energy = oracle.energy_fj(parts, stage, powers, makespan) * gpus
+    broken = ["deadline"] if deadline_ns is not None and makespan > deadline_ns else []
+    for limit in request.limits:
+        match limit:
+            case MinHold():
+                holds = _shortages(frontier, parts, rows, makespan, ns_from_s_ceil(limit.time_s))
+                kept = not any(holds)
+            case PeakPower():
+                moments = {part.begin_ns for part in parts} | {part.end_ns for part in parts}
+                moments = {0, *moments} - {makespan}
+                peak = max(oracle.power_uw(parts, stage, powers, at) for at in moments)
+                kept = peak * gpus <= uw_from_w(limit.power_w)
+            case AveragePower():
+                kept = energy <= limit.power_w * 1e6 * makespan * (1 + 1e-12)
+            case EnergyBudget():
+                kept = energy <= fj_from_j(limit.energy_j)
+            case HoldsWithProbability():
+                kept = _holds_often_enough(frontier, request, rows, limit, deadline_ns)
+            case _:
+                raise AssertionError(f"no check of {limit}")
+        broken += [] if kept else [limit.kind]
+    return broken
+
+
+def _first(before: oracle.Part | None, part: oracle.Part) -> bool:
+    return before is None or before.operation != part.operation
+
+
+def _stages_and_powers(frontier: Frontier) -> tuple[list[int], list[int]]:
+    stage = [op.stage for op in frontier.pipeline.operations]
+    return stage, [uw_from_w(power) for power in frontier.blocking_power_w]
+
+
+def _shortages(
+    frontier: Frontier, parts: list[oracle.Part], rows: list[int], makespan: int, hold_ns: int
+) -> list[int]:
+    tables = [
+        frontier.profile.table(op.profile_stage, op.instruction)
+        for op in frontier.pipeline.operations
+    ]
+    asked = [int(table.frequency_mhz[row]) for table, row in zip(tables, rows, strict=True)]
+    starts = [part.begin_ns for before, part in pairwise([None, *parts]) if _first(before, part)]
+    return oracle.hold_shortages(frontier.pipeline, asked, starts, makespan, hold_ns)
+
+
+def _holds_often_enough(
+    frontier: Frontier,
+    request: Request,
+    rows: list[int],
+    limit: HoldsWithProbability,
+    deadline_ns: int | None,
+) -> bool:
+    """Whether enough replays that nobody has seen are in time."""
+    assert limit.noise is not None
+    spread = np.sqrt(np.log1p(limit.noise**2))
+    normal = np.random.default_rng(12345).standard_normal((_RUNS, len(rows)))
+    makespans = frontier.problem.makespans(
+        np.array(rows, np.int32),
+        Machine(request.latency_ns),
+        np.exp(spread * normal - spread**2 / 2),
+    )
+    run = request.run
+    if request.objective == "cost" and run is not None:
+        # The mean counts: five of its standard errors are what chance may do.
+        each = ns_from_s(run.deadline_s or 0.0) / (run.iterations or 1)
+        mean, error = makespans.mean(), makespans.std() / np.sqrt(_RUNS)
+        if (run.iterations or 1) < 100:
+            return bool((makespans <= each).mean() >= 0.3 or mean <= each)
+        return bool(mean - 5 * error <= each)
+    assert deadline_ns is not None
+    share = float((makespans <= deadline_ns).mean())
+    p = limit.probability
+    return share >= p - 5 * (p * (1 - p) / _RUNS) ** 0.5

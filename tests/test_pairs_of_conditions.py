@@ -1,0 +1,124 @@
+"""Every two conditions on a plan go together: each pair is solved, checked and simulated."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from cli_helpers import small_profile
+from envplan import (
+    InputError,
+    Pipeline,
+    Profile,
+    plan_replicas,
+    replay_replicas,
+    simulate,
+    trace_frontier,
+    verify_plan,
+)
+from envplan.costs import Rate, Run
+from envplan.limits import probability
+from envplan.request import Request
+from envplan.solve import trace_job
+from plan_checks import assert_answers
+
+PIPELINE = Pipeline("1f1b", 2, 3, p2p_latency=0.002)
+PROFILE = small_profile(2, blocking=70.0)
+FRONTIER = trace_frontier(PIPELINE, PROFILE, gpus_per_stage=2, replicas=2)
+LEAST = FRONTIER.min_time  # 1.1 s; most energy there, 1820 J, 1600 W, 1970 W at the peak
+RUN = Run(
+    iterations=5000,
+    price=Rate(begins_s=[0.0, 6000.0], per_kwh=[0.1, 0.6], end_s=1e5),
+    deadline_s=5000 * 1.5 * LEAST,
+)
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "slowdown": {"slowdown": 0.2},
+    "min energy": {"min_energy": True},
+    "straggler": {"straggler_time": 1.4 * LEAST},
+    "energy budget": {"energy_budget": 0.97 * FRONTIER.plan().energy},
+    "power cap": {"power_cap": 0.9 * FRONTIER.plan().average_power},
+    "peak cap": {"peak_power_cap": 0.85 * simulate(FRONTIER.plan(), PROFILE).peak_power},
+    "latency": {"switch_latency": 0.02},
+    "min hold": {"min_hold": 0.1},
+    "probability": {"probability": 0.9, "noise": 0.02},
+    "ladder": {"ladder": 3},
+    "polish": {"polish": 0.05},
+    "run": {"run": RUN},
+}
+#: What fixes the time; T_min itself cannot be held with a probability.
+TIMED = {"slowdown", "min energy", "straggler", "energy budget", "power cap", "peak cap", "run"}
+#: There is one deadline.
+EXCLUDED = [{"slowdown", "min energy"}, {"slowdown", "run"}, {"min energy", "run"}]
+
+
+@pytest.fixture(autouse=True)
+def few_noisy_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probability, "RUNS", 2000)
+    monkeypatch.setattr(probability, "SEARCH_RUNS", 500)
+
+
+@pytest.mark.parametrize("pair", list(combinations(CONDITIONS, 2)), ids=" and ".join)
+def test_two_conditions_go_together(pair: tuple[str, str]) -> None:
+    asked = {"moves": 0.05} | CONDITIONS[pair[0]] | CONDITIONS[pair[1]]
+    if set(pair) in EXCLUDED:
+        with pytest.raises(InputError, match="exclude each other"):
+            Request.asking(**asked)
+        return
+    if "probability" in pair and not TIMED & set(pair):
+        asked["slowdown"] = 0.1
+    request = Request.asking(**asked)
+    frontier = trace_job(FRONTIER.plan().job, PROFILE)  # that remembers nothing
+    plan = frontier.solve(request)
+    assert_answers(frontier, request, plan)
+    assert (plan.ladder is not None) == ("ladder" in pair)
+    assert (plan.costs is not None) == ("run" in pair)
+    assert (plan.predicted.robustness is not None) == ("probability" in pair)
+
+
+SLOW = Profile.from_rows(
+    [
+        (stage, name, int(mhz), 1.3 * ns / 1e9, fj / 1e15)
+        for stage in range(2)
+        for name in ("forward", "backward")
+        for table in [PROFILE.table(stage, name)]
+        for mhz, ns, fj in zip(table.frequency_mhz, table.time_ns, table.energy_fj, strict=True)
+    ],
+    name="slow",
+)
+KINDS = [trace_frontier(PIPELINE, PROFILE), trace_frontier(PIPELINE, SLOW, replicas=2)]
+TOGETHER: dict[str, dict[str, Any]] = {
+    "slowdown": {"slowdown": 0.1},
+    "straggler": {"straggler_time": 1.7 * KINDS[1].min_time},
+    "energy budget": {"energy_budget": 0.97 * plan_replicas(KINDS).energy},
+    "power cap": {"power_cap": 0.9 * plan_replicas(KINDS).energy / plan_replicas(KINDS).sync_time},
+    "peak cap": {"peak_power_cap": 1300.0},
+    "latency": {"switch_latency": 0.01},
+    "probability": {"probability": 0.9, "noise": 0.02},
+    "run": {"run": RUN.model_copy(update={"deadline_s": 5000 * 2.0 * LEAST})},
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_unlike_replicas_go_with_every_condition(name: str) -> None:
+    asked = {"moves": 0.05} | TOGETHER[name]
+    if name == "probability":
+        asked |= TOGETHER["slowdown"]
+    planned = plan_replicas(KINDS, Request.asking(**asked))
+    for plan, profile in zip(planned.plans, (PROFILE, SLOW), strict=True):
+        assert verify_plan(plan, profile)
+    again = replay_replicas(list(zip(planned.plans, (PROFILE, SLOW), strict=True)))
+    assert (again.sync_time, again.energy) == (planned.sync_time, planned.energy)
+    assert planned.energy_lower_bound is not None
+    assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
+    peaks = [
+        simulate(plan, p).peak_power for plan, p in zip(planned.plans, (PROFILE, SLOW), strict=True)
+    ]
+    assert sum(peaks) <= asked.get("peak_power_cap", 1e9)
+    assert planned.energy <= asked.get("energy_budget", 1e9)
+    assert planned.energy <= asked.get("power_cap", 1e9) * planned.sync_time
+    if "run" in asked:
+        assert planned.costs is not None
+        assert planned.costs.plan.time_s <= asked["run"].deadline_s
