@@ -59,6 +59,11 @@ class Workload:
     def waiting_w(self) -> float:
         return WAITING_W[self.gpu]
 
+    @property
+    def loads_images(self) -> bool:
+        """Whether its samples are images, which its loader at times is late with."""
+        return "resnet" in self.model
+
     def pipeline(self) -> Pipeline:
         """The schedule of the runs, with nothing beside forwards and backwards."""
         return Pipeline("1f1b", self.num_stages, self.num_microbatches)
