@@ -140,6 +140,11 @@ class Runs:
         """Of an iteration over all ranks, (R)."""
         return self.rank_energy_j.sum(1)
 
+    @property
+    def planned(self) -> npt.NDArray[np.bool_]:
+        """Runs of Perseus's plans, (R); the others are warm-ups and EnvPipe's plan."""
+        return np.array([planner == "perseus" and run >= 2 for planner, run in self.keys])
+
     def clocks(self, run: int) -> list[list[int]]:
         """The clocks of one run, a list per stage in execution order."""
         stages = range(self.workload.num_stages)

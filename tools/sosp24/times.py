@@ -24,7 +24,14 @@ from scipy.optimize import isotonic_regression, nnls
 
 from tools.sosp24.data import FloatArray, Runs
 
-__all__ = ["SwitchLatency", "TimeCurves", "find_switch_latency", "find_times", "switch_latencies"]
+__all__ = [
+    "SwitchLatency",
+    "TimeCurves",
+    "clocks_of",
+    "find_switch_latency",
+    "find_times",
+    "switch_latencies",
+]
 
 STEP_MHZ: Final = 15
 
@@ -125,10 +132,16 @@ def switch_latencies(runs: Runs) -> FloatArray:
     return np.array(late)
 
 
-def find_times(runs: Runs, latency_s: float) -> TimeCurves:
-    """The time of each operation at every clock from the lowest to the highest that runs had."""
-    lowest, highest = int(runs.frequency_mhz.min()), int(runs.frequency_mhz.max())
-    clocks = np.arange(lowest, highest + 1, STEP_MHZ)
+def clocks_of(runs: Runs) -> npt.NDArray[np.int64]:
+    """Every clock of the GPU from the lowest to the highest that the runs had, (F)."""
+    return np.arange(runs.frequency_mhz.min(), runs.frequency_mhz.max() + 1, STEP_MHZ)
+
+
+def find_times(
+    runs: Runs, latency_s: float, clocks: npt.NDArray[np.int64] | None = None
+) -> TimeCurves:
+    """The time of each operation at every clock; default: from the runs' lowest to the highest."""
+    clocks = clocks_of(runs) if clocks is None else clocks
     shape = (runs.workload.num_stages, 2, len(clocks))
     mean, error = np.full(shape, np.nan), np.full(shape, np.inf)
     count = np.zeros(shape, np.int64)

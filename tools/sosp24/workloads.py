@@ -67,15 +67,21 @@ def find_latency(gpu: str) -> SwitchLatency:
     return find_switch_latency([read_runs(n) for n, w in WORKLOADS.items() if w.gpu == gpu])
 
 
-def identify(runs: Runs, latency_s: float, replay: Replay | None = None) -> Model:
+def identify(
+    runs: Runs,
+    latency_s: float,
+    replay: Replay | None = None,
+    clocks: npt.NDArray[np.int64] | None = None,
+) -> Model:
     """What the runs say about a workload.
 
     Args:
         latency_s: the switching latency of its GPU.
         replay: of the workload, if there is one already.
+        clocks: ascending, MHz; default: from the lowest to the highest that the runs had.
     """
     replay = replay or Replay(runs.workload)
-    times = find_times(runs, latency_s)
+    times = find_times(runs, latency_s, clocks)
     overheads = find_overheads(runs, replay)
     nothing = Overheads(0.0, 0.0, 0.0, 0.0)
     short = [
@@ -92,28 +98,25 @@ def identify(runs: Runs, latency_s: float, replay: Replay | None = None) -> Mode
     return Model(runs.workload, times, powers, overheads, spread, (short[0], short[1]))
 
 
-def workload_profile(
-    model: Model, latency: SwitchLatency, runs: int, clocks: npt.NDArray[np.int64] | None = None
-) -> Profile:
+def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile:
     """The profile, with a row for each clock from the lowest to the highest that runs had.
 
     Args:
         latency: of the GPU.
         runs: how many the model is from.
-        clocks: write these only; default: all.
     """
-    workload, times = model.workload, model.times
-    wanted = times.clocks_mhz if clocks is None else clocks
+    workload, clocks = model.workload, model.times.clocks_mhz
     rows: list[tuple[Any, ...]] = []
     for stage in range(workload.num_stages):
         for kind, instruction in enumerate(INSTRUCTIONS):
-            for clock in sorted(wanted.tolist(), reverse=True):
+            for clock in reversed(clocks.tolist()):
                 rows.append(_row(model, stage, kind, instruction, clock))
         overheads = model.overheads
-        for instruction, seconds in (("load", overheads.load_s), ("optimizer", overheads.once_s)):
+        constant = (("load", overheads.load_s), ("optimizer", overheads.optimizer_s))
+        for instruction, seconds in constant:
             energy = _digits(seconds * workload.waiting_w)
             rows.append((stage, instruction, 0, _digits(seconds), energy, "", "", "", "identified"))
-        highest = int(wanted.max())
+        highest = int(clocks[-1])
         rows.append((stage, BLOCKING, highest, 1.0, workload.waiting_w, "", "", "", "measured"))
     return Profile.from_rows(
         rows,
@@ -209,8 +212,8 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
                 "that it moves; runs with one number of microbatches cannot tell it from load"
             )
             + (
-                f". With it {1000 * overheads.stall_s:.3g} ms: the mean of rare stalls of some 2 s"
-                if overheads.stall_s
+                ". Stalls of the loader (2 s in one of 18 iterations of every second run) are not in it"
+                if workload.loads_images
                 else ""
             ),
             "p2p_latency": _transfers(model),
