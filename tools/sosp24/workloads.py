@@ -212,7 +212,8 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
                 "that it moves; runs with one number of microbatches cannot tell it from load"
             )
             + (
-                ". Stalls of the loader (2 s in one of 18 iterations of every second run) are not in it"
+                ". Stalls of the loader (2 s in one of 18 iterations of every second run) are left "
+                "out"
                 if workload.loads_images
                 else ""
             ),
