@@ -79,7 +79,7 @@ class Job:
     """The part of plan.json's `job` that describes a pipeline.
 
     Attributes:
-        p2p_latency: in seconds.
+        p2p_latency: in seconds; a list has one for each pair of neighbouring stages.
         forwards_ahead, extras: as the job has them, not yet checked; None where it has none.
         dag: None for a schedule.
     """
@@ -88,7 +88,7 @@ class Job:
     num_stages: int
     num_microbatches: int
     num_chunks: int
-    p2p_latency: float
+    p2p_latency: float | list[float]
     forwards_ahead: Any
     extras: Any
     dag: Dag | None
@@ -293,11 +293,12 @@ def parse_job(job: object) -> Job:
     dag = parse_dag(job["dag"]) if schedule == DAG_SCHEDULE else None
     if dag is not None:
         _refuse_contradiction(job, dag)
+    stages = whole_number(job.get("stages"), "job: stages", least=1)
     p2p_latency = job.get("p2p_latency_s", 0.0)
-    latency_ns(p2p_latency, "job: p2p_latency_s")
+    transfer_ns(p2p_latency, "job: p2p_latency_s", stages)
     return Job(
         schedule,
-        whole_number(job.get("stages"), "job: stages", least=1),
+        stages,
         whole_number(job.get("microbatches"), "job: microbatches", least=1),
         whole_number(job.get("chunks", traits(schedule).chunks), "job: chunks", least=1),
         p2p_latency,
@@ -305,6 +306,22 @@ def parse_job(job: object) -> Job:
         job.get("extras"),
         dag,
     )
+
+
+def transfer_ns(value: object, what: str, num_stages: int) -> int | tuple[int, ...]:
+    """A latency in seconds, or one for each pair of neighbouring stages, in whole nanoseconds.
+
+    Raises:
+        InputError: as for latency_ns, or there are not num_stages - 1 of them.
+    """
+    if not isinstance(value, list | tuple):
+        return latency_ns(value, what)
+    if len(value) != num_stages - 1 or not value:
+        raise InputError(
+            f"{what} must be one number, or a list of {num_stages - 1}, one for each pair of "
+            "neighbouring stages"
+        )
+    return tuple(latency_ns(one, f"{what}[{k}]") for k, one in enumerate(value))
 
 
 def _refuse_contradiction(job: dict[str, Any], dag: Dag) -> None:

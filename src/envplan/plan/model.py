@@ -70,7 +70,9 @@ class Job(Model):
     stages: Count
     microbatches: Count
     chunks: Count
-    p2p_latency_s: Seconds
+    p2p_latency_s: Seconds | list[Seconds] = Field(
+        description="of a transfer; a list has one for each pair of neighbouring stages"
+    )
     forwards_ahead: list[Index] | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )

@@ -1,0 +1,165 @@
+"""Noise in measured tables: when it is clear, and what it does to plans.
+
+    python -m tools.sosp24 noise [PROFILE ...]
+
+Physics gives a table two shapes. Over rising clocks the time of an operation never rises, and its
+cost, energy less what the GPU would draw if it waited as long, falls to one valley and then rises.
+A planner works on the lower hull of cost over time, so it picks out exactly the rows that are too
+fast or too cheap by chance. Worst is the top of an A40: under the power limit neither clock nor
+time change anything any more, one row is 1% too fast, the hull ends there, and every critical
+operation would have to lie between that row and the next, where there is nothing.
+
+**The rule.** A step from one clock to the next is wrong if time rises or cost goes away from the
+valley by more than rounding. One wrong step may be true. Noise is clear where most tables of a
+profile have two or more: modelled tables and those that are rounded have none, tables identified
+from many runs have them here and there, and raw measurements of a sweep have them everywhere.
+
+**The remedy.** Making time monotone and cost one-valleyed is not enough: what remains are plateaus
+and jumps, and gaps stay at 0.2 to 0.8%. The remedy is the nearest curve of the stronger shape that
+`envplan profile smooth` fits: convex time over the clock and convex energy over time, in
+logarithms, by least absolute deviations, so that an outlier moves nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from envplan import Pipeline, Profile, trace_frontier
+from envplan.plan import option_tables
+from envplan.profile import BLOCKING, OptionTable
+from envplan.profiling.smoothing import smooth_curve
+
+__all__ = ["Effect", "effect", "noise_is_clear", "smoothed", "wrong_steps"]
+
+FloatArray = npt.NDArray[np.float64]
+
+#: A step against the shape by less than this part may come from rounding.
+_ROUNDING: Final = 2e-4
+#: So many wrong steps of a table are no accident.
+_FEWEST: Final = 2
+
+
+def wrong_steps(
+    clocks: FloatArray, times: FloatArray, energies: FloatArray, waiting_w: float
+) -> int:
+    """How many steps of one operation's table go against physics.
+
+    Args:
+        clocks: MHz, all different, (n).
+        times: s, (n).
+        energies: J, (n).
+        waiting_w: power of the waiting GPU.
+    """
+    rising = np.argsort(clocks)
+    time, energy = times[rising], energies[rising]
+    slower = np.diff(time) / time[1:] > _ROUNDING
+    cost = energy - waiting_w * time
+    valley = int(cost.argmin())
+    change = np.diff(cost) / energy[1:]
+    away = np.concatenate([change[:valley] > _ROUNDING, change[valley:] < -_ROUNDING])
+    return int((slower | away).sum())
+
+
+def noise_is_clear(profile: Profile) -> bool:
+    """Whether most of a profile's tables with several clocks have steps against physics."""
+    steps = [
+        wrong_steps(*_arrays(table), _waiting(profile)[table.stage]) for table in _tables(profile)
+    ]
+    return bool(steps) and float(np.median(steps)) >= _FEWEST
+
+
+def smoothed(profile: Profile) -> Profile:
+    """The profile with the noise taken out of each table with several clocks."""
+    rows: list[tuple[Any, ...]] = []
+    for table in _tables(profile):
+        clocks, times, energies = _arrays(table)
+        smooth = smooth_curve(clocks.tolist(), times.tolist(), energies.tolist())
+        values = zip(clocks.astype(int).tolist(), *(one.tolist() for one in smooth), strict=True)
+        rows += [(table.stage, table.instruction, *one) for one in values]
+    top = max(row[2] for row in rows)
+    rows += [(stage, BLOCKING, top, 1.0, power) for stage, power in enumerate(_waiting(profile))]
+    return Profile.from_rows(rows, name=profile.name, metadata=profile.metadata)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What noise does to a plan.
+
+    Attributes:
+        microbatches: of the job.
+        slowdown: asked for, as a fraction.
+        raw, smooth: certified gaps of plans made from the raw and from the smoothed tables.
+        late: how much longer than it promises the smoothed plan takes on the raw tables; negative:
+            shorter. A fraction.
+        dearer: likewise, its energy.
+    """
+
+    microbatches: int
+    slowdown: float
+    raw: float
+    smooth: float
+    late: float
+    dearer: float
+
+
+def effect(
+    profile: Profile, microbatches: Sequence[int], slowdowns: Sequence[float]
+) -> Iterator[Effect]:
+    """What the noise of a profile with one stage a rank does to its plans under 1F1B."""
+    calm = smoothed(profile)
+    for count in microbatches:
+        pipeline = Pipeline("1f1b", profile.num_stages, count)
+        raw, smooth = trace_frontier(pipeline, profile), trace_frontier(pipeline, calm)
+        for slowdown in slowdowns:
+            plan = smooth.plan(slowdown=slowdown)
+            time, energy = _replayed(pipeline, profile, plan.frequencies)
+            yield Effect(
+                count,
+                slowdown,
+                raw.plan(slowdown=slowdown).gap,
+                plan.gap,
+                time / plan.iteration_time - 1,
+                energy / (plan.energy / plan.job.num_gpus) - 1,
+            )
+
+
+def _replayed(
+    pipeline: Pipeline, profile: Profile, clocks: Sequence[Sequence[int]]
+) -> tuple[float, float]:
+    """Iteration time (s) and energy (J, one GPU a stage) of a plan's clocks with a profile."""
+    asked = np.array([clock for stage in clocks for clock in stage])
+    tables = option_tables(pipeline, profile)
+    rows = [
+        int(np.flatnonzero(table.frequency_mhz == clock)[0])
+        for table, clock in zip(tables, asked.tolist(), strict=True)
+    ]
+    time = np.array([int(table.time_ns[row]) for table, row in zip(tables, rows, strict=True)])
+    energy = sum(int(table.energy_fj[row]) for table, row in zip(tables, rows, strict=True)) * 1e-15
+    makespan = pipeline.earliest_starts(time)[1]
+    stage = np.array([op.stage for op in pipeline.operations])
+    for which, power in enumerate(_waiting(profile)):
+        energy += power * (makespan - int(time[stage == which].sum())) * 1e-9
+    return makespan * 1e-9, energy
+
+
+def _tables(profile: Profile) -> list[OptionTable]:
+    stages = range(profile.num_stages)
+    tables = [
+        profile.table(s, i) for s in stages for i in profile.instructions if profile.has(s, i)
+    ]
+    return [table for table in tables if len(table) >= 3 and table.frequency_mhz.all()]
+
+
+def _arrays(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Clocks (MHz), times (s) and energies (J) of a table."""
+    return table.frequency_mhz.astype(float), table.time_ns * 1e-9, table.energy_fj * 1e-15
+
+
+def _waiting(profile: Profile) -> Sequence[float]:
+    assert profile.blocking_power_w is not None
+    return profile.blocking_power_w
