@@ -188,6 +188,21 @@ def test_close_does_not_wait_for_a_driver_that_hangs(
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
 
 
+def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "_CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard_module, "_KILL_TIMEOUT_S", PATIENCE_S)
+    fake_nvml.gpu(0).lock_delay_ns = 50_000_000
+    guard = Guard.start("nvml", 0, every_request=True)
+    for k in range(300):
+        guard.request(300 + 15 * (k % 90))
+    guard.close()
+    assert guard.problems() == []
+    assert fake_nvml.locked() is None
+    assert len(fake_nvml.clock_changes()) < 100
+
+
 def test_owner_of_a_killed_guard_does_not_wait_for_a_driver_that_hangs(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,7 +540,7 @@ def test_a_guard_whose_process_cannot_be_made_is_refused_in_a_line(
 def test_what_else_is_printed_in_the_guard_is_passed_over(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('welcome'); print(7)")
+    (tmp_path / "sitecustomize.py").write_text("print('welcome'); print(7, end='', flush=True)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Guard.start("nvml", 0) as guard:
         guard.request(1005)
