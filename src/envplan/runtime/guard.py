@@ -248,6 +248,8 @@ class Guard:
         """
         if os.getpid() == self._owner:
             self._end(asked=True)
+            # Not by `_watch`: a request on its way would go to whatever gets its number next.
+            self._requests.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -291,12 +293,17 @@ class Guard:
                     self._requests.send(_REQUEST.pack(0, 0, _CLOSE), socket.MSG_NOSIGNAL)
                 self._requests.close()
                 self._process.send_signal(signal.SIGCONT)  # it may be stopped
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(_CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.terminate()  # for one that has much to read yet
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_KILL_TIMEOUT_S)
             with self._lock:
                 with suppress(OSError):
                     self._read_reports()
-                _close_ends(self._process, self._requests)
+                assert self._process.stdout is not None
+                self._process.stdout.close()
             problem = self._unrestored()
             if not asked:
                 self._say(
@@ -548,9 +555,9 @@ class _GuardProcess:
 
 
 def _report(**line: Any) -> None:
-    """A line to the owner, unless it is gone or has left the pipe full."""
+    """A line of its own to the owner, unless it is gone or has left the pipe full."""
     with suppress(OSError):
-        os.write(1, json.dumps(line).encode() + b"\n")
+        os.write(1, b"\n" + json.dumps(line).encode() + b"\n")
 
 
 def _main(arguments: Sequence[str]) -> int:
