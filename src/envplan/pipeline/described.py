@@ -43,20 +43,28 @@ def described_pipeline(
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:
         raise InputError(
-            f"profile {profile.name} does not say how many microbatches an iteration has"
+            "how many microbatches has an iteration? Give --microbatches M (profile "
+            f"{profile.name} does not say)"
         )
     stages = profile.num_stages // chunks
-    if stages * chunks != profile.num_stages or job.num_stages not in (None, stages):
+    if stages * chunks != profile.num_stages or job.stages not in (None, stages):
         raise InputError(
             f"profile {profile.name} has {profile.num_stages} stages, which are not "
-            f"{job.num_stages or 'any number of'} pipeline stages of {chunks} chunks each"
+            f"{job.stages or 'any number of'} pipeline stages of {chunks} chunks each"
         )
     return Pipeline(
         schedule,
         num_stages=stages,
         num_microbatches=microbatches,
         num_chunks=chunks,
-        p2p_latency=job.p2p_latency_s if p2p_latency is None else p2p_latency,
+        p2p_latency=_transfers(job.p2p_latency_s, stages) if p2p_latency is None else p2p_latency,
         forwards_ahead=forwards_ahead,
         extras=job.extras if extras is None else extras,
     )
+
+
+def _transfers(latency_s: float | list[float], stages: int) -> float | list[float]:
+    """What transfers take; where the stages are others than those described, the longest."""
+    if isinstance(latency_s, list) and len(latency_s) != stages - 1:
+        return max(latency_s)
+    return latency_s
