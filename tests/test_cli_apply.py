@@ -211,7 +211,7 @@ def test_a_plan_for_one_replica_is_applied_to_as_many_as_there_are(folder: Path)
     )
     assert app._run(["apply", "-q", "--tp", "2", "--cp", "2", "--dp", "3"]) == 0
     many = FrequencyPlan.load("run.freqplan.json")
-    assert [len(many.layout.topology().ranks_of(stage)) for stage in (0, 1)] == [12, 12]
+    assert [len(many.layout.ranks_of(stage)) for stage in (0, 1)] == [12, 12]
     assert many.energy_j == pytest.approx(12 * one.energy_j, rel=1e-12)
     # The plan's own energy is shown for as many GPUs: nothing has changed.
     rows = envplan("apply", "--dp", "3", cwd=folder).out.splitlines()

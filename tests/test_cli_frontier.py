@@ -12,10 +12,10 @@ from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.cli.frontier import evenly
 from envplan.cli.output import print_table
-from envplan.frontier import trace_frontier
 from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
+from envplan.solve import trace_frontier
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
@@ -186,15 +186,15 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         (HEADER, ["no rows"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,inf", ["profile.csv:4", "column energy"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "not above 0"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "is below 1e-09"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,-0.1,10", [":4", "column time"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,-1", [":4", "column energy", "negative"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "overflows"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "overflows"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "overflows"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "above 1e+09"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "above 9000"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "not finite"]),
     ],
 )
 def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words: list[str]) -> None:
@@ -211,7 +211,7 @@ def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words:
         (["-m", "0"], ["--microbatches", "0"]),
         (["-m", "-3"], ["--microbatches", "-3"]),
         (["-m", "99999999"], ["operations", "at most"]),
-        (["--chunks", "3"], ["--chunks 3", "does not divide"]),
+        (["--chunks", "3"], ["3 chunks", "does not divide"]),
         (["--chunks", "2", "--schedule", "1f1b"], ["one model chunk", "interleaved"]),
         (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved"]),
         (["--blocking-power", "nan"], ["--blocking-power"]),

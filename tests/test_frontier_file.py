@@ -26,7 +26,9 @@ def frontier(profile: Profile) -> Frontier:
 
 @pytest.fixture
 def file(frontier: Frontier, tmp_path: Path) -> FrontierFile:
-    FrontierFile.of(frontier, distinct(frontier.sample_plans(9))).save(tmp_path / "frontier.json")
+    FrontierFile.from_plans(frontier, distinct(frontier.sample_plans(9))).save(
+        tmp_path / "frontier.json"
+    )
     return FrontierFile.load(tmp_path / "frontier.json")
 
 

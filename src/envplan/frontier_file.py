@@ -16,51 +16,57 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from envplan._documents import first_problem, parse_document, read_json, readable_json
-from envplan._files import atomic_write, decimal, decoded, read_bounded
+from envplan._documents import parse_document, read_json, readable_json
+from envplan._files import atomic_write
 from envplan._model import Model
+from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import (
+    PLAN_SCHEMA,
     Baseline,
     Job,
-    JobSetup,
     Plan,
     ProfileReference,
-    Target,
+    Rung,
     as_referenced,
-    build_plan,
     check_reference,
     find_profile,
+    problem_of,
+    rung_rows,
+    target_of,
 )
-from envplan.profile import Profile
-from envplan.replay import Problem, Replay
+from envplan.plan.build import planned_operations, predict
 from envplan.request import Request
-from envplan.solve import Frontier
-from envplan.units import fj_from_j, j_from_fj, s_from_ns
+from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
-MAX_CSV_BYTES: Final = 256 * 2**20
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+    from envplan.replay import Problem, Replay
+    from envplan.solve import Frontier
+
 FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
 _TOLERANCE: Final = 1e-9
 
-Positive = Annotated[float, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Row(Model):
     """A discrete plan on the frontier, over all GPUs; one row of the CSV."""
 
-    iteration_time_s: Positive
-    energy_j: Positive
-    lower_bound_j: Positive
-    gap: float
-    average_power_w: Positive
-    slowdown_percent: float
-    savings_percent: float
+    iteration_time_s: Positive = Field(description="seconds")
+    energy_j: Positive = Field(description="joules")
+    lower_bound_j: Positive = Field(description="joules")
+    gap: Finite = Field(description="energy_j / lower_bound_j - 1")
+    average_power_w: Positive = Field(description="watts")
+    slowdown_percent: Finite = Field(description="percent of maximum frequency's time")
+    savings_percent: Finite = Field(description="percent of maximum frequency's energy")
 
 
 COLUMNS: Final = tuple(Row.model_fields)
@@ -84,7 +90,7 @@ class StoredPlan(Row):
     )
 
     @classmethod
-    def from_plan(cls, plan: Plan) -> Self:
+    def storing(cls, plan: Plan) -> Self:
         rung = plan.as_rung()
         return cls(
             iteration_time_s=plan.iteration_time,
@@ -117,7 +123,7 @@ class FrontierFile(Model):
     breakpoints: Breakpoints
 
     @classmethod
-    def from_plans(cls, frontier: Frontier, plans: list[Plan]) -> Self:
+    def from_plans(cls, frontier: Frontier, plans: Sequence[Plan]) -> Self:
         """The file of a frontier and some of its plans, by ascending time."""
         return cls(
             schema=FRONTIER_SCHEMA,
@@ -126,7 +132,7 @@ class FrontierFile(Model):
             t_min_s=frontier.min_time,
             t_star_s=frontier.min_energy_time,
             baseline=plans[0].predicted.baseline,
-            plans=[StoredPlan.from_plan(plan) for plan in plans],
+            plans=[StoredPlan.storing(plan) for plan in plans],
             breakpoints=Breakpoints(
                 iteration_time_s=frontier.times.tolist(), energy_j=frontier.energies.tolist()
             ),
@@ -205,30 +211,37 @@ class FrontierFile(Model):
         row = self.row_for(target_time)
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
-        setup = JobSetup(self.job, as_referenced(self.profile, source))
+        replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)), source)
+        request = Request.asking(target_time)
         deadline = min(target_time, self.t_star_s)
-        return build_plan(
-            setup,
-            _replayed(row, setup.problem),
-            target=Target(kind="time", time_s=target_time, deadline_s=deadline),
-            bound_fj=fj_from_j(self.energy_at(deadline)) // setup.num_gpus,
-            request=Request.asking(target_time),
+        bound_fj, gpus = fj_from_j(self.energy_at(deadline)), self.job.num_gpus
+        return Plan(
+            schema=PLAN_SCHEMA,
+            planner="frontier",
+            job=self.job,
+            profile=self.profile,
+            target=target_of(request, ns_from_s_floor(deadline)),
+            predicted=predict(replay, bound_fj, "relaxation", self.baseline, gpus),
+            stages=planned_operations(replay),
+            request=request,
         )
 
 
-def _replayed(row: StoredPlan, problem: Problem) -> Replay:
-    """The replay of a stored plan's clocks.
+def _replayed(row: StoredPlan, problem: Problem, profile: Profile) -> Replay:
+    """The replay of a stored plan.
 
     Raises:
-        InputError: the plan has none, or one that is not in the profile.
+        InputError: it has no clocks, or some that do not fit the job.
     """
     if row.frequencies_mhz is None:
         raise InputError("has plans without clocks; trace it again with this version of envplan")
-    mhz = [mhz for stage in row.frequencies_mhz for mhz in stage]
-    configs = [c for stage in row.configs or [] for c in stage] or [""] * len(mhz)
-    if not len(mhz) == len(configs) == len(problem.table):
-        raise InputError("has a plan without one clock for every operation")
-    return problem.replay(problem.rows_at(list(zip(mhz, configs, strict=True))))
+    rung = Rung(
+        iteration_time_s=row.iteration_time_s,
+        energy_j=row.energy_j,
+        frequencies_mhz=row.frequencies_mhz,
+        configs=row.configs,
+    )
+    return problem.replay(rung_rows("a plan", rung, problem, profile))
 
 
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
@@ -244,27 +257,9 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a frontier CSV.
 
     Raises:
-        InputError: it cannot be read or is not one; says the line.
+        InputError: it cannot be read or is not one; says line and column.
     """
-    try:
-        text = decoded(read_bounded(path, MAX_CSV_BYTES), path)
-        lines = list(csv.reader(io.StringIO(text)))
-    except csv.Error as error:
-        raise InputError(f"cannot be read as CSV ({error})", path=path) from None
-    if not lines or tuple(lines[0]) != COLUMNS:
-        raise InputError(f"the header must be {','.join(COLUMNS)}", path=path, line=1)
-    rows = []
-    for number, cells in enumerate(lines[1:], start=2):
-        try:
-            values = dict(zip(COLUMNS, map(decimal, cells), strict=True))
-            rows.append(Row.model_validate(values))
-        except ValidationError as error:
-            raise InputError(first_problem(error, "frontier"), path=path, line=number) from None
-        except ValueError:
-            raise InputError(f"must hold {len(COLUMNS)} numbers", path=path, line=number) from None
-    if not rows:
-        raise InputError("has a header but no rows", path=path)
-    return rows
+    return list(read_table(path, Row, kind="a frontier").rows())
 
 
 def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
@@ -348,13 +343,12 @@ def check_curve(file: FrontierFile, frontier: Frontier, path: Path) -> list[str]
 def _check_clocks(row: StoredPlan, frontier: Frontier, name: str, path: Path) -> None:
     """That a plan's clocks take the time and the energy stated, to the nanosecond."""
     try:
-        replay = _replayed(row, frontier.problem)
+        replay = _replayed(row, frontier.problem, frontier.profile)
     except InputError as error:
         raise InputError(f"{name}: {error.message}", path=path) from None
-    energy_j = j_from_fj(replay.energy_fj * frontier.num_gpus)
     for field, stated, right in (
         ("iteration_time_s", row.iteration_time_s, s_from_ns(replay.makespan_ns)),
-        ("energy_j", row.energy_j, energy_j),
+        ("energy_j", row.energy_j, j_from_fj(replay.energy_fj * frontier.num_gpus)),
     ):
         if stated != right:
             raise InputError(f"{name}: {field} is {stated!r}; its clocks take {right!r}", path=path)

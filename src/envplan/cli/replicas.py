@@ -109,30 +109,15 @@ def solve_replicas(
 
 
 def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool) -> list[Frontier]:
-    from envplan.cli.output import progress_bar
-    from envplan.solve import trace_frontier
-
     profile, pipeline = job.load()
     instructions = {op.instruction for op in pipeline.operations}
-    replicas: list[tuple[Profile, int]] = [(profile, job.dp or 1)]
+    replicas = [(profile, job.replicas(profile))]
     for name, count in kinds:
         other = open_profile(name).fitted(instructions, recompute=job.recompute)
         replicas.append((other, count))
-    frontiers = []
-    for other, count in replicas:
-        with progress_bar(f"Tracing the frontier of {other.name}", quiet=quiet) as progress:
-            frontiers.append(
-                trace_frontier(
-                    pipeline,
-                    other,
-                    blocking_power=job.blocking_power,
-                    gpus_per_stage=job.gpus_per_stage(profile),
-                    replicas=count,
-                    full=True,
-                    progress=progress,
-                )
-            )
-    return frontiers
+    return [
+        job.trace_with(other, pipeline, count, quiet=quiet, full=True) for other, count in replicas
+    ]
 
 
 def _print_planned(

@@ -22,11 +22,20 @@ from envplan.enforce.freqplan import (
 )
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
+from envplan.limits import HoldsWithProbability, Setting
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, as_referenced, check_operations, check_reference
+from envplan.plan import (
+    Plan,
+    as_referenced,
+    check_operations,
+    check_reference,
+    machine_of,
+    problem_of,
+    rung_rows,
+)
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.units import ns_from_s_floor, s_from_ns
+from envplan.units import s_from_ns
 
 __all__ = ["apply_plan"]
 
@@ -63,30 +72,31 @@ def apply_plan(
     """
     check_reference(plan.profile, profile, force)
     profile = as_referenced(plan.profile, profile)
-    pipeline = plan.job.pipeline()
+    problem = problem_of(plan.job, profile)
+    pipeline = problem.pipeline
     check_operations(plan, pipeline)
     _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
-    fitter = Fitter(plan, profile, gpus, _num_gpus(plan, topology))
-    configs = [[operation.config for operation in stage] for stage in plan.stages]
-    planned = fitter.planned(plan.frequencies, configs, "the plan")
+    fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology))
+    planned = fitter.planned(rung_rows("the plan", plan.as_rung(), problem, profile))
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
     applied = supported = fitter.supported(planned)
     dwell = None
     if min_dwell is not None:
         applied, dwell = fitter.lasting(supported, min_dwell)
-    priced = fitter.replay(applied)
+    replay = fitter.replay(applied)
+    setting = Setting(fitter.num_gpus, plan.target.deadline_ns, profile)
     if not force:
         # Where clocks come late, an operation that is over sooner may make a later one slower.
         advice = "plan again, from a profile of this GPU and with solve's own --min-dwell"
-        _check_deadline(priced, plan, advice)
-        if broken := fitter.broken_limit(plan, applied, priced):
+        _check_deadline(replay, plan, advice)
+        if broken := _broken_limit(plan, replay, setting):
             raise InputError(
                 f"with clocks raised to those the GPU has, or for --min-dwell, {broken}; plan "
                 "again from a profile of clocks that the GPU has"
             )
-    rungs = _rungs(plan, fitter, min_dwell, priced) if ladder else None
+    rungs = _rungs(plan, fitter, min_dwell, replay, setting) if ladder else None
     alike = len(set(gpus)) == 1
     return FrequencyPlan(
         schema=FREQPLAN_SCHEMA,
@@ -99,11 +109,11 @@ def apply_plan(
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
-        iteration_time_s=s_from_ns(priced.makespan_ns),
-        energy_j=fitter.joules(priced.energy_fj),
+        iteration_time_s=s_from_ns(replay.makespan_ns),
+        energy_j=fitter.joules(replay.energy_fj),
         raised=fitter.raised(planned, supported),
         dwell=dwell,
-        ranks=_ranks(topology, pipeline, applied, configs, rungs or [], devices),
+        ranks=_ranks(plan, topology, applied, rungs or [], devices),
         ladder=rungs,
     )
 
@@ -140,40 +150,52 @@ def _refuse_too_large(topology: Topology, pipeline: Pipeline) -> None:
         )
 
 
-def _check_deadline(priced: Replay, plan: Plan, advice: str) -> None:
-    deadline_s = plan.target.deadline_s
-    if priced.makespan_ns > ns_from_s_floor(deadline_s):
+def _check_deadline(replay: Replay, plan: Plan, advice: str) -> None:
+    target = plan.target
+    if replay.makespan_ns > target.deadline_ns:
         raise InputError(
-            f"replayed, the plan takes {s_from_ns(priced.makespan_ns)!r} s, more than its deadline "
-            f"of {deadline_s!r} s; {advice}"
+            f"replayed, the plan takes {s_from_ns(replay.makespan_ns)!r} s, more than its deadline "
+            f"of {target.deadline_s!r} s; {advice}"
         )
 
 
+def _broken_limit(plan: Plan, replay: Replay, setting: Setting) -> str | None:
+    """How a replay breaks one of a plan's limits, in words; None if it keeps all.
+
+    Where operations end no later, the probability that a plan holds is no less.
+    """
+    for limit in plan.request.limits:
+        if not isinstance(limit, HoldsWithProbability) and limit.excess(replay, setting):
+            return limit.broken(replay, setting)
+    return None
+
+
 def _rungs(
-    plan: Plan, fitter: Fitter, min_dwell: float | None, fastest: Replay
+    plan: Plan, fitter: Fitter, min_dwell: float | None, fastest: Replay, setting: Setting
 ) -> list[LadderRung] | None:
     """The plan's ladder with clocks the GPU has, without rungs that no longer save anything or
     keep to the plan's limits."""
     if plan.ladder is None:
         return None
     rungs: list[LadderRung] = []
-    last_ns, least_fj = fastest.makespan_ns, fitter.above_waiting_fj(fastest)
+    last = fastest
     for n, rung in enumerate(plan.ladder):
-        configs = rung.configs or [[""] * len(stage) for stage in rung.frequencies_mhz]
-        choice = fitter.supported(fitter.planned(rung.frequencies_mhz, configs, f"ladder[{n}]"))
+        rows = rung_rows(f"ladder[{n}]", rung, fitter.problem, setting.profile)
+        choice = fitter.supported(fitter.planned(rows))
         if min_dwell is not None:
             choice, _ = fitter.lasting(choice, min_dwell)
-        priced = fitter.replay(choice)
-        above_fj = fitter.above_waiting_fj(priced)
-        if priced.makespan_ns <= last_ns or above_fj >= least_fj:
+        replay = fitter.replay(choice)
+        # It uses less until any time after both.
+        saves = replay.energy_until(0) < last.energy_until(0)
+        if replay.makespan_ns <= last.makespan_ns or not saves:
             continue
-        if fitter.broken_limit(plan, choice, priced):
+        if any(limit.is_local and limit.excess(replay, setting) for limit in plan.request.limits):
             continue
-        last_ns, least_fj = priced.makespan_ns, above_fj
+        last = replay
         rungs.append(
             LadderRung(
-                iteration_time_s=s_from_ns(last_ns),
-                energy_j=fitter.joules(priced.energy_fj),
+                iteration_time_s=s_from_ns(replay.makespan_ns),
+                energy_j=fitter.joules(replay.energy_fj),
                 frequencies_mhz=[choice.mhz[first:last] for first, last in fitter.stages],
                 configs=rung.configs,
             )
@@ -182,21 +204,22 @@ def _rungs(
 
 
 def _ranks(
+    plan: Plan,
     topology: Topology,
-    pipeline: Pipeline,
     applied: Choice,
-    configs: Sequence[list[str]],
     rungs: Sequence[LadderRung],
     devices: Sequence[int],
 ) -> list[RankPlan]:
-    operations: list[list[tuple[str, int, int, int]]] = [[] for _ in range(topology.stages)]
-    for op, mhz in zip(pipeline.operations, applied.mhz, strict=True):
-        operations[op.stage].append((op.instruction, op.microbatch, op.chunk, mhz))
+    mhz = iter(applied.mhz)
+    operations = [
+        [(op.instruction, op.microbatch, op.chunk, next(mhz)) for op in stage]
+        for stage in plan.stages
+    ]
     clocks = [
         {operation[3] for operation in stage}.union(*(r.frequencies_mhz[s] for r in rungs)) - {0}
         for s, stage in enumerate(operations)
     ]
-    named = any(any(stage) for stage in configs)
+    configs = plan.as_rung().configs
     stages = [topology.stage_of(rank) for rank in range(topology.world_size)]
     return [
         RankPlan(
@@ -205,7 +228,7 @@ def _ranks(
             device=devices[rank % len(devices)],
             clocks_mhz=sorted(clocks[stage]),
             operations=operations[stage],
-            configs=configs[stage] if named else None,
+            configs=None if configs is None else configs[stage],
         )
         for rank, stage in enumerate(stages)
     ]

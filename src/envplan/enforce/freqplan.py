@@ -17,18 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import Field, Strict
 
 from envplan._documents import (
     MAX_DOCUMENT_BYTES,
-    first_problem,
     json_schema,
+    parse_document,
     read_json,
     readable_json,
 )
 from envplan._files import atomic_write, read_bounded
+from envplan._model import Model
 from envplan.enforce.topology import Topology
-from envplan.errors import InputError, shown
+from envplan.errors import InputError
 
 __all__ = [
     "CSV_COLUMNS",
@@ -75,11 +76,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class StageClocks(_Model):
+class StageClocks(Model):
     """The GPU of one stage, where stages run on different ones; as the fields of FrequencyPlan."""
 
     gpu: str | None = None
@@ -87,7 +84,7 @@ class StageClocks(_Model):
     supported_clocks_mhz: list[Megahertz]
 
 
-class RaisedClock(_Model):
+class RaisedClock(Model):
     """Operations whose planned clock the GPU does not have, and the clock they got instead."""
 
     stage: Index
@@ -101,7 +98,7 @@ class RaisedClock(_Model):
     )
 
 
-class Dwell(_Model):
+class Dwell(Model):
     """What it took to keep every clock for a while."""
 
     min_dwell_s: Seconds
@@ -112,7 +109,7 @@ class Dwell(_Model):
     changes_too_fast: Index = Field(description="those that still come sooner than min_dwell_s")
 
 
-class RankPlan(_Model):
+class RankPlan(Model):
     """One rank's part.
 
     Attributes:
@@ -139,7 +136,7 @@ class RankPlan(_Model):
         return [operation[3] for operation in self.operations]
 
 
-class LadderRung(_Model):
+class LadderRung(Model):
     """Slower clocks for the same operations, for when a straggler makes everyone wait.
 
     Attributes:
@@ -155,7 +152,7 @@ class LadderRung(_Model):
     configs: list[list[str]] | None = None
 
 
-class FrequencyPlan(_Model):
+class FrequencyPlan(Model):
     """What every rank sets its clock to, checked.
 
     Attributes:
@@ -341,17 +338,9 @@ class FrequencyPlan(_Model):
         Raises:
             InputError: as for load.
         """
-        found = document.get("schema") if isinstance(document, dict) else None
-        if found != FREQPLAN_SCHEMA:
-            raise InputError(
-                f'is not a frequency plan that can be used: its schema must be "{FREQPLAN_SCHEMA}",'
-                f" not {shown(found)}; make it with envplan apply",
-                path=path,
-            )
-        try:
-            read = cls.model_validate(document)
-        except ValidationError as error:
-            raise InputError(first_problem(error, "frequency plan"), path=path) from None
+        read = parse_document(
+            document, cls, kind="frequency plan", schema=FREQPLAN_SCHEMA, path=path
+        )
         try:
             read.check()
         except InputError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from envplan._model import Model
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 _MOST_NAMED: Final = 8
 
 
-class Topology(BaseModel):
+class Topology(Model):
     """How a job's ranks are laid out over the dimensions it is parallel in.
 
     Attributes:
@@ -33,8 +34,6 @@ class Topology(BaseModel):
         rank_order: names of the dimensions joined by "-", that of neighbouring ranks first, as
             Megatron-LM's `order`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     stages: _Size
     tp: _Size

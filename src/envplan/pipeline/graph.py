@@ -198,15 +198,15 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read = formats.parse_job(job)
-        if read.dag is not None:
-            return cls._from_dag(read.dag)
+        read, dag = formats.parse_job(job)
+        if dag is not None:
+            return cls._from_dag(dag)
         return cls(
             read.schedule,
-            read.num_stages,
-            read.num_microbatches,
+            read.stages,
+            read.microbatches,
             num_chunks=read.num_chunks,
-            p2p_latency=read.p2p_latency,
+            p2p_latency=read.p2p_latency_s,
             forwards_ahead=read.forwards_ahead,
             extras=read.extras,
         )

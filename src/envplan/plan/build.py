@@ -95,7 +95,7 @@ def build_plan(
         profile=_reference(setup.profile),
         target=target,
         predicted=predict(replay, bound_fj, bound, baseline(setup.problem, gpus), gpus),
-        stages=_planned(replay),
+        stages=planned_operations(replay),
         request=request,
     )
 
@@ -248,7 +248,8 @@ def with_ladder(plan: Plan, slower: Sequence[Plan]) -> Plan:
     return plan.model_copy(update={"ladder": rungs})
 
 
-def _planned(replay: Replay) -> list[list[PlannedOperation]]:
+def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:
+    """For each stage its operations as plan.json lists them."""
     problem = replay.problem
     stages: list[list[PlannedOperation]] = [[] for _ in range(problem.pipeline.num_stages)]
     for op, number, row, start in zip(

@@ -347,7 +347,9 @@ def _times(column: Any, refuse: Any) -> tuple[FloatArray, datetime | None]:
 
     if pd.api.types.is_numeric_dtype(column):
         seconds = column.to_numpy(np.float64)
-        refuse(~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}")
+        refuse(
+            ~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}"
+        )
         return seconds.copy(), None
     when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
     refuse(

@@ -112,7 +112,9 @@ class Outlook:
     def able(self, classes: Sequence[str], pool: str) -> list[int]:
         """TPs on which a pool can meet the SLOs of these classes at all, ascending."""
         degrees = self.profile.degrees(pool)
-        return [tp for tp in degrees if all(self._meets(n, pool, tp) for n in classes)] or degrees[-1:]
+        return [tp for tp in degrees if all(self._meets(n, pool, tp) for n in classes)] or degrees[
+            -1:
+        ]
 
     def _meets(self, name: str, pool: str, tp: int) -> bool:
         """Whether requests of a class, at their own lengths where known, can be in time on a TP."""
@@ -137,16 +139,20 @@ class Outlook:
 
     def thriftiest(self, classes: Sequence[str], pool: str, *, packs: bool) -> int:
         """The TP on which these classes draw the least, by `power`, or nearly so and there."""
+
         def watts(tp: int) -> float:
             least = self.power(classes, pool, tp, self.count(classes, pool, tp), packs)
             return least * (_WORTH if tp == self.present.get(pool) else 1.0)
+
         return min(self.able(classes, pool), key=watts)
 
     def clock(self, pool: str, tp: int) -> int:
         """The clock at which a decode step takes the least energy above idling, MHz."""
+
         def energy(mhz: int) -> float:
             phases = self.profile.phases_of(pool, tp, mhz)
             return float((phases.step_w[0] - 0.5 * phases.idle_w) * phases.step_s[0])
+
         return min(self.profile.frequencies(pool, tp), key=energy)
 
     def pool(
