@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import small_profile
 from envplan.chrome_trace import save_chrome_trace
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.simulation import Timeline, simulate
 

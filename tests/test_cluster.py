@@ -17,7 +17,7 @@ from envplan.cluster import (
     strong_scaling,
 )
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile

@@ -22,7 +22,7 @@ from envplan.costs import (
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata
-from envplan.rates import Kind, Rate, read_rate
+from envplan.costs.rates import Kind, Rate, read_rate
 from envplan.units import s_from_ns
 from strategies import falling_profiles
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.frontier.average_power import least_average_uw
 from envplan.pipeline import Pipeline
 from envplan.plan import option_tables

@@ -16,7 +16,7 @@ import envplan.plan
 from cli_helpers import small_profile
 from envplan.costs import Run
 from envplan.errors import InputError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import (
     SCHEMA_FILE,
@@ -27,7 +27,7 @@ from envplan.plan import (
     schema_text,
 )
 from envplan.profile import Profile, builtin_profiles
-from envplan.rates import Rate
+from envplan.costs.rates import Rate
 from envplan.verify import find_profile, verify_plan
 
 UW = 10**6

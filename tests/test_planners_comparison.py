@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import PLANNERS, Comparison, Entry, compare
 from envplan.planners.ours import plan_to_wait_in_view_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import price
 from envplan.planners import EnvPipe, EnvPipeRun, forwards_ahead

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cli_helpers import small_profile
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.simulation import simulate
 

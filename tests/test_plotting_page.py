@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
 from envplan.plotting import animation, page

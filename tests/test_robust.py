@@ -14,7 +14,7 @@ from scipy.stats import beta
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.frontier.late_noise import late_makespans
 from envplan.frontier.robust import (
     CONFIDENCE,
@@ -32,7 +32,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Plan, option_tables
 from envplan.planners.ours import options_of
 from envplan.profile import Profile
-from envplan.rates import Rate
+from envplan.costs.rates import Rate
 from envplan.runtime.drift import replan
 from envplan.simulation import simulate
 from envplan.verify import verify_plan

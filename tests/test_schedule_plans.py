@@ -15,7 +15,7 @@ from cli_helpers import assert_refused
 from cli_helpers import envplan as run
 from envplan import simulate
 from envplan.errors import InputError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.frontier.network import build_network
 from envplan.pipeline import SCHEDULES, Operation, Pipeline
 from envplan.plan import Plan

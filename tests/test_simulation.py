@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan, price
 from envplan.planners import PLANNERS

@@ -19,7 +19,7 @@ from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 from envplan.frontier.rounding import Rounding
 from envplan.frontier.switching import Switching, SwitchingSearch
 from envplan.frontier.trace import Frontier
