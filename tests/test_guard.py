@@ -178,7 +178,7 @@ def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
     guard.close()
     assert guard.problems() == []
     assert fake_nvml.locked() is None
-    assert len(fake_nvml.clock_changes()) < 100
+    assert len(fake_nvml.clock_changes()) < 250  # and not all 300
 
 
 def test_owner_of_a_killed_guard_does_not_wait_for_a_driver_that_hangs(
