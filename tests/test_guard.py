@@ -178,7 +178,7 @@ def test_guard_with_much_to_read_ends_soon_after_it_is_closed(
     guard.close()
     assert guard.problems() == []
     assert fake_nvml.locked() is None
-    assert len(fake_nvml.clock_changes()) < 100
+    assert len(fake_nvml.clock_changes()) < 250  # and not all 300
 
 
 def test_owner_of_a_killed_guard_does_not_wait_for_a_driver_that_hangs(
@@ -727,9 +727,17 @@ class Nursery:
         self.owners = [self._start(gpu) for gpu in range(KILLED_GPUS)]
 
     def kill(self, gpu: int, who: str) -> int:
-        """Kill the owner, the guard or both, and replace the owner; returns how many died."""
+        """Kill the owner, the guard or both, and replace the owner; returns how many died.
+
+        Or stop the guard and kill the owner.
+        """
         pid = self.owners[gpu]
-        victims = [*(guards_of(pid) if who != "owner" else []), *([pid] if who != "guard" else [])]
+        if who == "stopped":
+            for guard in guards_of(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(guard, signal.SIGSTOP)
+        guards = guards_of(pid) if who in ("guard", "both") else []
+        victims = [*guards, *([pid] if who != "guard" else [])]
         killed = sum(map(kill, victims))
         if pid in victims:
             self.owners[gpu] = self._start(gpu)
@@ -766,7 +774,7 @@ def test_no_clock_is_left_after_200_random_kills(
             gpu = chance.choice(locked_gpus() or [gpu])
         time.sleep(chance.uniform(0, 0.01))
         was_set = fake.locked(gpu) is not None
-        who = chance.choice(["owner", "guard", "both"]) if kills < KILLS - 1 else "owner"
+        who = chance.choice(["owner", "guard", "both", "stopped"]) if kills < KILLS - 1 else "owner"
         killed = nursery.kill(gpu, who)
         kills += killed
         kills_while_set += killed if was_set else 0

@@ -511,6 +511,9 @@ def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path
         waiting.start()
     waiting.join()
     assert freed[0] is not None
+    first, second = lines(tmp_path, "step")
+    assert first["in_force"] > 0
+    assert second["in_force"] <= 1  # it begins at the clock that the first one ended with
 
 
 def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Final
 
@@ -68,6 +68,12 @@ class Clocks:
             self._thread.join(_CLOSE_S)
         if self.guard is not None:
             self.guard.close()
+        with suppress(Empty):  # what a thread that still waits for the device has not got to
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None and not isinstance(item, tuple):
+                    item()
+        self._queue.put(None)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -88,6 +88,7 @@ class Guard:
     Attributes:
         info: of the GPU.
         lost: whether it ended without having been closed.
+        silent: whether it has said its last.
         lags: how long each request took to be carried out, ns, by its number, counted from 1; not
             of one that a newer one overtook. `problems` fills it; whoever reads it empties it.
     """
@@ -101,7 +102,7 @@ class Guard:
     ) -> None:
         assert process.stdout is not None
         self.info = info
-        self.lost = False
+        self.lost = self.silent = False
         self.lags: dict[int, int] = {}
         self._process = process
         self._requests = requests
@@ -304,6 +305,7 @@ class Guard:
                     self._read_reports()
                 assert self._process.stdout is not None
                 self._process.stdout.close()
+                self.silent = True
             problem = self._unrestored()
             if not asked:
                 self._say(

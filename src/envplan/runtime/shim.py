@@ -352,7 +352,7 @@ class Shim:
                 self._log.event("clock_error", step=self.steps, message=problem)
         while self._unlogged:
             *_, (_, last) = self._unlogged[0].asks
-            if guard is not None and guard.alive and not guard.failing and guard.done < last:
+            if guard and not guard.silent and not guard.failing and guard.done < last:
                 break  # soon
             self._log.iteration(self._iteration(self._unlogged.popleft()))
             if guard is not None:
