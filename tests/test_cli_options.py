@@ -33,9 +33,7 @@ def plan(folder: Path, *arguments: object) -> Plan:
 @dataclass(frozen=True, kw_only=True)
 class Group:
     late: Annotated[float, option("--late TIME", JOB, "How late.", TIME)] = 1.0
-    colour: Annotated[
-        str, option("--colour NAME", MOST, "Which.", one_of("red", "blue"))
-    ] = "red"
+    colour: Annotated[str, option("--colour NAME", MOST, "Which.", one_of("red", "blue"))] = "red"
     plot: Annotated[Path | None, plot_option("drawn.png", (".png", ".svg"), "it", "choose one")] = (
         None
     )
