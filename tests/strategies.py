@@ -177,8 +177,9 @@ def frontiers(draw: Any, max_stages: int = 2, max_microbatches: int = 3) -> Fron
         pipeline = draw(schedules(None, max_stages, max_microbatches))
         extras = draw(st.sets(st.sampled_from(["load", "all_reduce", "optimizer"]), max_size=1))
         if extras:
-            everywhere = list(range(pipeline.num_profile_stages))
-            pipeline = Pipeline.from_job(pipeline.to_job() | {"extras": dict.fromkeys(extras, everywhere)})
+            stages = list(range(pipeline.num_profile_stages))
+            job = pipeline.to_job() | {"extras": dict.fromkeys(extras, stages)}
+            pipeline = Pipeline.from_job(job)
     instructions = {op.instruction for op in pipeline.operations}
     backward = {"backward_input", "backward_weight"} & instructions or {"backward"}
     instructions = sorted(instructions | backward | {"forward"})
@@ -195,7 +196,7 @@ def frontiers(draw: Any, max_stages: int = 2, max_microbatches: int = 3) -> Fron
 
 @st.composite
 def requests(draw: Any, conditions: int = 3) -> Case:
-    """Anything that can be asked of any pipeline, with up to so many conditions, at small effort."""
+    """Anything asked of any pipeline, with up to so many conditions, at small effort."""
     frontier = draw(frontiers())
     names = draw(st.sets(st.sampled_from(sorted(CONDITIONS)), max_size=conditions))
     asked: dict[str, Any] = {"moves": 0.05}

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from envplan import Plan
 from envplan.errors import NoAnswerError
-from plan_checks import assert_answers
-from strategies import Case, requests
+from envplan.limits import probability
+from envplan.planners import ZeusGlobal, ZeusPerStage
+from envplan.replay import Machine, Replay
+from envplan.request import Request
+from envplan.solve import Frontier
+from envplan.units import j_from_fj, s_from_ns
+from plan_checks import assert_answers, keeps
+from strategies import CONDITIONS, Case, frontiers, requests
+
+#: What a later deadline, or another planner's plan, may be compared under.
+LIMITS = ["energy budget", "latency", "min hold", "peak cap", "power cap", "probability"]
 
 
-@settings(max_examples=60)
+@pytest.fixture(autouse=True, scope="module")
+def few_noisy_replays() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probability, "RUNS", 2000)
+        patch.setattr(probability, "SEARCH_RUNS", 500)
+        yield
+
+
+def drawn_limits(frontier: Frontier, data: st.DataObject) -> dict[str, Any]:
+    asked: dict[str, Any] = {"moves": 0.05}
+    for name in sorted(data.draw(st.sets(st.sampled_from(LIMITS), max_size=2))):
+        asked |= CONDITIONS[name](frontier, data.draw)
+    return asked
+
+
+def drawn_times(frontier: Frontier, data: st.DataObject, count: int) -> list[float]:
+    span = frontier.slowest_time - frontier.min_time
+    parts = st.lists(st.floats(0.0, 1.2), min_size=count, max_size=count)
+    return [frontier.min_time + part * span for part in data.draw(parts)]
+
+
+def planned(frontier: Frontier, time: float, asked: dict[str, Any]) -> Plan | None:
+    try:
+        return frontier.plan(time, **asked)
+    except NoAnswerError:
+        return None
+
+
+@settings(max_examples=100)
 @given(requests())
 def test_a_plan_answers_its_request(case: Case) -> None:
     frontier, request = case
@@ -20,3 +61,91 @@ def test_a_plan_answers_its_request(case: Case) -> None:
         assert request.limits or request.latency_ns or request.run
         return
     assert_answers(frontier, request, plan)
+
+
+@settings(max_examples=25)
+@given(frontiers(), st.data())
+def test_a_later_deadline_never_costs_more_in_whatever_order_they_are_asked_for(
+    frontier: Frontier, data: st.DataObject
+) -> None:
+    times = drawn_times(frontier, data, 4)
+    plans = {time: frontier.plan(time) for time in times}
+    energies = [plans[time].energy for time in sorted(times)]
+    assert energies == sorted(energies, reverse=True)
+
+
+@settings(max_examples=40)
+@given(frontiers(), st.data())
+def test_a_later_deadline_never_costs_more_under_the_same_limits(
+    frontier: Frontier, data: st.DataObject
+) -> None:
+    asked = drawn_limits(frontier, data)
+    early, late = (planned(frontier, t, asked) for t in sorted(drawn_times(frontier, data, 2)))
+    if early is not None:
+        assert late is not None
+        assert late.energy <= early.energy
+
+
+@settings(max_examples=30)
+@given(frontiers(), st.data())
+def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
+    frontier: Frontier, data: st.DataObject
+) -> None:
+    asked = drawn_limits(frontier, data)
+    machine = Machine(Request.asking(**asked).latency_ns)
+    choices: list[Replay] = data.draw(
+        st.sampled_from([ZeusGlobal(), ZeusPerStage()]).map(lambda one: one.candidates(frontier))
+    )
+    for rows in [frontier.problem.max_frequency_rows, *(one.rows for one in choices)]:
+        replay = frontier.problem.replay(rows, machine)
+        request = Request.asking(s_from_ns(replay.makespan_ns), **asked)
+        if replay.makespan_ns >= frontier.min_time_ns and keeps(frontier, request, rows.tolist()):
+            ours = frontier.solve(request)
+            assert ours.energy <= j_from_fj(replay.energy_fj * frontier.num_gpus)
+
+
+@settings(max_examples=20)
+@given(frontiers(), st.data())
+def test_quicker_clocks_do_not_cost_more_than_the_search_loses(
+    frontier: Frontier, data: st.DataObject
+) -> None:
+    (time,) = drawn_times(frontier, data, 1)
+    quick, slow = (
+        planned(frontier, time, {"switch_latency": latency})
+        for latency in sorted(
+            data.draw(st.tuples(*[st.sampled_from([0.0, 1e-9, 0.003, 0.05])] * 2))
+        )
+    )
+    if slow is not None:
+        assert quick is not None
+        assert quick.energy <= 1.01 * slow.energy
+
+
+@given(frontiers(), st.data())
+def test_no_choice_of_rows_undercuts_the_relaxed_bound_however_late_clocks_come(
+    frontier: Frontier, data: st.DataObject
+) -> None:
+    problem = frontier.problem
+    sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
+    rows = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    latency_ns = data.draw(st.sampled_from([0, 1, 3_000_000, 300_000_000]))
+    replay = problem.replay(problem.rows_at(_knobs(frontier, rows)), Machine(latency_ns))
+    # A ns of blocking power for each change of clock: what rounding up to whole ns may take off.
+    changes = len(replay.parts.operation) - len(rows)
+    allowance_fj = changes * (max(frontier.blocking_power_uw) + 9)
+    if replay.makespan_ns >= frontier.min_time_ns:
+        assert replay.energy_fj >= frontier.lower_bound_fj(replay.makespan_ns) - allowance_fj
+        sync_ns = replay.makespan_ns + data.draw(st.sampled_from([0, 10**8, 10**10]))
+        until = replay.energy_until(sync_ns)
+        assert until >= frontier.waiting_bound_fj(sync_ns) - allowance_fj
+
+
+def _knobs(frontier: Frontier, rows: list[int]) -> list[tuple[int, str]]:
+    tables = [
+        frontier.profile.table(op.profile_stage, op.instruction)
+        for op in frontier.pipeline.operations
+    ]
+    return [
+        (int(table.frequency_mhz[row]), table.config[row])
+        for table, row in zip(tables, rows, strict=True)
+    ]

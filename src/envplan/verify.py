@@ -262,8 +262,9 @@ def _check_until_straggler(plan: Plan, frontier: Relaxation) -> list[str]:
 def _check_kind(plan: Plan, frontier: Relaxation) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
-    if target.peak_power_w is not None:
-        # Under a cap, going slower than T_star may save energy.
+    is_capped = target.peak_power_w is not None or target.power_w is not None
+    if is_capped:
+        # A plan slower than T_star may be the best.
         star = MAX_INTEGER
     match target.kind:
         case "no-slowdown" if any(limit.is_local for limit in plan.request.limits) or (
@@ -279,7 +280,7 @@ def _check_kind(plan: Plan, frontier: Relaxation) -> None:
             meant = min(ns_from_s_floor(target.time_s or 0.0), star)
         case "sync-time":
             meant = ns_from_s_floor(target.time_s or 0.0)
-        case "min-energy" if target.peak_power_w is None:
+        case "min-energy" if not is_capped:
             meant = star
         case "planner":
             asked = plan.iteration_time if target.time_s is None else target.time_s

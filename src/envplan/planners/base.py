@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
-from envplan.profile import OptionTable, Profile
+from envplan.profile import Profile
+from envplan.solve.single_clocks import ClockRows
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -58,46 +55,6 @@ def no_plan_so_fast(planner: str, target_time_ns: int, fastest_ns: int) -> NoAns
         f"planner {planner} has no plan that finishes in {s_from_ns(target_time_ns):.9f} s; its "
         f"fastest takes {s_from_ns(fastest_ns):.9f} s"
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ClockRows:
-    """One row of an option table for each of its frequencies: what a planner of clocks alone sees.
-
-    Where several rows share a frequency (they differ in config), the fastest stands for it, and of
-    equally fast ones the cheapest.
-
-    Attributes:
-        mhz: the frequencies, strictly ascending, (n).
-        row: the row of the option table for each, (n).
-        time_ns, energy_fj: of those rows, (n), Python ints.
-    """
-
-    mhz: tuple[int, ...]
-    row: tuple[int, ...]
-    time_ns: tuple[int, ...]
-    energy_fj: tuple[int, ...]
-
-    @classmethod
-    def of(cls, table: OptionTable) -> ClockRows:
-        """The clocks of a table."""
-        # Rows are sorted by time and energy, and unique() reports the first of equals.
-        mhz, rows = np.unique(table.frequency_mhz, return_index=True)
-        return cls(
-            tuple(mhz.tolist()),
-            tuple(rows.tolist()),
-            tuple(table.time_ns[rows].tolist()),
-            tuple(table.energy_fj[rows].tolist()),
-        )
-
-    @property
-    def top(self) -> int:
-        """Index of the highest frequency."""
-        return len(self.mhz) - 1
-
-    def at_least(self, mhz: int) -> int:
-        """Index of the lowest frequency that is not below `mhz`; where there is none, the top."""
-        return min(bisect_left(self.mhz, mhz), self.top)
 
 
 def clocks_of_operations(pipeline: Pipeline, profile: Profile) -> list[ClockRows]:

@@ -10,12 +10,15 @@ part of what rounding loses.
 
 Other choices take long, so they are made for the deadline asked for, for a few fixed ones before
 it where the relaxation lets them be better, and all that were made before are remembered.
+
+One clock for each stage is a candidate, too: no planner that chooses such is ever better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,6 +30,7 @@ from envplan.limits import Limit
 from envplan.replay import Machine, Replay
 from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
 from envplan.solve.rounding import HEATS, Rounding
+from envplan.solve.single_clocks import StageClocks
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
 _PART_OF_GAP: Final = 1 / 5
@@ -60,6 +64,14 @@ class Candidate(NamedTuple):
         return self.replay.energy_fj - sum(powers) * self.replay.makespan_ns
 
 
+class Known(NamedTuple):
+    """A choice that is tried wherever it is in time, and what its replay takes."""
+
+    rows: NDArray[np.int32]
+    makespan_ns: int
+    energy_fj: int
+
+
 class Candidates:
     """Choices of rows for one frontier, machine and set of local limits.
 
@@ -76,6 +88,7 @@ class Candidates:
         self._moves = moves
         self._known: dict[int, Candidate] = {}
         self._refused: dict[int, NoPlanInTimeError] = {}
+        self._found: dict[tuple[Limit, ...], list[Known]] = {}
 
     @classmethod
     def of(
@@ -122,6 +135,30 @@ class Candidates:
             assert refusal is not None
             raise refusal
         return best
+
+    def known(self, conditions: Sequence[Limit]) -> list[Known]:
+        """One clock for all stages, or a balanced one for each; under conditions on the whole plan,
+        also what was found before under the same."""
+        return [
+            *self._single_clocks,
+            *(self._found.get(tuple(conditions), ()) if conditions else ()),
+        ]
+
+    def remember(self, conditions: Sequence[Limit], found: Replay) -> None:
+        """Keep what was found under conditions for later deadlines."""
+        if conditions:
+            known = Known(found.rows, found.makespan_ns, found.energy_fj)
+            self._found.setdefault(tuple(conditions), []).append(known)
+
+    @cached_property
+    def _single_clocks(self) -> list[Known]:
+        problem = self._frontier.problem
+        clocks = StageClocks(problem)
+        found = []
+        for rows in chain(clocks.one_for_all(), clocks.balanced()):
+            replay = problem.replay(rows, self._machine)
+            found.append(Known(rows, replay.makespan_ns, replay.energy_fj))
+        return found
 
     def near(self, deadline_ns: int) -> Candidate:
         """A choice that ends by a deadline, for pictures and tables of many.

@@ -15,7 +15,14 @@ from envplan.costs import Run, Steps, spent
 from envplan.costs.spending import check_span, priced
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import HoldsWithProbability, Limit, PeakPower, Robustness, Setting
+from envplan.limits import (
+    AveragePower,
+    HoldsWithProbability,
+    Limit,
+    PeakPower,
+    Robustness,
+    Setting,
+)
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of, with_ladder
 from envplan.replay import Machine, Replay
@@ -158,6 +165,7 @@ class _Search:
             for limit in request.limits
             if not limit.is_local and not isinstance(limit, HoldsWithProbability)
         ]
+        self._global_limits = [limit for limit in request.limits if not limit.is_local]
         local = [limit for limit in request.limits if limit.is_local]
         moves = request.effort.moves
         self._candidates = Candidates.of(frontier, Machine(request.latency_ns), local, moves)
@@ -166,7 +174,7 @@ class _Search:
         """The choice of least energy by the request's deadline."""
         frontier, request = self.frontier, self.request
         asked_ns = stated_ns = self._asked_ns()
-        if request.limit(PeakPower) is None:  # under a cap on the peak, later may still be less
+        if not self._is_capped:
             stated_ns = min(asked_ns, frontier.min_energy_time_ns)
         straggler_s = request.straggler_time_s
         until_ns = 0 if straggler_s is None else ns_from_s_floor(straggler_s)
@@ -187,6 +195,14 @@ class _Search:
                 raise
             # T_min needs clocks to change in no time; the least time found does not.
             return self.by(error.least_ns)
+        except NoAnswerError:
+            if request.limit(AveragePower) is None or stated_ns <= frontier.min_energy_time_ns:
+                raise
+            # Power goes on falling beyond T_star: what keeps the cap soonest uses least there.
+            found = self.fastest()
+            if found.replay.makespan_ns > stated_ns:
+                raise
+            return found._replace(deadline_ns=stated_ns)
 
     def in_time(self) -> _Found:
         """The choice of least energy while everybody waits for a straggler, which sets the time of
@@ -255,18 +271,66 @@ class _Search:
         Raises:
             NoAnswerError: none was found; says by how much the best breaks a limit.
         """
-        if self._probability is not None:
-            found = self._sure(self._probability, deadline_ns, waits)
-        else:
-            candidate = self._candidates.best_by(deadline_ns, waits=waits)
-            found = _Found(candidate.replay, deadline_ns)
-            if self.request.effort.polish_s:
-                found = self._polished(candidate, deadline_ns, waits)
         setting = self._setting(deadline_ns)
+        best: _Found | None = None
+        refusal: NoAnswerError | None = None
+        try:
+            best = self._searched(deadline_ns, waits)
+            self._check_conditions(best.replay, setting)
+        except NoAnswerError as error:
+            best, refusal = None, error
+        best = self._best_known(best, setting, waits)
+        if best is None:
+            assert refusal is not None
+            raise refusal
+        self._candidates.remember(self._global_limits, best.replay)
+        return best
+
+    def _searched(self, deadline_ns: int, waits: bool) -> _Found:
+        """What the search finds by a deadline; conditions on the whole plan may be broken."""
+        if self._probability is not None:
+            return self._sure(self._probability, deadline_ns, waits)
+        candidate = self._candidates.best_by(deadline_ns, waits=waits)
+        if self.request.effort.polish_s:
+            return self._polished(candidate, deadline_ns, waits)
+        return _Found(candidate.replay, deadline_ns)
+
+    def _check_conditions(self, replay: Replay, setting: Setting) -> None:
+        """Raises: NoAnswerError: a condition is broken; says by how much."""
         for limit in self._conditions:
-            if limit.excess(found.replay, setting):
-                raise NoAnswerError(self._refusal(limit, found.replay, setting))
-        return found
+            if limit.excess(replay, setting):
+                raise NoAnswerError(self._refusal(limit, replay, setting))
+
+    def _best_known(self, best: _Found | None, setting: Setting, waits: bool) -> _Found | None:
+        """The best of what was found and what is known anyway."""
+        power_uw = self.frontier.total_power_uw if waits else 0
+        least: float = math.inf
+        if best is not None:
+            least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
+        for known in self._candidates.known(self._global_limits):
+            value = known.energy_fj - power_uw * known.makespan_ns
+            if known.makespan_ns > setting.deadline_ns or value >= least:
+                continue
+            replay = self.frontier.problem.replay(known.rows, Machine(self.request.latency_ns))
+            robustness = self._evidence(replay, setting)
+            if robustness is None and self._probability is not None:
+                continue
+            rest = (limit for limit in self.request.limits if limit is not self._probability)
+            if any(limit.excess(replay, setting) for limit in rest):
+                continue
+            best = (best or _Found(replay, setting.deadline_ns))._replace(
+                replay=replay, robustness=robustness
+            )
+            least = value
+        return best
+
+    def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
+        """The proof that a choice is in time as surely as asked; None where there is none."""
+        limit = self._probability
+        if limit is None or limit.excess(replay, setting):
+            return None
+        attempts = (limit.evidence(replay, setting, attempt) for attempt in range(_ATTEMPTS))
+        return next((evidence for evidence in attempts if evidence is not None), None)
 
     def rung(self, time_ns: int) -> Plan:
         """A plan of a ladder: by a time, until which everybody waits if it is beyond T_star."""
@@ -317,6 +381,11 @@ class _Search:
         assert self.request.run is not None
         return self.request.run
 
+    @property
+    def _is_capped(self) -> bool:
+        """Whether power is capped, so that a plan slower than T_star may be the best."""
+        return any(isinstance(limit, PeakPower | AveragePower) for limit in self.request.limits)
+
     def _asked_ns(self) -> int:
         """The deadline that the request means, ns."""
         deadline, least = self.request.deadline, self.frontier.min_time_ns
@@ -325,7 +394,7 @@ class _Search:
                 return self.frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
             case "slowdown":
                 return least + int(least * (deadline.slowdown or 0.0))
-            case "min-energy" if self.request.limit(PeakPower) is not None:
+            case "min-energy" if self._is_capped:
                 return self.frontier.slowest_time_ns
             case "min-energy":
                 return self.frontier.min_energy_time_ns
