@@ -440,10 +440,10 @@ Index Walk::pop(Time* key) {
   return node;
 }
 
-bool Trace::run(std::uint64_t work) {
+bool Trace::run(std::uint64_t work, Time until) {
   const std::uint64_t end = walk_.touched() + work;
   while (walk_.touched() < end) {
-    const bool more = walk_.step(0);
+    const bool more = walk_.step(times_.empty() ? 0 : until);
     if (walk_.flow() > from_flow_ || !more) record();
     if (!more) return false;
   }

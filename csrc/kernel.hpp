@@ -102,7 +102,7 @@ class Walk {
   void restore(const Snapshot& s);
 
  private:
-  struct Node {
+  struct alignas(32) Node {  // two to a cache line
     Time y;     // event time relative to the sink (sink 0, source -T): far nodes never move
     Time dist;  // slack distance from where the last search that reached the node began
     std::uint32_t stamp;  // that search
@@ -174,12 +174,14 @@ class Trace {
   // from_flow is the power that waiting draws; every breakpoint where it is -1).
   Trace(const Walk& walk, Power from_flow) : walk_(walk), cursor_(walk), from_flow_(from_flow) {}
 
-  // Walks on until about `work` nodes have been touched. Returns false when T_min is reached.
-  bool run(std::uint64_t work);
+  // Walks on until about `work` nodes have been touched. Returns false when it has come to `until`
+  // and recorded a breakpoint at least, or to T_min.
+  bool run(std::uint64_t work, Time until = 0);
 
   const Walk& walk() const { return walk_; }
   // Corners by descending time: at time[k] the cost above all-slowest is cost[k], and flow[k] is
-  // the slope -dC/dT just below it (at T_min, the last, there is nothing below).
+  // the slope -dC/dT just below it (at T_min there is nothing below). The last may be no corner
+  // but where the walk was told to end.
   const std::vector<Time>& times() const { return times_; }
   const std::vector<Power>& flows() const { return flows_; }
   const std::vector<Energy>& costs() const { return costs_; }
