@@ -212,12 +212,14 @@ Index Replay::clock_left(Index stage) const {
   return -1;
 }
 
-// The operation of a stage that makes the next request after that of `come`; there is one.
-Index Replay::next_request(Index stage, Index come) const {
-  Index i =
-      come < 0 ? problem_.member[problem_.stage_begin[stage]] : problem_.operations[come].after;
-  while (!asks(i)) i = problem_.operations[i].after;
-  return i;
+// The operation that makes the next request after that of `come`, of those up to `asked`.
+Index Replay::next_request(Index come, Index asked) const {
+  for (;;) {
+    const Index before = problem_.operations[asked].before;
+    const Index earlier = before < 0 ? -1 : met_[before].asked;
+    if (earlier == come) return asked;
+    asked = earlier;
+  }
 }
 
 // Operation i as it starts, its own request made. Sets all but its finish and cost.
@@ -277,7 +279,7 @@ void Replay::work(Index i, Met* now, EachPart each) const {
   do {
     Time until = kNever;
     while (now->awaits()) {
-      const Index next = next_request(stage, now->come);
+      const Index next = next_request(now->come, now->asked);
       const Time comes = met_[next].start + latency_;
       if (comes > at) {
         until = comes;
@@ -333,8 +335,9 @@ Time Replay::shortage_around() const {
     if (problem_.stage_begin[s] == problem_.stage_begin[s + 1]) continue;
     const Met& end = met_[problem_.member[problem_.stage_begin[s + 1] - 1]];
     if (end.asked < 0) continue;
-    const Time first = met_[next_request(s, -1)].start;
-    sum += std::max<Time>(0, hold_ - (totals_.makespan + first - end.asked_at));
+    Index first = problem_.member[problem_.stage_begin[s]];
+    while (!asks(first)) first = problem_.operations[first].after;
+    sum += std::max<Time>(0, hold_ - (totals_.makespan + met_[first].start - end.asked_at));
   }
   return sum;
 }

@@ -197,7 +197,7 @@ class Replay {
   bool asks(Index i) const { return met_[i].asked == i; }
   Whole whole(Index i, Index row) const;
   Index clock_left(Index stage) const;
-  Index next_request(Index stage, Index come) const;
+  Index next_request(Index come, Index asked) const;
   void enter(Index i, Met* now) const;
   template <class EachPart>
   void work(Index i, Met* now, EachPart each) const;
