@@ -273,7 +273,8 @@ it changes from plan to plan:
   up to {100 * (highest.max() / highest.min() - 1):.1f}%, and within a run of a plan their standard
   deviation is up to {100 * spread.max():.0f}%.
 - A linear fit of the iteration to the measured busy times of stages 3 and 4 and of all others, with
-  none of a replay's rules, is {rms:.1f}% rms off on plans left out. No model can be much better.
+  none of a replay's rules, is {rms:.1f}% rms off on plans left out. A model of the plan can hardly be
+  better.
 - That fit says that an iteration becomes {-slope:.2f} s longer for each second that the **other**
   stages become faster: GPUs that wait seem to slow the network down. Constant transfers
   cannot do this. At the highest clock, where all others wait most, the prediction is

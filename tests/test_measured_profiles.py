@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.sosp24.data import DATA, WORKLOADS, Runs, Workload, read_runs
-from tools.sosp24.noise import noise_is_clear, smoothed, wrong_steps
+from tools.sosp24.noise import (
+    effect,
+    jumps,
+    noise_is_clear,
+    smooth_table,
+    smoothed,
+    wrong_steps,
+)
 from tools.sosp24.overheads import Overheads, Replay, find_overheads, mean_stall, optimizer_s
 from tools.sosp24.power import find_powers
 from tools.sosp24.stages import STAGE_PROFILES, stage_profile
@@ -321,12 +328,43 @@ def test_noise_is_clear_in_raw_measurements_and_nowhere_else() -> None:
     assert not noise_is_clear(Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
-def test_without_noise_plans_are_close_to_the_bound_and_keep_their_time() -> None:
-    profile = Profile.builtin("sosp24-a40-gpt3-175b-8stage")
+def test_a_jump_of_measured_times_is_found_and_kept() -> None:
+    table = Profile.builtin("sosp24-a40-gpt3-175b-8stage").table(0, "backward")
+    rising = np.argsort(table.frequency_mhz)
+    clocks = table.frequency_mhz[rising].astype(float)
+    times, energies = table.time_ns[rising] * 1e-9, table.energy_fj[rising] * 1e-15
+    below = jumps(times)
+    assert [clocks[k] for k in below] == [960]
+    smooth, _ = smooth_table(clocks, times, energies)
+    moved = np.abs(smooth / times - 1)
+    assert np.sort(moved)[-2] < 0.015  # one row lies within the jump
+    assert moved[clocks <= 960].max() < 0.001
+
+
+@given(seed=st.integers(0, 1000), noise=st.sampled_from([0.0, 0.002, 0.005]))
+@settings(max_examples=40, deadline=None)
+def test_an_outlier_is_no_jump_and_moves_nothing_but_itself(seed: int, noise: float) -> None:
+    rng = np.random.default_rng(seed)
+    clocks = np.arange(900, 1741, 15.0)
+    truth = 0.1 * (0.3 + 0.7 * 1740 / np.minimum(clocks, 1500))
+    energies = truth * (95 + 180 * (np.minimum(clocks, 1500) / 1500) ** 3)
+    times = truth * (1 + noise * rng.standard_normal(len(clocks)))
+    k = int(rng.integers(1, len(clocks) - 1))
+    times[k] *= 0.96
+    assert not jumps(times)
+    smooth, _ = smooth_table(clocks, times, energies)
+    assert np.abs(smooth / truth - 1).max() < 0.002 + 3 * noise
+
+
+def test_without_noise_plans_are_close_to_the_bound_where_there_is_no_jump() -> None:
+    profile = Profile.builtin("sosp24-a100sxm-gpt3-175b-8stage")
     calm, pipeline = smoothed(profile), Pipeline("1f1b", 8, 12)
     assert not noise_is_clear(calm)
-    gaps = {}
-    for one in (profile, calm):
-        frontier = trace_frontier(pipeline, one)
-        gaps[one is calm] = [frontier.plan(slowdown=s).gap for s in (0, 0.02, 0.1)]
-    assert max(gaps[True]) < 0.0035 < max(gaps[False])
+    frontier = trace_frontier(pipeline, calm)
+    assert max(frontier.plan(slowdown=s).gap for s in (0, 0.02, 0.1)) < 0.0035
+
+
+def test_a_smoothed_plan_takes_what_it_says_on_the_raw_tables() -> None:
+    profile = Profile.builtin("sosp24-a40-gpt3-175b-8stage")
+    slow = list(effect(profile, [12], [0.05, 0.1]))
+    assert all(abs(one.late) < 0.003 and abs(one.dearer) < 0.01 for one in slow)
