@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_helpers import envplan
 from envplan import Pipeline
 from envplan._files import atomic_write
 from envplan.errors import InputError
@@ -460,8 +461,7 @@ def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_pa
     assert profile.time_spread(1, "forward", 1410) == 0.0
     assert profile.stragglers == ()
     assert profile.notes == [
-        "rows of 4 ranks are put together: the largest time, the mean energy per GPU, the spread "
-        "of times as noise"
+        "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise"
     ]
 
 
@@ -470,6 +470,8 @@ def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     (straggler,) = read(tmp_path, text).stragglers
     assert (straggler.rank, straggler.stage) == (3, 1)
     assert straggler.slowdown == pytest.approx(1.12)
+    ran = envplan("frontier", "p.csv", "-m", "3", cwd=tmp_path)
+    assert "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1" in ran.out
 
 
 def test_one_rank_on_each_stage_is_an_ordinary_profile(tmp_path: Path) -> None:
