@@ -364,12 +364,12 @@ def _measure(
             "forward again for either part; measure without --recompute, and give --recompute to "
             "envplan frontier or solve instead"
         )
-    settings = Settings.within(
-        20.0 if measuring.time_limit is None else measuring.time_limit,
+    settings = Settings(
         step=step,
-        lock=not measuring.no_lock,
-        target_error=(1.0 if measuring.error is None else measuring.error) / 100,
         split_backward=work.split_backward,
+        lock=not measuring.no_lock,
+        target_error=(measuring.error or 1.0) / 100,
+        time_limit=measuring.time_limit or Settings.time_limit,
     )
     with ExitStack() as stack:
         chosen, other = _devices(measuring.device, stack)

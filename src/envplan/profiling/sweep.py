@@ -25,7 +25,7 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from envplan.devices.base import Device, DeviceError, PermissionDeniedError
 from envplan.errors import InputError
@@ -122,7 +122,8 @@ class Settings:
             clocks the driver chooses, and all rows go by the one that the first was seen at.
         target_error: relative standard error that time and energy shall meet.
         time_limit: for an operation at a clock, s; what is not good enough by then stays so.
-        warm_up: how long an operation runs at a clock before it counts, s.
+        warm_up: how long an operation runs at a clock before it counts, s; like the next two no
+            longer than the time limit allows.
         preheat: how long the first one of a run does, s: a cold GPU draws less.
         block: how long a block of repetitions is, about, s.
         counter_period: how often the driver updates the energy counter, s.
@@ -139,28 +140,6 @@ class Settings:
     block: float = 0.5
     counter_period: float = 0.1
     rises: int = 5
-
-    @classmethod
-    def within(
-        cls,
-        time_limit: float,
-        *,
-        step: int,
-        lock: bool,
-        target_error: float,
-        split_backward: bool = False,
-    ) -> Self:
-        """Settings whose shorter times fit into a time limit for an operation."""
-        return cls(
-            step=step,
-            split_backward=split_backward,
-            lock=lock,
-            target_error=target_error,
-            time_limit=time_limit,
-            warm_up=min(cls.warm_up, time_limit),
-            preheat=min(cls.preheat, time_limit),
-            block=min(cls.block, time_limit / _LEAST_BLOCKS),
-        )
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -595,8 +574,9 @@ class _Sweep:
     def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
         settings = self.settings
         run = self._operation(stage, instruction)
-        warm_up = settings.preheat if self._cold else settings.warm_up
-        count = max(1, math.ceil(settings.block / self._warm_up(run, warm_up)))
+        warm_up = min(settings.preheat if self._cold else settings.warm_up, settings.time_limit)
+        block = min(settings.block, settings.time_limit / _LEAST_BLOCKS)
+        count = max(1, math.ceil(block / self._warm_up(run, warm_up)))
         self._cold = False
         begin = self.now()
         blocks: list[Block] = []
