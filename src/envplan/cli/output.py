@@ -161,9 +161,9 @@ def describe_configs(plan: Plan) -> list[str]:
 
 
 def describe_profile(profile: Profile) -> str:
-    """A profile's name and GPU, how it was come by, what was derived, and its stragglers."""
+    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
     known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += [*profile.adjustments.in_words(), *profile.notes]
+    known += profile.adjustments.in_words()
     return profile.name + (f" ({', '.join(known)})" if known else "")
 
 
