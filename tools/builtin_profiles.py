@@ -154,10 +154,12 @@ BUILTINS: Final = tuple(sorted(_builtins(), key=lambda builtin: builtin.job.name
 def build(builtin: Builtin) -> Profile:
     """A built-in profile, the same on every day."""
     made = modelled_profile(builtin.job)
-    extra = dict(made.metadata.extra)
+    extra: dict[str, Any] = dict(made.metadata.extra)
     if builtin.published:
-        last = {k: extra.pop(k) for k in (INCLUDES_RECOMPUTATION, "assumptions") if k in extra}
-        extra |= {"published": vars(builtin.published), **last}
+        extra["published"] = vars(builtin.published)
+        for name in (INCLUDES_RECOMPUTATION, "assumptions"):  # these stay last
+            if name in extra:
+                extra[name] = extra.pop(name)
     made.metadata = replace(made.metadata, date=_DATE, envplan_version=_VERSION, extra=extra)
     return made
 

@@ -69,16 +69,14 @@ class WorkOptions:
     """What is profiled, and the job it is part of."""
 
     workload: Annotated[
-        str | None,
-        option("--workload NAME", MOST, "gpt (the default), bert, t5 or wide-resnet."),
+        str | None, option("--workload NAME", MOST, "gpt (the default), bert, t5 or wide-resnet.")
     ] = None
     entry: Annotated[
         str | None,
         option(
             "--entry MODULE:FUNCTION",
             MOST,
-            "Measure the stages that this function returns instead of a workload: pairs of a torch "
-            "module and its sample inputs.",
+            "Measure the stages that this function returns: pairs of a torch module and inputs.",
         ),
     ] = None
     stages: Annotated[
@@ -86,12 +84,7 @@ class WorkOptions:
     ] = None
     microbatch_size: Annotated[
         int | None,
-        option(
-            "--microbatch-size N",
-            JOB,
-            "Samples of a microbatch; default: the workload's.",
-            COUNT,
-        ),
+        option("--microbatch-size N", JOB, "Samples of a microbatch; default: by workload.", COUNT),
     ] = None
     microbatches: Annotated[
         int, option("-m, --microbatches M", JOB, "Microbatches of an iteration.", COUNT)
@@ -101,32 +94,17 @@ class WorkOptions:
     ] = "1f1b"
     tp: Annotated[
         int,
-        option(
-            "--tp, --tensor-parallel N",
-            JOB,
-            "GPUs that share a stage; one of them is measured.",
-            COUNT,
-        ),
+        option("--tp, --tensor-parallel N", JOB, "GPUs of a stage; one is measured.", COUNT),
     ] = 1
     dtype: Annotated[
-        str,
-        option(
-            "--dtype TYPE",
-            JOB,
-            "bfloat16, float16 or float32.",
-            one_of(*_PRECISIONS),
-        ),
+        str, option("--dtype TYPE", JOB, "bfloat16, float16 or float32.", one_of(*_PRECISIONS))
     ] = "bfloat16"
     recompute: Annotated[bool, option("--recompute", JOB, "A backward does its forward again.")] = (
         False
     )
     split_backward: Annotated[
         bool,
-        option(
-            "--split-backward",
-            JOB,
-            "Gradients of inputs and of weights apart, for zero-bubble schedules.",
-        ),
+        option("--split-backward", JOB, "Gradients of inputs and weights apart (zero bubble)."),
     ] = False
 
     @property
@@ -137,47 +115,31 @@ class WorkOptions:
         return self.microbatch_size or _MICROBATCH_SIZES.get(self.workload or "gpt", 1)
 
 
+def _size(spec: str, help_text: str) -> Any:
+    return option(spec, _SIZES, help_text, WHOLE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions(Sizes):
     """Sizes of the workload."""
 
     layers: Annotated[
-        int | None,
-        option(
-            "--layers N",
-            _SIZES,
-            "Layers; of encoder and of decoder for t5; 50, 101 or 152 for wide-resnet.",
-            WHOLE,
-        ),
+        int | None, _size("--layers N", "Layers; t5: of either part; wide-resnet: 50, 101, 152.")
     ] = None
-    hidden_size: Annotated[
-        int | None, option("--hidden-size N", _SIZES, "Width of a transformer.", WHOLE)
-    ] = None
-    heads: Annotated[int | None, option("--heads N", _SIZES, "Attention heads.", WHOLE)] = None
+    hidden_size: Annotated[int | None, _size("--hidden-size N", "Width of a transformer.")] = None
+    heads: Annotated[int | None, _size("--heads N", "Attention heads.")] = None
     vocabulary_size: Annotated[
-        int | None,
-        option(
-            "--vocabulary-size N",
-            _SIZES,
-            "Words; 0 leaves out embedding and head of gpt and bert.",
-            WHOLE,
-        ),
+        int | None, _size("--vocabulary-size N", "Words; 0: no embedding and head (gpt, bert).")
     ] = None
-    sequence_length: Annotated[
-        int | None, option("--sequence-length N", _SIZES, "Tokens of a sample.", WHOLE)
-    ] = None
+    sequence_length: Annotated[int | None, _size("--sequence-length N", "Tokens of a sample.")] = (
+        None
+    )
     width_factor: Annotated[
-        int | None,
-        option(
-            "--width-factor N",
-            _SIZES,
-            "How much wider than ResNet's the 3x3 convolutions are.",
-            WHOLE,
-        ),
+        int | None, _size("--width-factor N", "How much wider than ResNet's 3x3 convolutions.")
     ] = None
-    image_size: Annotated[
-        int | None, option("--image-size N", _SIZES, "Pixels on a side of an image.", WHOLE)
-    ] = None
+    image_size: Annotated[int | None, _size("--image-size N", "Pixels on a side of an image.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +148,7 @@ class MeasuringOptions:
 
     device: Annotated[
         int | None,
-        option(
-            "--device N",
-            _MEASURING,
-            "The GPU to measure on, as nvidia-smi counts; default: the first one that "
-            "CUDA_VISIBLE_DEVICES leaves.",
-            WHOLE,
-        ),
+        option("--device N", _MEASURING, "Which GPU, by nvidia-smi; default: CUDA's first.", WHOLE),
     ] = None
     error: Annotated[
         float | None,
@@ -217,11 +173,7 @@ class MeasuringOptions:
     ] = False
     smooth: Annotated[
         bool,
-        option(
-            "--smooth",
-            _MEASURING,
-            "Take out noise at the end; raw_time and raw_energy keep what was measured.",
-        ),
+        option("--smooth", _MEASURING, "Take out noise; raw_time and raw_energy stay."),
     ] = False
 
 
@@ -364,12 +316,12 @@ def _measure(
             "forward again for either part; measure without --recompute, and give --recompute to "
             "envplan frontier or solve instead"
         )
-    settings = Settings.within(
-        20.0 if measuring.time_limit is None else measuring.time_limit,
+    settings = Settings(
         step=step,
-        lock=not measuring.no_lock,
-        target_error=(1.0 if measuring.error is None else measuring.error) / 100,
         split_backward=work.split_backward,
+        lock=not measuring.no_lock,
+        target_error=(measuring.error or 1.0) / 100,
+        time_limit=measuring.time_limit or Settings.time_limit,
     )
     with ExitStack() as stack:
         chosen, other = _devices(measuring.device, stack)

@@ -13,7 +13,7 @@ from typing import Any
 from envplan.errors import EnvplanError, InputError
 from envplan.profiling.sweep import Workload
 
-__all__ = ["load_entry"]
+__all__ = ["explained", "load_entry"]
 
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
@@ -38,12 +38,12 @@ def load_entry(entry: str, device: str) -> Workload:
     if here not in sys.path:
         sys.path.insert(0, here)
     option = f"--entry {entry}:"
-    with _explained(f"{option} {module_name} does not import", ""):
+    with explained(f"{option} {module_name} does not import", ""):
         module = importlib.import_module(module_name)
     function = getattr(module, name, None)
     if not callable(function):
         raise InputError(f"{option} {module_name} has no function {name}")
-    with _explained(
+    with explained(
         f"{option} {name}() failed",
         f"{option} what {name}() makes does not fit in memory; make stages smaller or let it "
         "return them on the CPU, they are moved to the GPU one by one",
@@ -89,7 +89,7 @@ class _Guarded:
 
 def _guarded(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     where = f"{name}({', '.join(map(str, arguments))}) of the workload"
-    with _explained(
+    with explained(
         f"{where} fails",
         f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
     ):
@@ -97,8 +97,13 @@ def _guarded(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def _explained(failed: str, too_large: str) -> Iterator[None]:
-    """Whatever a user's code raises, SystemExit too, becomes an InputError of one line."""
+def explained(failed: str, too_large: str) -> Iterator[None]:
+    """Whatever a user's code raises, SystemExit too, becomes an InputError.
+
+    Args:
+        failed: what to say, before the exception's own words.
+        too_large: what to say if memory ran out; "": as for others.
+    """
     try:
         yield
     except EnvplanError:

@@ -24,8 +24,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
-from itertools import pairwise
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from envplan.devices.base import Device, DeviceError, PermissionDeniedError
 from envplan.errors import InputError
@@ -49,6 +51,8 @@ __all__ = [
     "summarize_profile",
     "sweep",
 ]
+
+FloatArray = npt.NDArray[np.float64]
 
 _FORWARD, _BACKWARD = "forward", "backward"
 
@@ -122,7 +126,8 @@ class Settings:
             clocks the driver chooses, and all rows go by the one that the first was seen at.
         target_error: relative standard error that time and energy shall meet.
         time_limit: for an operation at a clock, s; what is not good enough by then stays so.
-        warm_up: how long an operation runs at a clock before it counts, s.
+        warm_up: how long an operation runs at a clock before it counts, s; like the next two no
+            longer than the time limit allows.
         preheat: how long the first one of a run does, s: a cold GPU draws less.
         block: how long a block of repetitions is, about, s.
         counter_period: how often the driver updates the energy counter, s.
@@ -139,28 +144,6 @@ class Settings:
     block: float = 0.5
     counter_period: float = 0.1
     rises: int = 5
-
-    @classmethod
-    def within(
-        cls,
-        time_limit: float,
-        *,
-        step: int,
-        lock: bool,
-        target_error: float,
-        split_backward: bool = False,
-    ) -> Self:
-        """Settings whose shorter times fit into a time limit for an operation."""
-        return cls(
-            step=step,
-            split_backward=split_backward,
-            lock=lock,
-            target_error=target_error,
-            time_limit=time_limit,
-            warm_up=min(cls.warm_up, time_limit),
-            preheat=min(cls.preheat, time_limit),
-            block=min(cls.block, time_limit / _LEAST_BLOCKS),
-        )
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -216,49 +199,40 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
         blocks: at least one, in the order they ran in, with no pause between them.
         counter_period: of the energy counter, s.
     """
-    joules, seconds = math.fsum(b.joules for b in blocks), math.fsum(b.seconds for b in blocks)
-    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules / seconds
-    kept = _typical(blocks, reading)
-    used = [blocks[k] for k in kept]
-    count = sum(block.count for block in used)
-    times = [block.seconds / block.count for block in used]
-    energies = [block.joules / block.count for block in used]
+    count, seconds, joules = np.array([(b.count, b.seconds, b.joules) for b in blocks]).T
+    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
+    times, powers = seconds / count, joules / seconds
+    used = _typical(times, 0.0) & _typical(powers, reading / seconds.min())
+    samples, total = int(used.sum()), count[used].sum()
+    times, energies = times[used], (joules / count)[used]
 
     # Each stretch of blocks without a gap begins and ends with a reading; variation beyond what
     # the readings explain is the operation's own.
-    stretches = 1 + sum(after != before + 1 for before, after in pairwise(kept))
-    readings = reading * math.sqrt(stretches) / count
-    per_block = reading * len(used) / count
-    own = max(0.0, _variance(energies) - per_block**2) / len(used)
+    stretches = 1 + int((np.diff(np.flatnonzero(used)) > 1).sum())
+    readings = reading * math.sqrt(stretches) / total
+    per_block = reading * samples / total
+    own = max(0.0, _variance(energies) - per_block**2) / samples
     return Measurement(
-        time=math.fsum(block.seconds for block in used) / count,
-        energy=math.fsum(block.joules for block in used) / count,
-        time_error=math.sqrt(_variance(times) / len(used)),
+        time=float(seconds[used].sum() / total),
+        energy=float(joules[used].sum() / total),
+        time_error=math.sqrt(_variance(times) / samples),
         energy_error=math.sqrt(own + readings**2),
-        samples=len(used),
+        samples=samples,
     )
 
 
-def _typical(blocks: Sequence[Block], reading: float) -> list[int]:
-    """Indices of the blocks that are no outliers in time or power."""
-    times = [block.seconds / block.count for block in blocks]
-    powers = [block.joules / block.seconds for block in blocks]
-    shortest = min(block.seconds for block in blocks)
-    far_times = _outliers(times, least=1e-3 * statistics.median(times))
-    far_powers = _outliers(powers, least=reading / shortest + 1e-3 * statistics.median(powers))
-    return [k for k in range(len(blocks)) if k not in far_times | far_powers]
+def _typical(values: FloatArray, noise: float) -> npt.NDArray[np.bool_]:
+    """Which values are no outliers, their standard deviation being that of the noise at least."""
+    middle = np.median(values)
+    spread = _MEDIAN_DEVIATION * np.median(np.abs(values - middle))
+    typical: npt.NDArray[np.bool_] = np.abs(values - middle) <= _OUTLIER * max(
+        spread, noise + 1e-3 * middle
+    )
+    return typical
 
 
-def _outliers(values: Sequence[float], *, least: float) -> set[int]:
-    """Indices of values too far from the median, by a standard deviation of at least `least`."""
-    middle = statistics.median(values)
-    spread = _MEDIAN_DEVIATION * statistics.median(abs(value - middle) for value in values)
-    far = _OUTLIER * max(spread, least)
-    return {k for k, value in enumerate(values) if abs(value - middle) > far}
-
-
-def _variance(values: Sequence[float]) -> float:
-    return statistics.variance(values) if len(values) > 1 else 0.0
+def _variance(values: FloatArray) -> float:
+    return float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -595,8 +569,9 @@ class _Sweep:
     def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
         settings = self.settings
         run = self._operation(stage, instruction)
-        warm_up = settings.preheat if self._cold else settings.warm_up
-        count = max(1, math.ceil(settings.block / self._warm_up(run, warm_up)))
+        warm_up = min(settings.preheat if self._cold else settings.warm_up, settings.time_limit)
+        block = min(settings.block, settings.time_limit / _LEAST_BLOCKS)
+        count = max(1, math.ceil(block / self._warm_up(run, warm_up)))
         self._cold = False
         begin = self.now()
         blocks: list[Block] = []
