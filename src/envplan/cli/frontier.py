@@ -114,22 +114,25 @@ def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> 
 
 
 def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, print_table, say
-
-    modelled = ", modelled" if traced.profile.metadata.source == "modelled" else ""
-    say(describe_job(traced))
-    print_table(
-        f"One iteration, all GPUs{modelled}",
-        ("", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)", "power (W)"),
-        _rows(traced, plans),
+    from envplan.cli.output import (
+        ITERATION,
+        describe_job,
+        exact_seconds,
+        print_columns,
+        say,
+        titled,
     )
+
+    say(describe_job(traced))
+    source = traced.profile.metadata.source
+    print_columns(titled(ITERATION, source), _columns(traced, plans))
     say(
         f"T_min {exact_seconds(traced.min_time)} s, "
         f"T_star {exact_seconds(traced.min_energy_time)} s"
     )
     if not any(path.suffix.lower() in _PLOT_TYPES for path in written):
         _sketch(traced, plans)
-    say(_verdict(plans) + (" (modelled)" if modelled else ""))
+    say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
     for path in written:
         say(f"wrote {path}")
 
@@ -147,7 +150,7 @@ def _sketch(traced: Frontier, plans: list[Plan]) -> None:
     say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
 
 
-def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:
+def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[str]]:
     from envplan.cli.output import column, signed_percent
 
     baseline = plans[0].predicted.baseline
@@ -156,18 +159,18 @@ def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:
     names[1] = "T_min plan"
     if len(shown) > 1:
         names[-1] = "T_star plan"
+    slower = [0.0, *(p.predicted.slowdown_percent for p in shown)]
     least = traced.energy_at(baseline.iteration_time_s)
     baseline_gap = baseline.energy_j / least - 1 if least else 0.0
-    columns = [
-        names,
-        column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
-        [signed_percent(0), *(signed_percent(p.predicted.slowdown_percent) for p in shown)],
-        column([baseline.energy_j, *(p.energy for p in shown)], 5),
-        ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
-        [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
-        column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
-    ]
-    return [list(row) for row in zip(*columns, strict=True)]
+    return {
+        "": names,
+        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
+        "slower (%)": list(map(signed_percent, slower)),
+        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)], 5),
+        "saved (%)": ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
+        "gap (%)": [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
+        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
+    }
 
 
 def evenly(plans: list[Plan], count: int) -> list[Plan]:

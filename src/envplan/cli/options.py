@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envplan.cli.command import CLOCKS, JOB, MONEY, MOST, NOISE, OUTPUT, TARGET, one_of, option
+from envplan.cli.command import (
+    CLOCKS,
+    JOB,
+    MONEY,
+    MOST,
+    NOISE,
+    OUTPUT,
+    TARGET,
+    Numbers,
+    numbers,
+    one_of,
+    option,
+)
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
 
@@ -116,15 +128,6 @@ Noise = Annotated[
         PERCENT,
     ),
 ]
-ActivationSlots = Annotated[
-    str | None,
-    option(
-        "--activation-slots N[,N...]",
-        JOB,
-        "Microbatches whose activations fit into a stage's memory, one number for all stages "
-        "or one for each: caps how far schedule envpipe runs ahead.",
-    ),
-]
 Reconfigure = Annotated[
     str | None,
     option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
@@ -193,7 +196,16 @@ class JobOptions:
         Path | None,
         option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
     ] = None
-    activation_slots: ActivationSlots = None
+    activation_slots: Annotated[
+        Numbers | None,
+        option(
+            "--activation-slots N[,N...]",
+            JOB,
+            "Microbatches whose activations fit into a stage's memory, one number for all stages "
+            "or one for each: caps how far schedule envpipe runs ahead.",
+            numbers("8 or 8,7,6,5", least=0),
+        ),
+    ] = None
     recompute: Annotated[
         bool,
         option(
@@ -272,6 +284,12 @@ class JobOptions:
             return profile.metadata.gpus_per_stage
         return (self.tp or profile.metadata.tensor_parallel or 1) * (self.cp or 1)
 
+    @property
+    def slots(self) -> int | list[int] | None:
+        """--activation-slots: one number for all stages, or one for each."""
+        slots = self.activation_slots
+        return slots[0] if slots is not None and len(slots) == 1 else slots
+
     def replicas(self, profile: Profile) -> int:
         """Replicas of the pipeline: as given, else as the profile's sidecar says."""
         return self.dp or profile.metadata.job.replicas
@@ -326,7 +344,7 @@ class JobOptions:
         from envplan.planners import forwards_ahead
 
         timed = profile.fitted(("backward",), recompute=self.recompute)
-        return forwards_ahead(timed, microbatches, parse_slots(self.activation_slots))
+        return forwards_ahead(timed, microbatches, self.slots)
 
 
 def open_profile(path_or_name: str) -> Profile:
@@ -344,23 +362,6 @@ def open_profile(path_or_name: str) -> Profile:
             path=DEFAULT_PROFILE,
         )
     return Profile.open(path_or_name)
-
-
-def parse_slots(text: str | None) -> int | list[int] | None:
-    """The numbers that --activation-slots gives.
-
-    Raises:
-        InputError: it is no number, and no list of them.
-    """
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
-        ) from None
-    return numbers[0] if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,25 +61,20 @@ def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
 
 def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
     """EnvPipe's iterations as a table."""
-    from envplan.cli.output import column, print_table, say
+    from envplan.cli.output import column, print_columns, say
 
     iterations = run.iterations
-    columns = [
-        [str(n) for n in range(1, len(iterations) + 1)],
-        [_raised(iteration.raised, pipeline) for iteration in iterations],
-        column([iteration.iteration_time for iteration in iterations], 6),
-        column([iteration.energy for iteration in iterations], 5),
-        [str(len(iteration.critical_path)) for iteration in iterations],
-    ]
+    columns = {
+        "": [str(n) for n in range(1, len(iterations) + 1)],
+        "then raised": [_raised(iteration.raised, pipeline) for iteration in iterations],
+        "time (s)": column([iteration.iteration_time for iteration in iterations], 6),
+        "energy (J)": column([iteration.energy for iteration in iterations], 5),
+        "critical path": [str(len(iteration.critical_path)) for iteration in iterations],
+    }
     if pipeline.forwards_ahead:
         ahead = ", ".join(map(str, pipeline.forwards_ahead))
         say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
-    print_table(
-        "EnvPipe's iterations",
-        ("", "then raised", "time (s)", "energy (J)", "critical path"),
-        [list(row) for row in zip(*columns, strict=True)],
-        words=2,
-    )
+    print_columns("EnvPipe's iterations", columns, words=2)
     say(f"EnvPipe stopped: {_stop(run)}")
 
 
