@@ -10,24 +10,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+from tools.sosp24.clocks import replay_clocks
 from tools.sosp24.data import WORKLOADS, FloatArray, Runs, read_runs
 from tools.sosp24.overheads import Replay, mean_stall
 from tools.sosp24.times import SwitchLatency, clocks_of
 from tools.sosp24.workloads import Model, find_latency, identify, workload_profile
 
 from benchmarks.report import table
-from envplan import Pipeline, Profile
 from envplan._files import atomic_write
-from envplan.plan import option_tables
-from envplan.simulation import price_with_latency
-from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,8 +115,9 @@ class Outcome:
     @property
     def fastest(self) -> npt.NDArray[np.bool_]:
         """Runs at the highest clock throughout, (R)."""
-        highest = self.runs.frequency_mhz.max()
-        return (self.runs.frequency_mhz == highest).all(1)
+        clocks = self.runs.frequency_mhz
+        throughout: npt.NDArray[np.bool_] = (clocks == clocks.max()).all(1)
+        return throughout
 
     @property
     def time_error(self) -> FloatArray:
@@ -130,31 +128,6 @@ class Outcome:
     def energy_error(self) -> FloatArray:
         """Percent, (R)."""
         return 100 * (self.energy_j / self.runs.energy_j - 1)
-
-
-def replay_clocks(
-    pipeline: Pipeline,
-    profile: Profile,
-    clocks: Sequence[Sequence[int]],
-    switch_latency: float = 0.0,
-) -> tuple[float, float]:
-    """Iteration time (s) and energy (J) of clocks, a list per stage of MHz in execution order.
-
-    Operations whose time no clock changes are not among them.
-    """
-    tables = option_tables(pipeline, profile)
-    left = [iter(stage) for stage in clocks]
-    options = []
-    for op, options_of in zip(pipeline.operations, tables, strict=True):
-        constant = not options_of.frequency_mhz.any()
-        asked = 0 if constant else next(left[op.stage])
-        options.append(int(np.flatnonzero(options_of.frequency_mhz == asked)[0]))
-    assert profile.blocking_power_w is not None
-    waiting = [uw_from_w(power) for power in profile.blocking_power_w]
-    priced = price_with_latency(
-        pipeline, profile, np.array(options, np.int32), waiting, ns_from_s(switch_latency)
-    )
-    return s_from_ns(priced.makespan_ns), j_from_fj(priced.energy_fj)
 
 
 def main() -> None:
@@ -195,7 +168,7 @@ def left_out(name: str, latency: SwitchLatency, folds: int = FOLDS) -> Outcome:
     for fold in range(folds):
         model = identify(runs.take(fold_of != fold), latency.seconds, replay, clocks)
         profile = workload_profile(model, latency, int((fold_of != fold).sum()))
-        pipeline = Pipeline.from_job(profile.metadata.extra["job"])
+        pipeline = profile.pipeline()
         for run in np.flatnonzero(fold_of == fold).tolist():
             asked = runs.clocks(run)
             predicted[:2, run] = replay_clocks(pipeline, profile, asked)
@@ -273,8 +246,7 @@ it changes from plan to plan:
   up to {100 * (highest.max() / highest.min() - 1):.1f}%, and within a run of a plan their standard
   deviation is up to {100 * spread.max():.0f}%.
 - A linear fit of the iteration to the measured busy times of stages 3 and 4 and of all others, with
-  none of a replay's rules, is {rms:.1f}% rms off on plans left out. A model of the plan can hardly be
-  better.
+  none of a replay's rules, is {rms:.1f}% rms off on plans left out. A model can hardly be better.
 - That fit says that an iteration becomes {-slope:.2f} s longer for each second that the **other**
   stages become faster: GPUs that wait seem to slow the network down. Constant transfers
   cannot do this. At the highest clock, where all others wait most, the prediction is

@@ -25,7 +25,6 @@ from tools.sosp24.times import find_times, switch_latencies
 from tools.sosp24.workloads import identify, job, profile_name
 
 from envplan import Pipeline, Profile, trace_frontier
-from envplan.profile import read_cells
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 WORKLOAD_PROFILES = [profile_name(workload) for workload in WORKLOADS.values()]
@@ -49,11 +48,10 @@ def test_a_sidecar_says_who_measured_and_under_which_license(name: str) -> None:
 @pytest.mark.parametrize("name", [*STAGE_PROFILES, *WORKLOAD_PROFILES])
 def test_the_job_of_a_sidecar_is_one_that_the_profile_fits(name: str) -> None:
     profile = Profile.builtin(name)
-    described = profile.metadata.extra["job"]
-    pipeline = Pipeline.from_job(described)
+    pipeline = profile.pipeline()
     assert pipeline.num_stages == profile.num_stages
     assert pipeline.num_microbatches == profile.metadata.num_microbatches
-    assert described["gpus_per_stage"] == profile.metadata.tensor_parallel
+    assert profile.metadata.gpus_per_stage == profile.metadata.tensor_parallel
     stages = {(op.profile_stage, op.instruction) for op in pipeline.operations}
     assert all(profile.has(*one) for one in stages)
 
@@ -72,26 +70,20 @@ def test_all_of_them_together_are_below_a_megabyte() -> None:
 
 @every_stage_profile
 def test_a_stage_profile_is_what_the_tool_makes_of_the_measured_rows(name: str) -> None:
-    made, shipped = stage_profile(name), Profile.builtin(name)
+    made, shipped = stage_profile(name), Profile.read_csv(PROFILES / f"{name}.csv")
     assert made.sha256 == shipped.sha256
     assert made.metadata.to_json() == shipped.metadata.to_json()
 
 
 @every_workload
 def test_rows_cover_every_clock_and_say_which_are_interpolated(name: str) -> None:
-    rows = [row for row in read_cells(PROFILES / f"{name}.csv") if int(row["frequency"]) > 0]
+    table = pd.read_csv(PROFILES / f"{name}.csv")
+    table = table[table["instruction"].isin(["forward", "backward"])]
     runs = read_runs(name.removeprefix("sosp24-"))
     lowest, highest = runs.frequency_mhz.min(), runs.frequency_mhz.max()
-    for row in rows:
-        if row["instruction"] in ("forward", "backward"):
-            assert (row["origin"] == "measured") == (int(row["samples"]) > 0)
-    for stage in range(runs.workload.num_stages):
-        clocks = [
-            int(row["frequency"])
-            for row in rows
-            if row["stage"] == str(stage) and row["instruction"] == "forward"
-        ]
-        assert sorted(clocks) == list(range(lowest, highest + 1, 15))
+    assert ((table["origin"] == "measured") == (table["samples"] > 0)).all()
+    for _, rows in table.groupby(["stage", "instruction"]):
+        assert sorted(rows["frequency"]) == list(range(lowest, highest + 1, 15))
 
 
 @every_workload
@@ -290,7 +282,8 @@ def test_a_stall_in_one_iteration_is_told_from_the_spread() -> None:
 
 def test_the_tools_replay_is_that_of_the_planner(synthetic: Runs) -> None:
     model = identify(synthetic, LATENCY)
-    pipeline = Pipeline.from_job(job(model))
+    described = job(model)
+    pipeline = Pipeline("1f1b", 4, 12, p2p_latency=described.p2p_latency_s, extras=described.extras)
     overheads = model.overheads
     mine = iter(synthetic.time_s[5])
     constant = {"load": overheads.load_s, "optimizer": overheads.optimizer_s}
@@ -337,7 +330,7 @@ def test_a_jump_of_measured_times_is_found_and_kept() -> None:
     assert [clocks[k] for k in below] == [960]
     smooth, _ = smooth_table(clocks, times, energies)
     moved = np.abs(smooth / times - 1)
-    assert np.sort(moved)[-2] < 0.015  # one row lies within the jump
+    assert np.sort(moved)[-2] < 0.02  # one row lies within the jump
     assert moved[clocks <= 960].max() < 0.001
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,6 +246,21 @@ def test_search_keeps_power_under_a_cap_that_it_can_keep() -> None:
     found = search.improve(problem.max_frequency_rows, 60_000, 1.5, 0)
     assert search.score(found).holds
     assert problem.replay(found).peak_uw <= cap
+
+
+def test_a_long_search_can_be_interrupted() -> None:
+    profile = Profile.builtin("a100-gpt3-1.3b-4stage")
+    problem = Problem(Pipeline("1f1b", 4, 8), profile, [75_000_000] * 4)
+    rows = problem.max_frequency_rows
+    search = Search(problem, problem.replay(rows).starts_ns, 10**10, price_uw=10**9)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            search.improve(rows, 10**15, 1.0, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_is_left_is_carried_over_in_whole_ns() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import validate
-from benchmarks.validate import Outcome, left_out, replay_clocks
+from benchmarks.validate import Outcome, left_out
+from tools.sosp24.clocks import replay_clocks
 from tools.sosp24.data import WORKLOADS, read_runs
 from tools.sosp24.overheads import Replay
 from tools.sosp24.times import SwitchLatency
 from tools.sosp24.workloads import identify
 
 import envplan
-from envplan import Pipeline, Profile
+from envplan import Profile
 
 NAME = "a100-bert-huge-uncased-4stage"
 LATENCY = SwitchLatency(0.0046, 0.0026, 0.0047, 428)
@@ -72,7 +73,7 @@ def test_a_run_is_not_in_the_profile_that_predicts_it(monkeypatch: pytest.Monkey
 
 def test_replayed_clocks_cost_what_a_plan_of_them_costs() -> None:
     profile = Profile.builtin(f"sosp24-{NAME}")
-    pipeline = Pipeline.from_job(profile.metadata.extra["job"] | {"microbatches": 6})
+    pipeline = profile.pipeline().with_microbatches(6)
     plan = envplan.trace_frontier(pipeline, profile).plan(slowdown=0.02)
     clocks = [[mhz for mhz in stage if mhz] for stage in plan.frequencies]
     time, energy = replay_clocks(pipeline, profile, clocks)
@@ -88,7 +89,7 @@ def test_replaying_a_run_on_its_profile_is_replaying_the_profile_s_times() -> No
     runs = read_runs(NAME)
     model = identify(runs, LATENCY.seconds)
     profile = validate.workload_profile(model, LATENCY, len(runs))
-    pipeline = Pipeline.from_job(profile.metadata.extra["job"])
+    pipeline = profile.pipeline()
     expected = Replay(runs.workload)(model.times.of(runs), model.overheads)
     time, _ = replay_clocks(pipeline, profile, runs.clocks(5))
     assert time == pytest.approx(expected[5], rel=1e-5)

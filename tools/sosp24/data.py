@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -138,12 +138,23 @@ class Runs:
     @property
     def energy_j(self) -> FloatArray:
         """Of an iteration over all ranks, (R)."""
-        return self.rank_energy_j.sum(1)
+        total: FloatArray = self.rank_energy_j.sum(1)
+        return total
 
     @property
     def planned(self) -> npt.NDArray[np.bool_]:
         """Runs of Perseus's plans, (R); the others are warm-ups and EnvPipe's plan."""
         return np.array([planner == "perseus" and run >= 2 for planner, run in self.keys])
+
+    @property
+    def kinds(self) -> list[tuple[int, int, npt.NDArray[np.bool_]]]:
+        """(stage, 0 forward or 1 backward, which operations, (N)) of each table of a profile."""
+        stages = range(self.workload.num_stages)
+        return [
+            (stage, kind, (self.stage == stage) & (self.backward == bool(kind)))
+            for stage in stages
+            for kind in (0, 1)
+        ]
 
     def clocks(self, run: int) -> list[list[int]]:
         """The clocks of one run, a list per stage in execution order."""
@@ -152,18 +163,17 @@ class Runs:
 
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Runs:
         """Some of the runs."""
-        chosen = np.arange(len(self))[index]
-        arrays = (
-            self.frequency_mhz,
-            self.time_s,
-            self.time_std_s,
-            self.iteration_time_s,
-            self.iteration_std_s,
-            self.iterations,
-            self.rank_energy_j,
+        return replace(
+            self,
+            keys=tuple(self.keys[k] for k in np.arange(len(self))[index].tolist()),
+            frequency_mhz=self.frequency_mhz[index],
+            time_s=self.time_s[index],
+            time_std_s=self.time_std_s[index],
+            iteration_time_s=self.iteration_time_s[index],
+            iteration_std_s=self.iteration_std_s[index],
+            iterations=self.iterations[index],
+            rank_energy_j=self.rank_energy_j[index],
         )
-        keys = tuple(self.keys[k] for k in chosen.tolist())
-        return Runs(self.workload, keys, self.stage, self.backward, *(a[chosen] for a in arrays))
 
 
 @cache

@@ -124,12 +124,10 @@ def _measured(runs: Runs, knots: FloatArray, steps: FloatArray) -> tuple[FloatAr
     """Each rank's energy, (R * S), and how much each unknown counts in it, (R * S, S * 2 * K)."""
     stages, number = runs.workload.num_stages, len(knots)
     design = np.zeros((len(runs), stages, stages, 2, number))
-    for stage in range(stages):
-        for backward in (0, 1):
-            which = (runs.stage == stage) & (runs.backward == bool(backward))
-            for run in range(len(runs)):
-                shares = _shares(runs.frequency_mhz[run, which].astype(float), knots)
-                design[run, stage, stage, backward] = (runs.time_s[run, which] @ shares) @ steps
+    for stage, backward, which in runs.kinds:
+        for run in range(len(runs)):
+            shares = _shares(runs.frequency_mhz[run, which].astype(float), knots)
+            design[run, stage, stage, backward] = (runs.time_s[run, which] @ shares) @ steps
     return runs.rank_energy_j.ravel(), design.reshape(len(runs) * stages, -1)
 
 
@@ -141,21 +139,18 @@ def _valleys(runs: Runs, times: TimeCurves, share: FloatArray) -> tuple[FloatArr
     """
     stages, number = runs.workload.num_stages, share.shape[1]
     rows, level = np.zeros((stages * 2, stages * 2 * number)), np.zeros(stages * 2)
-    planned = np.array([planner == "perseus" for planner, _ in runs.keys])
+    planned = runs.planned
     reach = round(_VALLEY_MHZ / (times.clocks_mhz[1] - times.clocks_mhz[0]))
-    for stage in range(stages):
-        for backward in (0, 1):
-            which = (runs.stage == stage) & (runs.backward == bool(backward))
-            lowest = int(runs.frequency_mhz[planned][:, which].min())
-            valley = int(np.searchsorted(times.clocks_mhz, lowest))
-            below, above = max(valley - reach, 0), min(valley + reach, len(times.clocks_mhz) - 1)
-            time = times.time_s[stage, backward]
-            block = stage * 2 + backward
-            scale = _VALLEY_W * time[valley]
-            rows[block, block * number : (block + 1) * number] = (
-                share[above] * time[above] - share[below] * time[below]
-            ) / scale
-            level[block] = runs.workload.waiting_w * (time[above] - time[below]) / scale
+    for block, (stage, backward, which) in enumerate(runs.kinds):
+        lowest = int(runs.frequency_mhz[planned][:, which].min())
+        valley = int(np.searchsorted(times.clocks_mhz, lowest))
+        below, above = max(valley - reach, 0), min(valley + reach, len(times.clocks_mhz) - 1)
+        time = times.time_s[stage, backward]
+        scale = _VALLEY_W * time[valley]
+        rows[block, block * number : (block + 1) * number] = (
+            share[above] * time[above] - share[below] * time[below]
+        ) / scale
+        level[block] = runs.workload.waiting_w * (time[above] - time[below]) / scale
     return rows, level
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from envplan.profile.sidecar import Job
+
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
 from tools.sosp24.data import GPU_NAMES, WAITING_W, read_stage_profile
@@ -92,13 +94,6 @@ def stage_profile(name: str) -> Profile:
                 "that of one GPU and needs no scale, so savings and slowdowns do not change."
             ),
         },
-        "job": {
-            "schedule": "1f1b",
-            "stages": 8,
-            "microbatches": _DEFAULT,
-            "p2p_latency_s": 0.0,
-            "gpus_per_stage": _TENSOR_PARALLEL,
-        },
         "published": {
             "savings_percent": savings[_MICROBATCHES.index(_DEFAULT)],
             "slowdown_percent": 0.0,
@@ -122,6 +117,7 @@ def stage_profile(name: str) -> Profile:
         tensor_parallel=_TENSOR_PARALLEL,
         schedule="1f1b",
         num_microbatches=_DEFAULT,
+        job=Job(stages=8, gpus_per_stage=_TENSOR_PARALLEL),
         extra=extra,
     )
     return Profile.from_rows(rows, name=name, metadata=metadata)

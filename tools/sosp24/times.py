@@ -109,7 +109,7 @@ def switch_latencies(runs: Runs) -> FloatArray:
     previous = _previous(runs)
     settled = previous == runs.frequency_mhz
     late: list[float] = []
-    for _, backward, operations in _kinds(runs):
+    for _, backward, operations in runs.kinds:
         if backward:
             continue
         clocks, times = runs.frequency_mhz[:, operations], runs.time_s[:, operations]
@@ -148,7 +148,7 @@ def find_times(
     curves: TimeCurves | None = None
     for _ in range(2):  # the correction for late clocks needs the curves
         times = runs.time_s if curves is None else _settled(runs, curves, latency_s)
-        for stage, backward, operations in _kinds(runs):
+        for stage, backward, operations in runs.kinds:
             cells = _cells(clocks, runs.frequency_mhz[:, operations], times[:, operations])
             mean[stage, backward], error[stage, backward], count[stage, backward] = cells
         fitted = np.empty(shape), np.empty(shape)
@@ -158,12 +158,6 @@ def find_times(
         curves = TimeCurves(clocks, *fitted, count)
     assert curves is not None
     return curves
-
-
-def _kinds(runs: Runs) -> list[tuple[int, int, npt.NDArray[np.bool_]]]:
-    """(stage, 0 forward or 1 backward, which operations, (N)) of each table of the profile."""
-    stages = range(runs.workload.num_stages)
-    return [(s, b, (runs.stage == s) & (runs.backward == bool(b))) for s in stages for b in (0, 1)]
 
 
 def _previous(runs: Runs) -> npt.NDArray[np.int64]:

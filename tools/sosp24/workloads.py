@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from envplan.profile.sidecar import Job
 
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
@@ -90,10 +91,8 @@ def identify(
     ]
     relative = runs.time_std_s / runs.time_s
     spread = np.empty((runs.workload.num_stages, 2))
-    for stage in range(len(spread)):
-        for backward in (0, 1):
-            which = (runs.stage == stage) & (runs.backward == bool(backward))
-            spread[stage, backward] = np.median(relative[:, which])
+    for stage, backward, which in runs.kinds:
+        spread[stage, backward] = np.median(relative[:, which])
     powers = find_powers(runs, times)
     return Model(runs.workload, times, powers, overheads, spread, (short[0], short[1]))
 
@@ -126,19 +125,17 @@ def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile
     )
 
 
-def job(model: Model) -> dict[str, Any]:
-    """The job that was run, in the words of a plan's job."""
+def job(model: Model) -> Job:
+    """The job that was run, beside schedule and microbatches."""
     workload = model.workload
     stages = list(range(workload.num_stages))
     lags = [_digits(lag) for lag in model.overheads.boundaries(workload)]
-    return {
-        "schedule": "1f1b",
-        "stages": workload.num_stages,
-        "microbatches": workload.num_microbatches,
-        "p2p_latency_s": lags[0] if len(set(lags)) == 1 else lags,
-        "extras": {"load": stages, "optimizer": stages},
-        "gpus_per_stage": 1,
-    }
+    return Job(
+        stages=workload.num_stages,
+        p2p_latency_s=lags[0] if len(set(lags)) == 1 else lags,
+        extras={"load": stages, "optimizer": stages},
+        gpus_per_stage=1,
+    )
 
 
 def _row(model: Model, stage: int, kind: int, instruction: str, clock: int) -> tuple[Any, ...]:
@@ -172,7 +169,6 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
         "recompute": True,
         "layers_per_stage": list(workload.layers_per_stage or ()) or "uniform",
         "blocking_power_w": workload.waiting_w,
-        "job": job(model),
         "identified": {
             "from": f"{runs} runs of Perseus's and EnvPipe's plans, clock by clock",
             "time": (
@@ -242,6 +238,7 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
         tensor_parallel=1,
         schedule="1f1b",
         num_microbatches=workload.num_microbatches,
+        job=job(model),
         extra=extra,
     )
 
