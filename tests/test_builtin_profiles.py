@@ -19,6 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = ROOT / "profiles"
 NAMES = [builtin.job.name for builtin in BUILTINS]
 
+
+def modelled() -> list[Profile]:
+    """Those that the script makes; measured ones come from elsewhere."""
+    return [profile for profile in builtin_profiles() if profile.name in NAMES]
+
+
 every_profile = pytest.mark.parametrize("name", NAMES)
 
 
@@ -36,7 +42,7 @@ def test_committed_files_are_what_the_script_makes(regenerated: Path) -> None:
 
 def test_the_list_in_the_documentation_is_current() -> None:
     document = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
-    assert block(document, "list") == listing(builtin_profiles())
+    assert block(document, "list") == listing(modelled())
 
 
 def test_the_list_is_written_into_a_document(tmp_path: Path) -> None:
@@ -45,13 +51,13 @@ def test_the_list_is_written_into_a_document(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     assert main([str(tmp_path / "profiles"), str(document)]) == 0
     text = document.read_text()
-    assert block(text, "list") == listing(builtin_profiles())
+    assert block(text, "list") == listing(modelled())
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
 
 
 def test_all_of_them_together_are_small() -> None:
-    assert sum(path.stat().st_size for path in COMMITTED.iterdir()) < 3_000_000
+    assert sum((COMMITTED / f"{name}.csv").stat().st_size for name in NAMES) < 3_000_000
 
 
 def test_all_families_are_there() -> None:

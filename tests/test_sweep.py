@@ -662,3 +662,13 @@ def test_a_counter_that_is_reset_is_noticed_and_spoils_no_row(
         for k, clock in enumerate(table.frequency_mhz.tolist()):
             _, joules = stages.exact(0, instruction, clock)
             assert table.energy_fj[k] / 1e15 == pytest.approx(joules, rel=0.012)
+
+
+def test_a_counter_that_only_falls_ends_the_sweep(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = count(10**9, -(10**3))
+    monkeypatch.setattr(stages.device, "energy", lambda: next(falling))
+    with pytest.raises(DeviceError, match="fell or could not be read 11 times in a row"):
+        run(tmp_path / "profile.csv", stages)
+    assert stages.device._locked is None

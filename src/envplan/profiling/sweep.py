@@ -591,20 +591,23 @@ class _Sweep:
             before, energy = energy, self._energy()
             spent = self.now() - begin
             if before is not None and energy is not None and energy >= before:
+                spoiled = 0
                 blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
                 found = summarize(blocks, settings.counter_period)
                 if found.meets(settings.target_error) or spent >= settings.time_limit:
                     break
                 continue
             # Blocks count only where one reading follows the other: begin anew.
+            blocks.clear()
+            if before is None and energy is not None:  # the first reading after one that failed
+                continue
             if before is not None and energy is not None:
                 self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
-            blocks.clear()
             spoiled += 1
             if spoiled > _MOST_SPOILED:
                 raise DeviceError(
                     f"the energy counter of the {self.device.info.name} fell or could not be read "
-                    f"{spoiled} times while one operation ran; nothing can be measured on it"
+                    f"{spoiled} times in a row; nothing can be measured on it"
                 )
         if found.energy <= 0:
             raise DeviceError(
