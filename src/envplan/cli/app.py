@@ -14,11 +14,11 @@ import typer
 
 from envplan.cli.apply import apply
 from envplan.cli.check import check
-from envplan.cli.command import add
+from envplan.cli.command import Group, add
 from envplan.cli.compare import compare
 from envplan.cli.devices import devices
 from envplan.cli.frontier import frontier
-from envplan.cli.profile import ProfileCommand, profile
+from envplan.cli.profile import profile
 from envplan.cli.profiles import profiles
 from envplan.cli.refine import refine
 from envplan.cli.report import report
@@ -26,7 +26,7 @@ from envplan.cli.reset import reset
 from envplan.cli.schedule import schedule_app
 from envplan.cli.serving import serving
 from envplan.cli.simulate import simulate
-from envplan.cli.smooth import SmoothCommand, smooth
+from envplan.cli.smooth import smooth
 from envplan.cli.solve import solve
 from envplan.cli.sweep import sweep
 from envplan.cli.timeline import timeline
@@ -34,27 +34,21 @@ from envplan.errors import EnvplanError
 
 app = typer.Typer(
     name="envplan",
+    cls=Group,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=ProfileCommand)(profile)
-app.command(cls=SmoothCommand)(smooth)
-add(app, frontier)
-add(app, solve)
-add(app, apply)
-app.command()(profiles)
-add(app, compare)
-add(app, timeline)
-add(app, report)
-add(app, simulate)
-add(app, sweep)
-add(app, check)
-app.command()(devices)
-app.command()(refine)
-app.command()(reset)
-app.add_typer(schedule_app)
-app.add_typer(serving)
+for panel, functions in {
+    "Plan": (profile, frontier, solve, apply),
+    "Look": (compare, simulate, timeline, report, sweep),
+    "Run": (devices, refine, reset),
+    "Data": (profiles, smooth, check),
+}.items():
+    for function in functions:
+        add(app, function, panel=panel)
+app.add_typer(schedule_app, rich_help_panel="Data")
+app.add_typer(serving, rich_help_panel="Serving")
 
 # Releases of typer differ in whether click is inside it or beside it; its errors derive from one
 # class either way.

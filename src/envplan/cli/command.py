@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from envplan.errors import InputError
 from envplan.quantities import Quantity
@@ -176,9 +176,34 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Make a function a command of an app."""
-    app.command(name, cls=Command)(expanded(function))
+class Group(TyperGroup):
+    """A command of commands, with help in panels."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            panel = getattr(command, "rich_help_panel", None)
+            rows = panels.setdefault(panel if isinstance(panel, str) else "Commands", [])
+            rows.append((name, command.get_short_help_str(60)))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+def add(
+    app: typer.Typer,
+    function: Callable[..., None],
+    name: str | None = None,
+    *,
+    panel: str | None = None,
+) -> None:
+    """Make a function a command of an app.
+
+    Args:
+        panel: of the app's help.
+    """
+    app.command(name, cls=Command, rich_help_panel=panel)(expanded(function))
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:

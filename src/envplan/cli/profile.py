@@ -17,7 +17,6 @@ from envplan.cli.command import (
     JOB,
     MOST,
     OUTPUT,
-    Command,
     expanded,
     file_of,
     one_of,
@@ -52,10 +51,8 @@ _REPORT_PERIOD_S: Final = 60.0
 
 _SIZES, _MEASURING = "Sizes of the workload", "Measuring"
 
+
 #: app.py registers the command with it.
-ProfileCommand = Command
-
-
 def _known_schedule(name: str, option_name: str) -> str:
     from envplan.pipeline import SCHEDULES
 

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from envplan.cli.command import MOST, Command, expanded, file_of, option, plot_option
+from envplan.cli.command import MOST, expanded, file_of, option, plot_option
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 
+
 #: app.py registers the command with it.
-SmoothCommand = Command
-
-
 @expanded
 def smooth(
     show: OutputOptions,
