@@ -18,10 +18,10 @@ from envplan.apply import (
 )
 from envplan.errors import InputError
 from envplan.freqplan import FrequencyPlan
-from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan, build_plan, option_tables
 from envplan.profile import Profile, ProfileMetadata
+from envplan.solve import trace_frontier
 from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from strategies import pipelines, profiles

@@ -12,9 +12,9 @@ from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.cli.frontier import distinct, evenly
 from envplan.cli.output import print_table
-from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
+from envplan.solve import trace_frontier
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (

@@ -135,7 +135,7 @@ def test_a_ladder_in_the_plan_saves_the_trace(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from envplan import verify
-    from envplan.frontier import trace_frontier
+    from envplan.solve import trace_frontier
 
     plan = Plan.load(folder / "plan.json")
     frontier = trace_frontier(plan.job.pipeline(), small_profile(), replicas=4)

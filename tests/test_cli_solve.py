@@ -8,8 +8,8 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.plan import Plan
-from envplan.verify import find_profile, verify_plan
+from envplan.plan import Plan, find_profile
+from envplan.verify import verify_plan
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from cli_helpers import small_profile
 from envplan.apply import apply_plan
 from envplan.errors import InputError
 from envplan.freqplan import SCHEMA_FILE, FrequencyPlan, parse_zeus, read_zeus, schema_text
-from envplan.frontier import trace_frontier
 from envplan.pipeline import Pipeline
+from envplan.solve import trace_frontier
 from envplan.topology import Topology
 
 
