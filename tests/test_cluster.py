@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.cluster import (
-    LADDER_RUNGS,
     MOST_OWN_RUNGS,
     ClusterReport,
     read_slowdowns,
@@ -17,10 +16,10 @@ from envplan.cluster import (
     strong_scaling,
 )
 from envplan.errors import InputError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.solve import LADDER, Frontier, trace_frontier
 
 HEADER = "iteration,replica,slowdown\n"
 
@@ -94,7 +93,7 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     (iteration,) = report.iterations
     assert frontier.min_energy_time_ns < iteration.followed_time_ns <= frontier.slowest_time_ns
     sync_time = iteration.sync_time_ns / 1e9
-    at_star = until(frontier.min_energy_plan(), sync_time)
+    at_star = until(frontier.plan(min_energy=True), sync_time)
     assert report.energy < at_star * 3 / 4 + plan.energy / 4 * 50
 
 
@@ -147,7 +146,7 @@ def test_many_different_stragglers_share_one_ladder(
 ) -> None:
     slowdowns = [{0: 1 + 0.01 * k} for k in range(1, 2 * MOST_OWN_RUNGS)]
     report = simulate_cluster(plan, profile, frontier, slowdowns=slowdowns)
-    rungs = {round(rung.iteration_time * 1e9) for rung in frontier.ladder(LADDER_RUNGS)}
+    rungs = {round(rung.iteration_time * 1e9) for rung in frontier.ladder(LADDER)}
     rungs.add(report.plan_time_ns)
     assert {iteration.followed_time_ns for iteration in report.iterations} <= rungs
 

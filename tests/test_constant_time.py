@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan import Pipeline, Profile, simulate, trace_frontier
-from envplan.enforce.apply import apply_plan
-from envplan.enforce.topology import Topology
+from envplan import Pipeline, Profile, trace_frontier
 from envplan.errors import InputError
-from envplan.pipeline.extras import EXTRAS
-from envplan.verify import verify_plan
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 
@@ -107,34 +101,6 @@ def test_the_long_pipeline_is_traced_like_the_short_one() -> None:
     assert long.min_energy_time_ns == whole.min_energy_time_ns
     middle = (long.min_time + long.min_energy_time) / 2
     assert long.energy_at(middle) == whole.energy_at(middle)
-
-
-@given(
-    st.sampled_from(["1f1b", "gpipe"]),
-    st.sets(st.sampled_from(EXTRAS), min_size=1),
-    st.integers(1, 5),
-    st.floats(0.001, 0.3),
-    st.floats(0.0, 0.5),
-)
-@settings(max_examples=30, deadline=None)
-def test_plans_with_constant_operations_hold_in_every_respect(
-    schedule: str, names: set[str], microbatches: int, seconds: float, slowdown: float
-) -> None:
-    profile = with_constant_rows(seconds=round(seconds, 6))
-    extras = {name: ALL[name] for name in names}
-    pipeline = Pipeline(schedule, 2, microbatches, extras=extras)
-    frontier = trace_frontier(pipeline, profile)
-    plan = frontier.plan(slowdown=slowdown)
-    timeline = simulate(plan, profile)
-    assert timeline.iteration_time == plan.iteration_time <= plan.target.deadline_s
-    assert timeline.energy == plan.energy
-    assert frontier.energy_at(plan.target.deadline_s) <= plan.energy
-    verify_plan(plan, profile)
-    applied = apply_plan(plan, profile, topology=Topology.for_job(plan.job))
-    assert applied.iteration_time_s <= plan.iteration_time
-    for rank in applied.ranks:
-        for instruction, _, _, mhz in rank.operations:
-            assert (mhz == 0) == (instruction in ("load", "all_reduce"))
 
 
 def test_a_constant_operation_delays_everything_by_its_time() -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.frontier import Frontier, start, trace_frontier
+from envplan.frontier import start
 from envplan.frontier.network import build_network
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import uw_from_w
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
 from strategies import dags, equal_profiles, falling_profiles, noisy, pipelines, profiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.frontier import Frontier, trace, trace_frontier
+from envplan.frontier import relaxation
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, option_tables, price
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
 from envplan.profile import Profile
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import ns_from_s_floor, s_from_ns
 from envplan.verify import verify_plan
 from strategies import falling_profiles, pipelines, profiles
@@ -55,7 +57,7 @@ def test_straggler_beyond_t_max_keeps_the_t_max_plan(frontier: Frontier) -> None
 def test_half_as_much_again_is_worth_more_than_waiting_after_t_star(frontier: Frontier) -> None:
     straggler = 1.5 * frontier.min_time
     saved = 1 - until(frontier.plan_for_straggler(straggler), straggler) / until(
-        frontier.min_energy_plan(), straggler
+        frontier.plan(min_energy=True), straggler
     )
     assert saved > 0.02
 
@@ -66,11 +68,11 @@ def test_rungs_save_alike_and_t_star_is_one(frontier: Frontier) -> None:
     steps = [a - b for a, b in pairwise(until(plan, late) for plan in ladder)]
     even = sum(steps) / len(steps)
     assert all(0.4 * even < step < 1.8 * even for step in steps)
-    assert frontier.min_energy_plan().frequencies in [plan.frequencies for plan in ladder]
+    assert frontier.plan(min_energy=True).frequencies in [plan.frequencies for plan in ladder]
 
 
 def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
-    slower = frontier.slower_plans(5)
+    slower = frontier.sample_plans(5, beyond=True)
     times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]
     assert len(slower) == 5
     assert times == sorted(times)
@@ -101,31 +103,6 @@ def small_frontiers(draw: st.DrawFn) -> Frontier:
     return trace_frontier(pipeline, profile, blocking_power=power)
 
 
-@settings(max_examples=60, deadline=None)
-@given(small_frontiers(), st.floats(0.0, 1.3))
-def test_waiting_for_a_late_straggler_never_costs_more_than_at_t_star(
-    frontier: Frontier, part: float
-) -> None:
-    star, slowest = frontier.min_energy_time, frontier.slowest_time
-    straggler = star + part * max(slowest - star, 0.1 * star)
-    at_star = until(frontier.min_energy_plan(), straggler)
-    least = bound_until(frontier, straggler)
-    for plan in (frontier.plan_for_straggler(straggler), frontier.plan_for_sync(straggler)):
-        assert plan.iteration_time <= straggler
-        assert least * (1 - 1e-9) - 1e-9 <= until(plan, straggler) <= at_star * (1 + 1e-12)
-        noted = frontier.with_straggler(plan, straggler)
-        stated = noted.predicted.until_straggler
-        if straggler > plan.iteration_time:
-            assert stated is not None
-            assert stated.energy_j == until(plan, straggler)
-            # A gap over nothing is one over a femtojoule, see gap_over.
-            bound = max(stated.energy_lower_bound_j, 1e-15)
-            assert stated.energy_j <= (1 + stated.gap) * bound + 1e-9
-            verify_plan(noted, frontier.profile)
-        else:
-            assert stated is None
-
-
 @settings(max_examples=40, deadline=None)
 @given(small_frontiers(), st.floats(0.8, 2.5), st.floats(0.8, 2.5))
 def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
@@ -138,28 +115,6 @@ def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_no_choice_at_all_uses_less_than_the_bound(data: st.DataObject) -> None:
-    profile = data.draw(st.one_of(falling_profiles(2, max_options=4), profiles(2, max_options=4)))
-    pipeline = Pipeline("1f1b", 2, 1)
-    power = data.draw(st.sampled_from([0.0, 20.0, 200.0]))
-    frontier = trace_frontier(pipeline, profile, blocking_power=power)
-    straggler = data.draw(st.floats(1.0, 1.2)) * data.draw(
-        st.sampled_from([frontier.min_time, frontier.min_energy_time, frontier.slowest_time])
-    )
-    sync_ns = ns_from_s_floor(straggler)
-    best = min(
-        priced.energy_fj + sum(frontier.blocking_power_uw) * (sync_ns - priced.makespan_ns)
-        for rows in product(*(range(len(t)) for t in option_tables(pipeline, profile)))
-        for priced in [
-            price(pipeline, profile, np.array(rows, np.int32), frontier.blocking_power_uw)
-        ]
-        if priced.makespan_ns <= sync_ns
-    )
-    assert frontier.waiting_bound_fj(sync_ns) <= best
-
-
-@settings(max_examples=40, deadline=None)
 @given(small_frontiers(), st.floats(0.0, 1.1))
 def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     frontier: Frontier, part: float
@@ -168,27 +123,21 @@ def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     time_ns = star + round(part * (slowest - star))
     exact = frontier.waiting_bound_fj(time_ns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "_WALK_FROM_T_MAX", 0)
+        patch.setattr(relaxation, "_WALK_FROM_T_MAX", 0)
         large = trace_frontier(
             frontier.pipeline, frontier.profile, blocking_power=frontier.blocking_power_w[0]
         )
         assert large.waiting_bound_fj(time_ns) <= exact
-        if time_ns <= large._beyond.max_time_ns or time_ns >= slowest:
+        if time_ns <= large.beyond.max_time_ns or time_ns >= slowest:
             assert large.waiting_bound_fj(time_ns) == exact
         straggler = s_from_ns(time_ns)
-        plan = large.plan_for_sync(straggler)
+        plan = large.plan(sync_time=straggler)
     assert plan.iteration_time <= straggler
-    assert until(plan, straggler) <= until(frontier.min_energy_plan(), straggler) * (1 + 1e-12)
+    assert until(plan, straggler) <= until(frontier.plan(min_energy=True), straggler) * (1 + 1e-12)
 
 
 def test_straggler_faster_than_t_min_is_none(frontier: Frontier) -> None:
     assert frontier.plan_for_straggler(0.0).iteration_time <= frontier.min_time
-
-
-def test_looking_up_does_not_solve(frontier: Frontier, monkeypatch: pytest.MonkeyPatch) -> None:
-    frontier.plan_for_straggler(frontier.min_time)
-    monkeypatch.delattr(frontier, "_trace")
-    assert frontier.plan_for_straggler(frontier.min_energy_time)
 
 
 def test_plan_with_a_ladder_is_proved_rung_by_rung(frontier: Frontier) -> None:
@@ -219,9 +168,9 @@ def test_ladder_that_ends_at_t_star_is_still_proved(frontier: Frontier) -> None:
 
 def test_just_beyond_t_star_its_plan_may_still_be_the_best() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a100-gpt3-1.3b-4stage"))
-    star = frontier.min_energy_plan()
+    star = frontier.plan(min_energy=True)
     straggler = frontier.min_energy_time + 1e-9
-    plan = frontier.plan_for_sync(straggler)
+    plan = frontier.plan(sync_time=straggler)
     assert until(plan, straggler) <= until(star, straggler)
     assert plan.frequencies == star.frequencies
 
@@ -229,15 +178,15 @@ def test_just_beyond_t_star_its_plan_may_still_be_the_best() -> None:
 def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, profile = Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage")
     exact = trace_frontier(pipeline, profile)
-    monkeypatch.setattr(trace, "_WALK_FROM_T_MAX", 0)
+    monkeypatch.setattr(relaxation, "_WALK_FROM_T_MAX", 0)
     large = trace_frontier(pipeline, profile)
-    traced, slowest = large._beyond.max_time_ns, large.slowest_time_ns
+    traced, slowest = large.beyond.max_time_ns, large.slowest_time_ns
     assert large.min_energy_time_ns < traced < slowest
     for part in (0.1, 0.5, 0.9):
         time_ns = traced + round(part * (slowest - traced))
         straggler = s_from_ns(time_ns)
         assert large.waiting_bound_fj(time_ns) <= exact.waiting_bound_fj(time_ns)
-        plan = large.plan_for_sync(straggler)
+        plan = large.plan(sync_time=straggler)
         assert traced < plan.iteration_time * 1e9 <= time_ns
         assert until(plan, straggler) <= 1.004 * bound_until(large, straggler)
     assert large.waiting_bound_fj(2 * slowest) == exact.waiting_bound_fj(2 * slowest)
@@ -245,7 +194,7 @@ def test_large_pipeline_is_planned_between_what_was_traced(monkeypatch: pytest.M
 
 def test_ladder_keeps_only_what_saves_where_there_is_time(frontier: Frontier) -> None:
     ladder = frontier.ladder(6)
-    plan = frontier.min_energy_plan().with_ladder(ladder)
+    plan = frontier.plan(min_energy=True).with_ladder(ladder)
     star = frontier.min_energy_time
     assert plan.ladder
     # They use more by their own end, and less by that of a straggler.
@@ -259,17 +208,10 @@ def test_ladder_keeps_only_what_saves_where_there_is_time(frontier: Frontier) ->
 
 
 def test_rung_that_saves_nothing_is_refused(frontier: Frontier) -> None:
-    wasteful = frontier.priced_plan(
-        np.array(
-            [
-                table.time_ns.argmax()
-                for table in option_tables(frontier.pipeline, frontier.profile)
-            ],
-            np.int32,
-        ),
-        {"kind": "max-frequency"},
-        10**12,
-    )
+    problem = frontier.problem
+    slow = np.array([table.time_ns.argmax() for table in problem.tables], np.int32)[problem.table]
+    target = Target(kind="max-frequency", deadline_s=1000.0)
+    wasteful = build_plan(frontier, problem.replay(slow), target=target)
     slowest = frontier.ladder()[-1]
     plan = frontier.plan().model_copy(update={"ladder": [slowest.as_rung(), wasteful.as_rung()]})
     with pytest.raises(InputError, match="ladder\\[1\\] uses more than the plan before it"):
@@ -289,7 +231,7 @@ def test_what_a_plan_states_about_its_straggler_is_proved(
     frontier: Frontier, change: dict[str, float], message: str
 ) -> None:
     straggler = 1.5 * frontier.min_time
-    plan = frontier.with_straggler(frontier.plan_for_sync(straggler), straggler)
+    plan = frontier.plan(sync_time=straggler, straggler_time=straggler)
     assert any("until the straggler" in line for line in verify_plan(plan, frontier.profile))
     stated = plan.predicted.until_straggler
     assert stated is not None

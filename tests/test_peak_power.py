@@ -13,107 +13,27 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
+from envplan.apply import apply_plan, given_clocks
 from envplan.cli import app
-from envplan.enforce.apply import apply_plan
-from envplan.enforce.clocks import given_clocks
-from envplan.enforce.freqplan import FrequencyPlan
-from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
-from envplan.plan import option_tables, price
-from envplan.power import least_peak_uw, option_powers_uw, peak_uw, power_steps
+from envplan.freqplan import FrequencyPlan
+from envplan.replay import Machine
 from envplan.runtime.drift import replan
+from envplan.solve.power_limits import PowerLimited
+from envplan.topology import Topology
 from envplan.units import ns_from_s_floor, uw_from_w
 from envplan.verify import verify_plan
 from strategies import falling_profiles
 
 
 def peaks_of_everything(frontier: Frontier) -> list[tuple[int, int, int]]:
-    """(peak in uW, makespan in ns, energy in fJ) of every choice of options there is."""
-    pipeline, profile = frontier.pipeline, frontier.profile
-    tables, powers = option_tables(pipeline, profile), frontier.blocking_power_uw
-    found = []
-    for rows in itertools.product(*(range(len(table)) for table in tables)):
-        options = np.array(rows, np.int32)
-        priced = price(pipeline, profile, options, powers)
-        peak = peak_uw(pipeline, tables, options, priced.starts_ns, powers)
-        found.append((peak, priced.makespan_ns, priced.energy_fj))
-    return found
-
-
-def thriftiest_peak(frontier: Frontier) -> float:
-    """Peak power in W of all GPUs where every operation draws as little as it can."""
-    tables, powers = (
-        option_tables(frontier.pipeline, frontier.profile),
-        frontier.blocking_power_uw,
+    """(peak in uW, makespan in ns, energy in fJ) of every choice of rows there is."""
+    problem = frontier.problem
+    sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
+    replays = (
+        problem.replay(np.array(rows, np.int32)) for rows in itertools.product(*map(range, sizes))
     )
-    options = np.array([int(np.argmin(option_powers_uw(table))) for table in tables], np.int32)
-    starts = price(frontier.pipeline, frontier.profile, options, powers).starts_ns
-    peak = peak_uw(frontier.pipeline, tables, options, starts, powers)
-    return peak * frontier.gpus_per_stage * frontier.replicas / 1e6
-
-
-def test_power_steps_add_up_what_runs_and_what_waits() -> None:
-    pipeline = Pipeline("1f1b", 2, 1)
-    starts, time = np.array([0, 30, 10, 20]), np.array([10, 10, 10, 10])
-    power = np.array([100, 300, 200, 250])
-    steps = power_steps(pipeline, starts, time, power, (70, 60))
-    assert steps.times_ns.tolist() == [0, 10, 20, 30, 40]
-    assert steps.power_uw.tolist() == [160, 270, 320, 360]
-
-
-@given(falling_profiles(2, max_options=4), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
-def test_peaks_are_those_of_the_replayed_timeline(profile: Profile, microbatches: int) -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 2, microbatches), profile)
-    plan = frontier.plan(slowdown=0.1)
-    tables = option_tables(frontier.pipeline, profile)
-    knobs = [op.frequency_mhz for stage in plan.stages for op in stage]
-    options = np.array(
-        [t.frequency_mhz.tolist().index(mhz) for t, mhz in zip(tables, knobs, strict=True)],
-        np.int32,
-    )
-    starts = price(frontier.pipeline, profile, options, frontier.blocking_power_uw).starts_ns
-    peak = peak_uw(frontier.pipeline, tables, options, starts, frontier.blocking_power_uw)
-    exact = simulate(plan, profile).peak_power
-    assert exact - 1e-9 <= peak / 1e6 <= exact + 1e-5
-
-
-@given(
-    falling_profiles(2, max_options=5),
-    st.sampled_from(["1f1b", "gpipe"]),
-    st.integers(1, 4),
-    st.floats(0.0, 1.05),
-    st.sampled_from([None, 0.3, 2.0]),
-    st.integers(1, 3),
-)
-@settings(max_examples=40, deadline=None)
-def test_plans_under_a_cap_hold_in_every_respect(
-    profile: Profile,
-    schedule: str,
-    microbatches: int,
-    share: float,
-    slowdown: float | None,
-    gpus: int,
-) -> None:
-    frontier = trace_frontier(
-        Pipeline(schedule, 2, microbatches), profile, gpus_per_stage=gpus, replicas=2
-    )
-    lowest, highest = thriftiest_peak(frontier), simulate(frontier.plan(), profile).peak_power
-    cap = round(lowest + share * max(0.0, highest - lowest) + 0.001, 3)
-    try:
-        plan = frontier.plan_for_peak_power_cap(cap, slowdown=slowdown)
-    except NoAnswerError:
-        assert slowdown is not None, "without a deadline there is always the thriftiest plan"
-        return
-    timeline = simulate(plan, profile)
-    assert timeline.peak_power <= cap + 1e-9
-    assert timeline.iteration_time == plan.iteration_time <= plan.target.deadline_s
-    assert timeline.energy == plan.energy
-    time = min(plan.target.deadline_s, frontier.min_energy_time)
-    assert frontier.energy_at(time) <= plan.energy
-    assert plan.target.peak_power_w == cap
-    assert any("at the peak of the replay" in line for line in verify_plan(plan, profile))
-    assert Plan.from_document(json.loads(plan.to_json())) == plan
+    return [(replay.peak_uw, replay.makespan_ns, replay.energy_fj) for replay in replays]
 
 
 @given(falling_profiles(2, max_options=3), st.floats(0.3, 1.0))
@@ -121,46 +41,35 @@ def test_plans_under_a_cap_hold_in_every_respect(
 def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 1), profile)
     everything = peaks_of_everything(frontier)
-    tables, powers = option_tables(frontier.pipeline, profile), frontier.blocking_power_uw
-    assert least_peak_uw(frontier.pipeline, tables, powers) <= min(
-        peak for peak, _, _ in everything
-    )
+    limited = PowerLimited(frontier, Machine(), 0)
+    assert limited.least_peak_uw <= min(peak for peak, _, _ in everything)
+    thriftiest = frontier.problem.replay(limited.thriftiest).peak_uw
     cap_w = round(share * max(peak for peak, _, _ in everything) / 1e6, 3)
     fitting = [(time, energy) for peak, time, energy in everything if peak <= uw_from_w(cap_w)]
     try:
-        plan = frontier.plan_for_peak_power_cap(cap_w)
+        plan = frontier.plan(peak_power_cap=cap_w)
     except NoAnswerError:
         # The thriftiest choice is always tried, so a cap that it stays under is never refused.
-        assert thriftiest_peak(frontier) > cap_w
+        assert thriftiest > uw_from_w(cap_w)
         return
     assert fitting
     assert plan.iteration_time >= min(fitting)[0] / 1e9
 
 
-def test_a_cap_that_does_not_bind_changes_nothing() -> None:
-    profile = small_profile(3, blocking=70.0)
-    frontier = trace_frontier(Pipeline("1f1b", 3, 6), profile)
-    free = frontier.plan(slowdown=0.1)
-    capped = frontier.plan_for_peak_power_cap(5000, slowdown=0.1)
-    assert capped.iteration_time <= capped.target.deadline_s
-    assert capped.gap <= free.gap + 0.01
-    assert frontier.plan_for_peak_power_cap(5000).iteration_time == pytest.approx(frontier.min_time)
-
-
 def test_a_tighter_cap_is_slower_and_needs_lower_clocks() -> None:
     profile = small_profile(3, blocking=70.0)
     frontier = trace_frontier(Pipeline("1f1b", 3, 6), profile)
-    wide, tight = (frontier.plan_for_peak_power_cap(cap) for cap in (700, 500))
+    wide, tight = (frontier.plan(peak_power_cap=cap) for cap in (700, 500))
     assert wide.iteration_time < tight.iteration_time
     assert sum(tight.frequencies[-1]) < sum(wide.frequencies[-1])
 
 
 def test_gpus_and_replicas_count_towards_the_cap() -> None:
     profile = small_profile(2, blocking=70.0)
-    one = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan_for_peak_power_cap(400)
-    eight = trace_frontier(
-        Pipeline("1f1b", 2, 4), profile, gpus_per_stage=4, replicas=2
-    ).plan_for_peak_power_cap(3200)
+    one = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(peak_power_cap=400)
+    eight = trace_frontier(Pipeline("1f1b", 2, 4), profile, gpus_per_stage=4, replicas=2).plan(
+        peak_power_cap=3200
+    )
     assert eight.frequencies == one.frequencies
     assert simulate(eight, profile).peak_power == pytest.approx(
         8 * simulate(one, profile).peak_power
@@ -169,54 +78,43 @@ def test_gpus_and_replicas_count_towards_the_cap() -> None:
 
 def test_below_what_any_plan_draws_the_proven_least_is_named() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
-    with pytest.raises(NoAnswerError, match=r"every plan draws \S+ W or more at its peak"):
-        frontier.plan_for_peak_power_cap(100)
+    with pytest.raises(NoAnswerError, match=r"none can be below \S+ W"):
+        frontier.plan(peak_power_cap=100)
 
 
 def test_a_deadline_that_the_cap_does_not_allow_names_the_fastest_found() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
-    fastest = frontier.plan_for_peak_power_cap(330)
+    fastest = frontier.plan(peak_power_cap=330)
     assert fastest.iteration_time > frontier.min_time
     with pytest.raises(NoAnswerError, match="the fastest found under that cap takes"):
-        frontier.plan_for_peak_power_cap(330, target_time=frontier.min_time)
+        frontier.plan(peak_power_cap=330, target_time=frontier.min_time)
     with pytest.raises(NoAnswerError, match="and none takes less than") as error:
-        frontier.plan_for_peak_power_cap(330, target_time=frontier.min_time)
+        frontier.plan(peak_power_cap=330, target_time=frontier.min_time)
     bound = float(str(error.value).split()[-2])
     assert frontier.min_time <= bound <= fastest.iteration_time
-    again = frontier.plan_for_peak_power_cap(330, target_time=fastest.iteration_time)
+    again = frontier.plan(peak_power_cap=330, target_time=fastest.iteration_time)
     assert again.iteration_time <= fastest.iteration_time
 
 
 def test_check_rejects_a_plan_over_its_cap() -> None:
     profile = small_profile(2, blocking=70.0)
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan_for_peak_power_cap(400)
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(peak_power_cap=400)
     verify_plan(plan, profile)
     lower = plan.target.model_copy(update={"peak_power_w": 300.0})
     with pytest.raises(InputError, match="at the peak, more than the target"):
         verify_plan(plan.model_copy(update={"target": lower}), profile)
 
 
-def test_refining_keeps_the_cap() -> None:
-    profile = small_profile(2, blocking=70.0)
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile)
-    for plan in (
-        frontier.plan_for_peak_power_cap(400),
-        frontier.plan_for_peak_power_cap(400, slowdown=0.3),
-        frontier.plan_for_peak_power_cap(400, min_energy=True),
-    ):
-        assert replan(plan, profile).target == plan.target
-
-
 def test_apply_refuses_clocks_that_break_the_cap() -> None:
     profile = small_profile(2, blocking=70.0)
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan_for_peak_power_cap(400)
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(peak_power_cap=400)
     topology = Topology.for_job(plan.job)
     assert apply_plan(plan, profile, topology=topology).iteration_time_s == plan.iteration_time
     only_the_highest = given_clocks("1740")
     with pytest.raises(InputError, match=r"W at the peak, more than the plan's cap of 400.0 W"):
         apply_plan(plan, profile, topology=topology, clocks=only_the_highest)
     with pytest.raises(InputError, match="for --min-dwell"):
-        apply_plan(plan, profile, topology=topology, min_dwell=60.0)
+        apply_plan(plan, profile, topology=topology, min_hold=60.0)
 
 
 def test_it_comes_close_to_the_best_of_all_choices() -> None:
@@ -229,7 +127,7 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
         for share in (0.3, 0.7):
             cap_uw = int(low + share * (high - low))
             best = min(time for peak, time, _ in everything if peak <= cap_uw)
-            found = frontier.plan_for_peak_power_cap(cap_uw / 1e6)
+            found = frontier.plan(peak_power_cap=cap_uw / 1e6)
             late.append(found.iteration_time / (best / 1e9) - 1)
     assert min(late) >= 0
     assert sorted(late)[len(late) // 2] < 0.01
@@ -240,7 +138,7 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
 def test_caps_that_are_no_power_are_refused(watts: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2))
     with pytest.raises(InputError, match="peak power cap"):
-        frontier.plan_for_peak_power_cap(watts)
+        frontier.plan(peak_power_cap=watts)
 
 
 def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
@@ -253,29 +151,6 @@ def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
     )
     replayed = envplan("simulate", "plan.json", "--json", cwd=tmp_path)
     assert json.loads(replayed.out)["peak_power_w"] <= 400
-
-
-@given(falling_profiles(2, max_options=5), st.integers(1, 3), st.floats(0.0, 1.0))
-@settings(max_examples=15, deadline=None)
-def test_every_rung_of_a_ladder_keeps_to_the_cap(
-    profile: Profile, microbatches: int, share: float
-) -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 2, microbatches), profile, blocking_power=20.0)
-    least, most = thriftiest_peak(frontier), simulate(frontier.plan(), profile).peak_power
-    cap = max(least, least + share * (most - least), 40.0) * (1 + 1e-9)
-    rungs = frontier.ladder(4, peak_power_cap=cap)
-    for rung in rungs:
-        assert rung.iteration_time <= rung.target.deadline_s
-        assert simulate(rung, profile).peak_power <= cap * (1 + 1e-9)
-        # No plan in time for a straggler uses less, cap or no cap.
-        straggler = rung.target.deadline_s
-        until = rung.energy + rung.waiting_energy(straggler)
-        bound = frontier.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
-        assert until >= bound * (1 - 1e-9)
-    assert all(b.beats_where_there_is_time(a) for a, b in itertools.pairwise(rungs))
-    plan = frontier.plan_for_peak_power_cap(cap).with_ladder(rungs)
-    proved = verify_plan(Plan.from_document(json.loads(plan.to_json())), profile)
-    assert any("none of them ever draws more than" in line for line in proved)
 
 
 def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
@@ -292,7 +167,7 @@ def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
 
 def test_refining_keeps_the_ladder_under_the_cap() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2), blocking_power=70.0)
-    plan = frontier.plan_for_peak_power_cap(350.0)
+    plan = frontier.plan(peak_power_cap=350.0)
     plan = plan.with_ladder(frontier.ladder(peak_power_cap=350.0))
     assert plan.ladder
     assert replan(plan, frontier.profile) == plan
@@ -300,7 +175,7 @@ def test_refining_keeps_the_ladder_under_the_cap() -> None:
 
 def test_check_and_apply_reject_rungs_over_the_cap() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-    plan = frontier.plan_for_peak_power_cap(800.0)
+    plan = frontier.plan(peak_power_cap=800.0)
     over = [p.as_rung() for p in frontier.ladder(12) if p.iteration_time > plan.iteration_time]
     wild = plan.model_copy(update={"ladder": over})
     assert any(
@@ -349,19 +224,3 @@ def test_solve_says_the_least_where_no_plan_stays_under_the_cap(tmp_path: Path) 
     refused = envplan("solve", *shared, cwd=tmp_path)
     assert_refused(refused, 1, "no plan stays under 200 W")
     assert not (tmp_path / "plan.json").exists()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        ("--power-cap", "300"),
-        ("--energy-budget", "300"),
-        ("--polish", "1"),
-        ("--straggler-time", "9"),
-        ("--planner", "zeus_global"),
-    ],
-)
-def test_options_that_a_peak_cap_does_not_go_with(tmp_path: Path, other: tuple[str, str]) -> None:
-    small_profile(2).save_csv(tmp_path / "profile.csv")
-    refused = envplan("solve", "--peak-power-cap", "400", *other, cwd=tmp_path)
-    assert_refused(refused, 2, "--peak-power-cap", other[0])

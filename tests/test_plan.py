@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 import envplan.plan
 from cli_helpers import small_profile
 from envplan.costs import Run
+from envplan.costs.rates import Rate
 from envplan.errors import InputError
-from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import (
     SCHEMA_FILE,
     Plan,
     build_plan,
+    find_profile,
     max_frequency_options,
     price,
     schema_text,
 )
 from envplan.profile import Profile, builtin_profiles
-from envplan.costs.rates import Rate
-from envplan.verify import find_profile, verify_plan
+from envplan.solve import trace_frontier
+from envplan.verify import verify_plan
 
 UW = 10**6
 
@@ -319,9 +320,9 @@ def test_plans_of_every_schedule_and_target_verify(schedule: str, tmp_path: Path
         frontier.plan(slowdown=0.05),
         frontier.plan(slowdown=9.0),
         frontier.plan(target_time=frontier.min_energy_time * 2),
-        frontier.min_energy_plan(),
-        frontier.plan_for_energy_budget(some[1].energy),
-        frontier.plan_for_power_cap(some[1].average_power),
+        frontier.plan(min_energy=True),
+        frontier.plan(energy_budget=some[1].energy),
+        frontier.plan(power_cap=some[1].average_power),
     ):
         plan.save(tmp_path / "plan.json")
         assert verify_plan(Plan.load(tmp_path / "plan.json"), profile)

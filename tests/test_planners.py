@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError, NoAnswerError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, option_tables, price
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
 from envplan.planners import PLANNERS, ZeusGlobal, ZeusPerStage, planner_named
-from envplan.planners.base import Clocks
-from envplan.planners.ours import options_of, plan_in_view_of, search_from
+from envplan.planners.ours import best_plan_beside, rows_of, searched_from
 from envplan.profile import Profile
-from envplan.units import ns_from_s
+from envplan.replay import Replay
+from envplan.solve import Frontier, trace_frontier
+from envplan.solve.single_clocks import ClockRows
+from envplan.units import ns_from_s, s_from_ns
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, pipelines, profiles
 
@@ -47,6 +49,13 @@ def drawn_frontier(data: st.DataObject) -> Frontier:
     kind = data.draw(st.sampled_from([profiles, falling_profiles]))
     profile = data.draw(kind(pipeline.num_profile_stages))
     return trace_frontier(pipeline, profile, blocking_power=data.draw(st.sampled_from([0.0, 70.0])))
+
+
+def drawn_replay(frontier: Frontier, data: st.DataObject) -> Replay:
+    problem = frontier.problem
+    sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
+    rows = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    return problem.replay(np.array(rows, np.int32))
 
 
 def test_every_planner_is_known_by_its_name() -> None:
@@ -155,7 +164,7 @@ def test_clock_of_several_configs_is_the_fastest_one() -> None:
         (0, "forward", 900, 0.2, 4.0, "dear"),
     ]
     table = Profile.from_rows([*rows, (0, "backward", 900, 0.1, 1.0, "")]).table(0, "forward")
-    clocks = Clocks.of(table)
+    clocks = ClockRows.of(table)
     assert clocks.mhz == (900,)
     assert table.config[clocks.row[0]] == "fast"
 
@@ -174,12 +183,8 @@ def test_local_search_from_any_choice_meets_its_time_and_costs_no_more(
     data: st.DataObject,
 ) -> None:
     frontier = drawn_frontier(data)
-    tables = option_tables(frontier.pipeline, frontier.profile)
-    options = np.array([data.draw(st.integers(0, len(t) - 1)) for t in tables], np.int32)
-    powers = frontier.blocking_power_uw
-    before = price(frontier.pipeline, frontier.profile, options, powers)
-    found = search_from(frontier, options, before.makespan_ns)
-    after = price(frontier.pipeline, frontier.profile, found, powers)
+    before = drawn_replay(frontier, data)
+    after = searched_from(frontier, before.rows, before.makespan_ns)
     assert after.makespan_ns <= before.makespan_ns
     assert after.energy_fj <= before.energy_fj
 
@@ -188,13 +193,11 @@ def test_local_search_from_any_choice_meets_its_time_and_costs_no_more(
 @settings(max_examples=40, deadline=None)
 def test_our_plan_never_uses_more_than_one_it_has_seen(data: st.DataObject) -> None:
     frontier = drawn_frontier(data)
-    tables = option_tables(frontier.pipeline, frontier.profile)
-    options = np.array([data.draw(st.integers(0, len(t) - 1)) for t in tables], np.int32)
-    powers = frontier.blocking_power_uw
-    makespan = price(frontier.pipeline, frontier.profile, options, powers).makespan_ns
-    rival = frontier.priced_plan(options, {"kind": "planner"}, makespan, planner="random")
-    assert np.array_equal(_times(tables, options_of(frontier, rival)), _times(tables, options))
-    ours = plan_in_view_of(frontier, makespan, [rival])
+    replay = drawn_replay(frontier, data)
+    target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
+    rival = build_plan(frontier, replay, target=target, planner="random")
+    assert np.array_equal(rows_of(frontier, rival), replay.rows)
+    ours = best_plan_beside(frontier, replay.makespan_ns, [rival])
     assert ours.energy <= rival.energy
     assert ours.iteration_time <= rival.iteration_time
     assert ours.planner == "frontier"
@@ -203,10 +206,6 @@ def test_our_plan_never_uses_more_than_one_it_has_seen(data: st.DataObject) -> N
 
 def test_slower_plans_are_passed_over() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
-    slow = frontier.min_energy_plan()
-    ours = plan_in_view_of(frontier, frontier.min_time_ns, [slow])
+    slow = frontier.plan(min_energy=True)
+    ours = best_plan_beside(frontier, frontier.min_time_ns, [slow])
     assert ours.stages == frontier.plan().stages
-
-
-def _times(tables: list, options: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    return np.array([t.time_ns[row] for t, row in zip(tables, options, strict=True)])

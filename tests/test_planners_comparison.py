@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import PLANNERS, Comparison, Entry, compare
-from envplan.planners.ours import plan_to_wait_in_view_of
+from envplan.planners.ours import best_plan_beside
 from envplan.profile import Profile, ProfileMetadata, builtin_paths
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, pipelines, profiles
@@ -173,13 +173,17 @@ def test_straggler_beyond_t_star_is_better_waited_for_slowly() -> None:
 def test_plan_to_wait_with_is_never_worse_than_one_it_is_shown() -> None:
     frontier = traced()
     late = 2 * frontier.slowest_time_ns
-    rivals = [frontier.plan(), frontier.max_frequency_plan(), *frontier.slower_plans(3)]
+    rivals = [
+        frontier.plan(),
+        frontier.max_frequency_plan(),
+        *frontier.sample_plans(3, beyond=True),
+    ]
     for rival in rivals:
-        shown = plan_to_wait_in_view_of(frontier, ns_from_s(rival.iteration_time), [rival])
+        shown = best_plan_beside(frontier, ns_from_s(rival.iteration_time), [rival], waits=True)
         assert shown.iteration_time <= rival.iteration_time
-        assert not rival.beats_where_there_is_time(shown)
-    best = plan_to_wait_in_view_of(frontier, late, rivals)
-    assert not any(rival.beats_where_there_is_time(best) for rival in rivals)
+        assert not rival.uses_less_until_any_time_after(shown)
+    best = best_plan_beside(frontier, late, rivals, waits=True)
+    assert not any(rival.uses_less_until_any_time_after(best) for rival in rivals)
 
 
 def test_straggler_faster_than_everyone_costs_nothing() -> None:

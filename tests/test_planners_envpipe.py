@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
-from envplan.plan import price
 from envplan.planners import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.profile import Profile
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import ns_from_s
 from envplan.verify import verify_plan
 from strategies import dags, falling_profiles, pipelines, profiles
@@ -198,8 +197,7 @@ def test_every_run_ends_and_states_what_a_replay_gives(
     frontier = trace_frontier(pipeline, profile, blocking_power=70.0, replicas=3)
     run = EnvPipe(reconfigure).run(frontier)
     last = run.iterations[-1]
-    priced = price(pipeline, profile, run.options, frontier.blocking_power_uw)
-    assert ns_from_s(last.iteration_time) == priced.makespan_ns == run.makespan_ns
+    assert ns_from_s(last.iteration_time) == run.replay.makespan_ns
     plan = run.plan(frontier)
     assert last.energy == plan.energy
     assert last.raised == ()
@@ -226,7 +224,7 @@ def _times(frontier: Frontier, run: EnvPipeRun) -> Any:
     profile = frontier.profile
     tables = [profile.table(o.profile_stage, o.instruction) for o in frontier.pipeline.operations]
     return np.array(
-        [t.time_ns[row] for t, row in zip(tables, run.options.tolist(), strict=True)], np.int64
+        [t.time_ns[row] for t, row in zip(tables, run.replay.rows.tolist(), strict=True)], np.int64
     )
 
 

@@ -7,15 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.stats import beta
-
-from cli_helpers import assert_refused, envplan, small_profile
-from envplan.costs import Run
-from envplan.errors import InputError, NoAnswerError
-from envplan.solve import trace_frontier
-from envplan.frontier.late_noise import late_makespans
 from envplan.frontier.robust import (
     CONFIDENCE,
     RUNS,
@@ -23,45 +14,22 @@ from envplan.frontier.robust import (
     NoisyRun,
     check_robustness,
     least_held,
-    noise_draws,
-    noisy_makespans,
     share_at_least,
 )
-from envplan.frontier.trace import Frontier
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from cli_helpers import assert_refused, envplan, small_profile
+from envplan.costs import Run
+from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, option_tables
 from envplan.planners.ours import options_of
 from envplan.profile import Profile
-from envplan.costs.rates import Rate
 from envplan.runtime.drift import replan
 from envplan.simulation import simulate
+from envplan.solve import Frontier, trace_frontier
 from envplan.verify import verify_plan
-from strategies import dags, falling_profiles, knobbed_profiles, pipelines
-
-
-def makespans(frontier: Frontier, plan: Plan, noise: float, seed: int, runs: int) -> Any:
-    pipeline, profile = frontier.pipeline, frontier.profile
-    options = options_of(frontier, plan)
-    tables = [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
-    times = [table.time_ns[row] for table, row in zip(tables, options, strict=True)]
-    spreads = Noise(noise).spreads(pipeline, profile, options)
-    draws = noise_draws(len(times), seed, runs)
-    return noisy_makespans(pipeline, np.array(times), spreads, draws)
-
-
-@settings(max_examples=30, deadline=None)
-@given(pipelines(max_stages=3, max_microbatches=4), st.floats(0.001, 0.5), st.data())
-def test_all_runs_at_once_are_the_runs_of_the_simulator(
-    pipeline: Pipeline, noise: float, data: st.DataObject
-) -> None:
-    frontier = trace_frontier(
-        pipeline, data.draw(falling_profiles(pipeline.num_profile_stages, max_options=5))
-    )
-    plan, seed = frontier.plan(slowdown=0.05), data.draw(st.integers(0, 99))
-    one_by_one = simulate(plan, frontier.profile, noise=noise, seed=seed, runs=9).run_times_ns
-    at_once = makespans(frontier, plan, noise, seed, 9)
-    # Logarithms may differ in the last place, and then a time by a ns.
-    assert np.abs(at_once - np.array(one_by_one)).max() <= len(pipeline.operations)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,34 +52,6 @@ def test_the_fewest_that_prove_a_share_are_the_fewest(runs: int, share: float) -
         assert share_at_least(needed - 1, runs, CONFIDENCE) < share
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    pipelines(max_stages=3, max_microbatches=4),
-    st.sampled_from([0.5, 0.8, 0.95, 0.999]),
-    st.sampled_from([0.005, 0.03]),
-    st.data(),
-)
-def test_plan_holds_its_target_in_replays_that_it_has_not_seen(
-    pipeline: Pipeline, probability: float, noise: float, data: st.DataObject
-) -> None:
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
-    frontier = trace_frontier(pipeline, profile)
-    slowdown = data.draw(st.floats(0.0, 0.3))
-    try:
-        plan = frontier.robust_plan(probability, slowdown=slowdown, noise=noise)
-    except NoAnswerError:
-        return  # as test_what_no_plan_holds_says_what_the_fastest_could has it
-    target_ns = frontier.min_time_ns + int(frontier.min_time_ns * slowdown)
-    runs = 4000
-    held = int((makespans(frontier, plan, noise, 12345, runs) <= target_ns).sum())
-    # Five standard deviations: what chance may do.
-    assert held / runs >= probability - 5 * (probability * (1 - probability) / runs) ** 0.5
-    assert plan.iteration_time <= plan.target.deadline_s
-    assert plan.energy_lower_bound <= plan.energy
-    proved = verify_plan(plan, profile)
-    assert any("replays with noise end by" in line for line in proved)
-
-
 @pytest.fixture(scope="module")
 def a40() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
@@ -120,7 +60,7 @@ def a40() -> Frontier:
 def test_being_surer_takes_more_energy_and_never_less_than_an_exact_plan(a40: Frontier) -> None:
     exact = a40.plan(slowdown=0.04)
     energies = [
-        a40.robust_plan(probability, slowdown=0.04, noise=0.02).energy
+        a40.plan(probability=probability, slowdown=0.04, noise=0.02).energy
         for probability in (0.5, 0.9, 0.999)
     ]
     assert energies == sorted(energies)
@@ -128,71 +68,11 @@ def test_being_surer_takes_more_energy_and_never_less_than_an_exact_plan(a40: Fr
     assert energies[-1] < a40.max_frequency_plan().energy
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)),
-    st.sampled_from([1e-9, 0.004, 0.03, 0.2, 5.0]),
-    st.floats(0.001, 0.5),
-    st.data(),
-)
-def test_all_runs_at_once_are_those_of_the_simulator_with_late_clocks(
-    pipeline: Pipeline, latency: float, noise: float, data: st.DataObject
-) -> None:
-    profile = data.draw(knobbed_profiles(pipeline.num_profile_stages, max_options=6))
-    frontier = trace_frontier(pipeline, profile)
-    tables = option_tables(pipeline, profile)
-    options = np.array([data.draw(st.integers(0, len(table) - 1)) for table in tables], np.int32)
-    plan = frontier.priced_plan(options, {"kind": "max-frequency"}, 2**61)
-    seed = data.draw(st.integers(0, 99))
-    one_by_one = simulate(
-        plan, profile, noise=noise, seed=seed, runs=7, switch_latency=latency
-    ).run_times_ns
-    draws = np.concatenate(list(noise_draws(len(options), seed, 7)))
-    variance = np.log1p(noise**2)
-    factors = np.exp(np.sqrt(variance) * draws - variance / 2)
-    at_once = late_makespans(pipeline, tables, options, factors, round(latency * 1e9))
-    # Logarithms may differ in the last place, and parts of an operation be rounded otherwise.
-    assert np.abs(at_once - np.array(one_by_one)).max() <= 4 * len(options)
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    pipelines(max_stages=3, max_microbatches=3),
-    st.sampled_from([0.5, 0.95]),
-    st.sampled_from([0.003, 0.05]),
-    st.floats(0.02, 0.3),
-    st.data(),
-)
-def test_plan_for_late_clocks_holds_its_target_in_replays_that_it_has_not_seen(
-    pipeline: Pipeline, probability: float, latency: float, slowdown: float, data: st.DataObject
-) -> None:
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
-    frontier = trace_frontier(pipeline, profile)
-    noise = 0.02
-    try:
-        plan = frontier.robust_plan(
-            probability, slowdown=slowdown, noise=noise, switch_latency=latency
-        )
-    except NoAnswerError:
-        return  # as test_what_no_plan_holds_with_late_clocks has it
-    target_ns = frontier.min_time_ns + int(frontier.min_time_ns * slowdown)
-    replays = simulate(plan, profile, noise=noise, seed=12345, runs=400)
-    held = sum(time <= target_ns for time in replays.run_times_ns) / 400
-    assert held >= probability - 5 * (probability * (1 - probability) / 400) ** 0.5
-    exact = simulate(plan, profile)
-    assert (plan.iteration_time, plan.energy) == (exact.iteration_time, exact.energy)
-    assert plan.job.switch_latency_s == latency
-    assert plan.iteration_time <= plan.target.deadline_s
-    assert plan.energy_lower_bound <= plan.energy
-    proved = verify_plan(plan, profile)
-    assert any("replays with noise end by" in line for line in proved)
-
-
 def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> None:
     slow = {"slowdown": 0.04, "switch_latency": 0.02}
-    both = a40.robust_plan(0.95, noise=0.02, **slow)
+    both = a40.plan(probability=0.95, noise=0.02, **slow)
     assert both.energy > a40.plan(**slow).energy
-    assert both.energy > a40.robust_plan(0.95, slowdown=0.04, noise=0.02).energy
+    assert both.energy > a40.plan(probability=0.95, slowdown=0.04, noise=0.02).energy
     assert both.gap < 0.03
     assert replan(both, a40.profile) == both
     # What is proved is proved of replays with the latency.
@@ -204,16 +84,16 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
 
 def test_what_no_plan_holds_with_late_clocks(a40: Frontier) -> None:
     with pytest.raises(NoAnswerError, match=r"10000 replays do; ([0-9.]+) s could be held") as info:
-        a40.robust_plan(0.95, slowdown=0.001, noise=0.05, switch_latency=0.02)
+        a40.plan(probability=0.95, slowdown=0.001, noise=0.05, switch_latency=0.02)
     could = float(str(info.value).split("; ")[1].split()[0])
-    plan = a40.robust_plan(0.95, could * 1.002, noise=0.05, switch_latency=0.02)
+    plan = a40.plan(probability=0.95, target_time=could * 1.002, noise=0.05, switch_latency=0.02)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.share_at_least >= 0.95
 
 
 def test_a_run_is_sure_with_late_clocks_too(a40: Frontier) -> None:
     run = Run(iterations=500, deadline_s=500 * a40.min_time * 1.05)
-    plan = run.reckon(run.cheapest_plan(a40, switch_latency=0.02, probability=0.95, noise=0.02))
+    plan = a40.plan(run=run, switch_latency=0.02, probability=0.95, noise=0.02)
     assert plan.job.switch_latency_s == 0.02
     replays = simulate(plan, a40.profile, noise=0.02, seed=77, runs=500)
     assert sum(replays.run_times_ns) <= 1e9 * 500 * a40.min_time * 1.05
@@ -224,16 +104,16 @@ def test_where_t_min_is_too_late_operations_off_the_critical_path_get_faster(
     a40: Frontier,
 ) -> None:
     # Just above what T_min's plan holds: its slack is spent, and has to be given back.
-    tight = a40.robust_plan(0.95, slowdown=0.011, noise=0.02)
+    tight = a40.plan(probability=0.95, slowdown=0.011, noise=0.02)
     assert tight.iteration_time == a40.min_time
     assert tight.energy > a40.plan().energy
 
 
 def test_what_no_plan_holds_says_what_the_fastest_could(a40: Frontier) -> None:
     with pytest.raises(NoAnswerError, match=r"10000 replays do; ([0-9.]+) s could be held") as info:
-        a40.robust_plan(0.95, slowdown=0.001, noise=0.05)
+        a40.plan(probability=0.95, slowdown=0.001, noise=0.05)
     could = float(str(info.value).split("; ")[1].split()[0])
-    plan = a40.robust_plan(0.95, could * 1.001, noise=0.05)
+    plan = a40.plan(probability=0.95, target_time=could * 1.001, noise=0.05)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.share_at_least >= 0.95
 
@@ -249,7 +129,7 @@ def test_noise_by_the_profiles_own_spread() -> None:
     assert profile.time_spread(0, "backward", 1500) == pytest.approx(0.1)
     assert profile.time_spread(0, "backward", 1600) is None
     frontier = trace_frontier(Pipeline("1f1b", 1, 6), profile)
-    plan = frontier.robust_plan(0.9, slowdown=0.2)
+    plan = frontier.plan(probability=0.9, slowdown=0.2)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.noise is None
     spreads = Noise(None).spreads(frontier.pipeline, profile, options_of(frontier, plan))
@@ -299,38 +179,11 @@ def test_a_run_is_at_least_as_sure_as_its_iterations_prove(
     assert run._replace(deadline_ns=int(known.mean()) * iterations).share_at_least(known, 0.99) == 0
 
 
-@settings(max_examples=5, deadline=None)
-@given(
-    pipelines(max_stages=3, max_microbatches=4),
-    st.sampled_from([0.5, 0.9, 0.999]),
-    st.sampled_from([0.01, 0.05]),
-    st.floats(0.0, 0.3),
-    st.data(),
-)
-def test_run_is_over_in_time_in_replays_that_it_has_not_seen(
-    pipeline: Pipeline, probability: float, noise: float, slowdown: float, data: st.DataObject
-) -> None:
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
-    frontier = trace_frontier(pipeline, profile)
-    deadline = 40 * frontier.min_time * (1 + slowdown)
-    run = Run(iterations=40, price=Rate.fixed(0.2), deadline_s=deadline)
-    try:
-        plan = run.reckon(run.cheapest_plan(frontier, probability=probability, noise=noise))
-    except NoAnswerError:
-        return  # as test_a_deadline_that_no_run_holds_says_which_one_could_be has it
-    taken = makespans(frontier, plan, noise, 12345, 40 * 100).reshape(100, 40).sum(axis=1)
-    held = int((taken <= deadline * 1e9).sum())
-    assert held / 100 >= probability - 5 * (probability * (1 - probability) / 100) ** 0.5
-    assert plan.energy_lower_bound <= plan.energy
-    proved = verify_plan(plan, profile)
-    assert any("replays with noise, 40 iterations end by" in line for line in proved)
-
-
 def test_a_run_costs_less_than_being_sure_of_each_iteration(a40: Frontier) -> None:
     each = a40.min_time * 1.04
     run = Run(iterations=10**5, deadline_s=each * 10**5)
-    plan = run.reckon(run.cheapest_plan(a40, probability=0.95, noise=0.02))
-    sure = a40.robust_plan(0.95, each, noise=0.02)
+    plan = a40.plan(run=run, probability=0.95, noise=0.02)
+    sure = a40.plan(probability=0.95, target_time=each, noise=0.02)
     exact = a40.plan(each)
     assert exact.energy < plan.energy < sure.energy
     assert exact.iteration_time > plan.iteration_time
@@ -339,7 +192,7 @@ def test_a_run_costs_less_than_being_sure_of_each_iteration(a40: Frontier) -> No
 
 def test_nearly_certain_is_not_said_to_be_certain(a40: Frontier) -> None:
     run = Run(iterations=10**6, deadline_s=10**6 * a40.min_time * 1.3)
-    plan = run.reckon(run.cheapest_plan(a40, probability=0.9, noise=0.01))
+    plan = a40.plan(run=run, probability=0.9, noise=0.01)
     stated = plan.predicted.robustness
     assert stated is not None
     assert 0.99999 < stated.share_at_least < 1
@@ -350,22 +203,13 @@ def test_nearly_certain_is_not_said_to_be_certain(a40: Frontier) -> None:
 def test_a_deadline_that_no_run_holds_says_which_one_could_be(a40: Frontier) -> None:
     run = Run(iterations=1000, deadline_s=1000 * a40.min_time * 1.001)
     with pytest.raises(NoAnswerError, match=r"a deadline of ([0-9.]+) s could be held") as info:
-        run.cheapest_plan(a40, probability=0.95, noise=0.05)
+        a40.plan(run=run, probability=0.95, noise=0.05)
     could = float(str(info.value).split("a deadline of ")[1].split()[0])
     longer = replace(run, deadline_s=could * 1.001)
-    plan = longer.reckon(longer.cheapest_plan(a40, probability=0.95, noise=0.05))
+    plan = a40.plan(run=longer, probability=0.95, noise=0.05)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.share_at_least >= 0.95
     verify_plan(plan, a40.profile)
-
-
-@pytest.mark.parametrize("arguments", [{"polish": 1.0}, {"min_dwell": 0.1}])
-def test_a_sure_run_is_refused_with_what_it_does_not_reckon_with(
-    a40: Frontier, arguments: dict[str, float]
-) -> None:
-    run = Run(iterations=10, deadline_s=100.0)
-    with pytest.raises(InputError, match="neither with a dwell nor with polish"):
-        run.cheapest_plan(a40, probability=0.9, noise=0.02, **arguments)
 
 
 @pytest.fixture
@@ -450,34 +294,7 @@ def test_a_tampered_claim_does_not_pass(folder: Path, field: str, value: float, 
     assert_refused(envplan("check", "plan.json", cwd=folder), 2, words)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--noise", 2], "--noise goes with --robust"),
-        (["--robust", 95, "--min-dwell", 5], "--min-dwell and --robust"),
-        (["--robust", 95, "--ladder", 5], "--robust and --ladder"),
-        (["--robust", 95, "--straggler-time", 5], "--robust and --straggler-time"),
-        (["--robust", 95, "--min-energy"], "--robust and --min-energy"),
-        (["--robust", 95, "--polish", 1], "--robust and --polish"),
-        (["--robust", 100, "--noise", 1], "up to 99.9 percent"),
-        (["--robust", 95], "column time_std"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    folder: Path, options: list[object], words: str
-) -> None:
-    assert_refused(envplan("solve", *options, cwd=folder), 2, words)
-
-
 def test_a_target_nobody_can_hold_leaves_no_plan(folder: Path) -> None:
     ran = envplan("solve", "--robust", 99, "--noise", 5, cwd=folder)
     assert_refused(ran, 1, "could be held")
     assert not (folder / "plan.json").exists()
-
-
-def test_a_plan_made_anew_from_another_profile_is_as_sure(a40: Frontier) -> None:
-    for plan in (
-        a40.robust_plan(0.9, slowdown=0.04, noise=0.02),
-        a40.robust_plan(0.9, a40.min_time * 1.04, noise=0.02),
-    ):
-        assert replan(plan, a40.profile) == plan

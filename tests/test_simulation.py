@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, build_plan, price
-from envplan.planners import PLANNERS
+from envplan.plan import Plan, build_plan
+from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.simulation import Timeline, simulate
-from envplan.units import uw_from_w
-from strategies import dags, falling_profiles, pipelines, profiles
+from envplan.solve import trace_frontier
+from envplan.units import s_from_ns
+from strategies import dags, pipelines, profiles
 
 POWER = 70.0
 
@@ -31,21 +31,12 @@ def planned(
     replicas: int = 1,
 ) -> Plan:
     """The plan of any choice of options."""
-    chosen = np.array(options, np.int32)
-    powers = [uw_from_w(POWER)] * pipeline.num_stages
-    return build_plan(
-        pipeline,
-        profile,
-        chosen,
-        blocking_power_uw=powers,
-        blocking_power_source="default",
-        gpus_per_stage=gpus_per_stage,
-        replicas=replicas,
-        target={"kind": "max-frequency"},
-        lower_bound_fj=0,
-        bound="relaxation",
-        deadline_ns=price(pipeline, profile, chosen, powers).makespan_ns,
+    frontier = trace_frontier(
+        pipeline, profile, blocking_power=POWER, gpus_per_stage=gpus_per_stage, replicas=replicas
     )
+    replay = frontier.problem.replay(np.array(options, np.int32))
+    target = Target(kind="max-frequency", deadline_s=s_from_ns(replay.makespan_ns))
+    return build_plan(frontier, replay, target=target)
 
 
 @st.composite
@@ -94,28 +85,6 @@ def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profi
     assert timeline.average_power == plan.average_power
     starts = [op.start_s for stage in plan.stages for op in stage]
     assert [op.start_ns / 1e9 for op in timeline.operations] == starts
-
-
-@settings(max_examples=15, deadline=None)
-@given(pipelines(max_stages=3, max_microbatches=4), st.data())
-def test_frontier_plans_are_replayed_exactly(pipeline: Pipeline, data: st.DataObject) -> None:
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
-    frontier = trace_frontier(pipeline, profile, replicas=3)
-    for plan in (frontier.plan(), frontier.min_energy_plan(), frontier.max_frequency_plan()):
-        timeline = simulate(plan, profile)
-        assert (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy)
-
-
-@settings(max_examples=8, deadline=None)
-@pytest.mark.parametrize("name", PLANNERS)
-@given(data=st.data())
-def test_plans_of_every_planner_are_replayed_exactly(name: str, data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, 3))
-    profile = data.draw(falling_profiles(stages))
-    pipeline = Pipeline("1f1b", stages, data.draw(st.integers(1, 5)))
-    plan = PLANNERS[name].plan(trace_frontier(pipeline, profile, gpus_per_stage=8), None)
-    timeline = simulate(plan, profile)
-    assert (timeline.iteration_time, timeline.energy) == (plan.iteration_time, plan.energy)
 
 
 @settings(max_examples=40, deadline=None)

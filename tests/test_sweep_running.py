@@ -73,7 +73,7 @@ def test_a_row_says_what_the_frontier_says(tmp_path: Path) -> None:
         grid(profiles=["profile.csv"], microbatches=[6], slowdowns=[0, 3], min_energy=True),
     )
     frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
-    plans = [frontier.plan(), frontier.plan(slowdown=0.03), frontier.min_energy_plan()]
+    plans = [frontier.plan(), frontier.plan(slowdown=0.03), frontier.plan(min_energy=True)]
     assert len(result.rows) == 3
     for row, plan in zip(result.rows, plans, strict=True):
         assert row.error is None
@@ -112,13 +112,13 @@ def test_slow_clocks_noise_and_caps_reach_the_plan(tmp_path: Path) -> None:
     result = swept(tmp_path, text)
     frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
     plans = [
-        frontier.plan(slowdown=0.05, switch_latency=0.004, min_dwell=0.02),
+        frontier.plan(slowdown=0.05, switch_latency=0.004, min_hold=0.02),
         frontier.plan(switch_latency=0.004),
-        frontier.robust_plan(0.9, slowdown=0.05, noise=0.01),
-        frontier.robust_plan(0.9, slowdown=0.05, noise=0.01, switch_latency=0.004),
-        frontier.plan_for_power_cap(460),
-        frontier.plan_for_peak_power_cap(560),
-        frontier.plan_for_energy_budget(790),
+        frontier.plan(probability=0.9, slowdown=0.05, noise=0.01),
+        frontier.plan(probability=0.9, slowdown=0.05, noise=0.01, switch_latency=0.004),
+        frontier.plan(power_cap=460),
+        frontier.plan(peak_power_cap=560),
+        frontier.plan(energy_budget=790),
     ]
     for row, plan in zip(result.rows, plans, strict=True):
         assert row.error is None

@@ -262,31 +262,27 @@ def _check_until_straggler(plan: Plan, frontier: Relaxation) -> list[str]:
 def _check_kind(plan: Plan, frontier: Relaxation) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
-    is_capped = target.peak_power_w is not None or target.power_w is not None
-    if is_capped:
-        # A plan slower than T_star may be the best.
-        star = MAX_INTEGER
+    is_limited = bool(plan.request.limits or plan.job.switch_latency_s)
     match target.kind:
-        case "no-slowdown" if any(limit.is_local for limit in plan.request.limits) or (
-            plan.job.switch_latency_s
-        ):
+        case "no-slowdown" if is_limited:
             # T_min may be out of reach: the least time found then.
             meant = max(least, ns_from_s(target.deadline_s))
         case "no-slowdown":
             meant = least
         case "slowdown":
-            meant = min(least + int(least * (target.slowdown or 0.0)), star)
-        case "time":
-            meant = min(ns_from_s_floor(target.time_s or 0.0), star)
-        case "sync-time":
+            meant = least + int(least * (target.slowdown or 0.0))
+        case "time" | "sync-time":
             meant = ns_from_s_floor(target.time_s or 0.0)
-        case "min-energy" if not is_capped:
+        case "min-energy" if not is_limited:
             meant = star
         case "planner":
             asked = plan.iteration_time if target.time_s is None else target.time_s
             meant = ns_from_s_floor(asked)
         case _:
             return
+    # Nothing uses less later than T_star, unless it is kept from using that little by then.
+    if target.kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
+        meant = min(meant, star)
     if target.straggler_time_s is not None:
         # The time that a straggler leaves may be used.
         meant = max(meant, min(ns_from_s_floor(target.straggler_time_s), target.deadline_ns))

@@ -127,6 +127,8 @@ class Candidates:
                 refusal = refusal or error
                 continue
             best = self._better(best, found, waits)
+        if best is None and not self.is_plain and deadline_ns > self._frontier.min_energy_time_ns:
+            best = self.at(min(deadline_ns, self._frontier.slowest_time_ns))
         if not self.is_plain:
             for known in self._known.values():
                 if known.replay.makespan_ns <= deadline_ns:

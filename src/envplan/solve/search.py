@@ -174,7 +174,7 @@ class _Search:
         """The choice of least energy by the request's deadline."""
         frontier, request = self.frontier, self.request
         asked_ns = stated_ns = self._asked_ns()
-        if not self._is_capped:
+        if self._is_plain:  # else a plan slower than T_star may be the best, or the only one
             stated_ns = min(asked_ns, frontier.min_energy_time_ns)
         straggler_s = request.straggler_time_s
         until_ns = 0 if straggler_s is None else ns_from_s_floor(straggler_s)
@@ -382,9 +382,9 @@ class _Search:
         return self.request.run
 
     @property
-    def _is_capped(self) -> bool:
-        """Whether power is capped, so that a plan slower than T_star may be the best."""
-        return any(isinstance(limit, PeakPower | AveragePower) for limit in self.request.limits)
+    def _is_plain(self) -> bool:
+        """Whether clocks follow at once and nothing but the time is limited."""
+        return not self.request.limits and self.request.latency_ns == 0
 
     def _asked_ns(self) -> int:
         """The deadline that the request means, ns."""
@@ -394,10 +394,10 @@ class _Search:
                 return self.frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
             case "slowdown":
                 return least + int(least * (deadline.slowdown or 0.0))
-            case "min-energy" if self._is_capped:
-                return self.frontier.slowest_time_ns
-            case "min-energy":
+            case "min-energy" if self._is_plain:
                 return self.frontier.min_energy_time_ns
+            case "min-energy":
+                return self.frontier.slowest_time_ns
             case _:
                 return least
 
