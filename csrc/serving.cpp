@@ -128,6 +128,8 @@ void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
 }
 
 void Replay::route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers) {
+  for (const Share& share : shares) know(share.pool);
+  for (const int32_t pool : helpers) know(pool);
   shares_[klass] = std::move(shares);
   helpers_[klass] = std::move(helpers);
 }

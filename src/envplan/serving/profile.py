@@ -8,7 +8,7 @@ A serving profile is a CSV file in one of two forms. By phases, one row for each
     time_s                 of the whole prompt, or of one decode step, s; 0 for idle
     power_w                W of the whole instance meanwhile
 
-from which the loads of every class follow (`phases.load_points`); the sidecar must say in
+from which the loads of every class follow (`phases.steady`); the sidecar must say in
 `kv_tokens` how many tokens of context fit into the memory of each TP. Or by class and load,
 
     class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s
@@ -46,7 +46,7 @@ from envplan._files import parse_json, refuse_slip
 from envplan.errors import InputError, shown
 from envplan.profile import builtin_paths
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
-from envplan.serving.phases import Phases, load_points
+from envplan.serving.phases import Phases, steady
 from envplan.serving.tables import Row, exists, read_bytes, read_rows
 
 __all__ = [
@@ -478,10 +478,11 @@ def _curves_of(
     """Steady loads of every class in every configuration that has memory for its requests."""
     found = {}
     for name, request in classes.items():
-        for (tp, clock), each in phases.items():
-            if points := load_points(each, request):
-                load, power, ttft, tbt = zip(*points, strict=True)
-                found[name, tp, clock] = Curve(name, tp, clock, load, power, ttft, tbt)
+        loads = {key: known for key, each in phases.items() if (known := steady(each, request))}
+        for (tp, clock), known in loads.items():
+            most = max(float(other.load[-1]) for (n, _), other in loads.items() if n == tp)
+            columns = (tuple(map(float, values)) for values in known.points(most))
+            found[name, tp, clock] = Curve(name, tp, clock, *columns)
     return found
 
 

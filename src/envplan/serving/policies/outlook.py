@@ -43,7 +43,7 @@ class Settings:
     gpus: int = 1024
     epoch_s: float = 1800.0
     late: float = 0.0005
-    headroom: float = 0.05
+    headroom: float = 0.1
     mispredicted: float = 0.05
     seed: int = 0
     overheads: Overheads = field(default_factory=Overheads)
