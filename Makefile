@@ -58,7 +58,6 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.freqplan
-	$(BIN)/python -m envplan.serving.builtin profiles/serving
 	$(BIN)/python -m envplan.serving.plan
 	$(BIN)/python -m envplan.serving.apply
 

@@ -14,6 +14,7 @@ from envplan.serving.hierarchy import PoolModel, hierarchical_plan, reshard, siz
 from envplan.serving.profile import ServingProfile
 from serving_helpers import EQUAL, row, small_serving_profile
 
+
 @settings(max_examples=4, deadline=None)
 @given(st.dictionaries(st.sampled_from(CLASSES), st.floats(10, 20_000), min_size=1, max_size=2))
 def test_it_never_beats_what_the_exact_planner_proves(loads: dict[str, float]) -> None:

@@ -83,7 +83,7 @@ def test_a_change_never_takes_away_what_serves() -> None:
 
     def fleet(tp: int, count: int) -> FleetSpec:
         pool = PoolSpec(*key, {(tp, 1980): count})
-        return FleetSpec({key: pool}, {name: ((key, 1.0),) for name in profile.classes})
+        return FleetSpec({key: pool}, dict.fromkeys(profile.classes, ((key, 1.0),)))
 
     machines.adopt(fleet(8, 2), 0.0, warm=True)
     machines.advance(600.0)

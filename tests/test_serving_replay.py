@@ -185,7 +185,11 @@ def test_the_least_number_of_instances_leaves_just_enough_in_time(
 
     found = instances_needed(arrival, work, level, [slack], 10.0, late)
     assert missed(found * 1.0001) <= late * len(arrival)
-    assert found <= 1e-3 or missed(found * 0.999) > late * len(arrival) or found < 1.01 * work.sum() / 10
+    assert (
+        found <= 1e-3
+        or missed(found * 0.999) > late * len(arrival)
+        or found < 1.01 * work.sum() / 10
+    )
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:

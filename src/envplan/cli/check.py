@@ -63,7 +63,7 @@ def _check(
     if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         if head.lstrip(b"\xef\xbb\xbf").startswith(b"iteration_time_s"):
             return "frontier", _check_frontier_csv(file)
-        if head.lstrip(b"\xef\xbb\xbf").startswith(b"class,"):
+        if head.lstrip(b"\xef\xbb\xbf").startswith((b"class,", b"tp,")):
             return "serving profile", _check_serving_profile(file)
         return "profile", _check_profile(file)
 

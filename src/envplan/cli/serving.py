@@ -477,7 +477,9 @@ def serving_simulate(
     if output is not None:
         _write_series(result, output)
     if json:
-        job.print_json({**job.document(result), "trace": job.trace.name, "profile": job.profile.name})
+        job.print_json(
+            {**job.document(result), "trace": job.trace.name, "profile": job.profile.name}
+        )
     elif not quiet:
         job.print_one(result)
         job.print_written(output, plot)
@@ -542,7 +544,10 @@ def serving_compare(
 
         print_table(job.title, HEADERS, comparison_rows(results))
         if job.rates:
-            costs = [[r.policy, *(f"{r.at_rate(rate):.6g}" for rate in job.rates.values())] for r in results]
+            costs = [
+                [r.policy, *(f"{r.at_rate(rate):.6g}" for rate in job.rates.values())]
+                for r in results
+            ]
             print_table("", ("policy", *job.rates), costs)
         for name in chosen:
             say(f"{name}: {POLICIES[name].about}")

@@ -86,7 +86,9 @@ def save_comparison_page(
             ),
             page.section(
                 "What the policies do",
-                page.notes([f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]),
+                page.notes(
+                    [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
+                ),
             ),
         ]
     )

@@ -403,7 +403,9 @@ def _built(
         curves = _curves_of(phases, classes)
     else:
         phases, curves = {}, _curves(content, path, classes)
-    parts = {key: sidecar[key] for key in ("classes", "kv_tokens", "chunk_tokens") if key in sidecar}
+    parts = {
+        key: sidecar[key] for key in ("classes", "kv_tokens", "chunk_tokens") if key in sidecar
+    }
     said = json.dumps(parts if phases else parts.get("classes", {}), sort_keys=True).encode()
     return ServingProfile(
         name=name,
@@ -452,7 +454,9 @@ def _read_phases(
             raise row.error("phase", f"must be prefill, decode or idle, not {phase!r}")
         power = row.number("power_w")
         if power > _MOST_W * tp:
-            raise row.error(POWER, f"means {power / tp:.0f} W on each GPU, which none draws; give W")
+            raise row.error(
+                POWER, f"means {power / tp:.0f} W on each GPU, which none draws; give W"
+            )
         idle = phase == "idle"
         size = 0.0 if idle else row.number("size", above=True)
         point = (size, 0.0 if idle else row.number("time_s", above=True), power)
@@ -466,9 +470,13 @@ def _read_phases(
     for (tp, clock), parts in sorted(found.items()):
         if missing := [phase for phase in ("prefill", "decode", "idle") if phase not in parts]:
             raise InputError(f"TP{tp} at {clock} MHz has no rows of {missing[0]}", path=path)
-        columns = [np.array(c) for name in ("prefill", "decode") for c in zip(*parts[name], strict=True)]
+        columns = [
+            np.array(c) for name in ("prefill", "decode") for c in zip(*parts[name], strict=True)
+        ]
         chunk = int(chunks.get(tp, _CHUNK_TOKENS))
-        made[tp, clock] = Phases(parts["idle"][0][2], *columns, room[tp], chunk)
+        tokens, prompt_s, prompt_w, batch, step_s, step_w = map(np.array, columns)
+        made[tp, clock] = Phases(parts["idle"][0][2], tokens, prompt_s, prompt_w, batch, step_s,
+                                 step_w, room[tp], chunk)  # fmt: skip
     return made
 
 
@@ -487,10 +495,12 @@ def _curves_of(
 
 
 def _phases_of(curve: Curve, request: RequestClass) -> Phases:
-    """The phases that a class's loads imply, by Little's law; prompts cost what the least load says."""
+    """The phases that a class's loads imply, by Little's law; prompts as at the least load."""
     output = max(1.0, request.output_tokens - 1)
     load, tbt, power = (np.array(x) for x in (curve.load, curve.tbt_s, curve.power_w))
-    batch = np.maximum.accumulate(load / request.tokens * output * tbt) + 1e-9 * np.arange(len(load))
+    batch = np.maximum.accumulate(load / request.tokens * output * tbt) + 1e-9 * np.arange(
+        len(load)
+    )
     first = np.array([curve.ttft_s[0]])
     most = max(2.0, math.ceil(batch[-1]))
     return Phases(

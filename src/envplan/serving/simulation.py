@@ -18,12 +18,20 @@ from envplan.rates import Rate
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import hosts
 from envplan.serving.plan import Fleet
-from envplan.serving.profile import ServingProfile
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
-__all__ = ["FleetSpec", "Key", "Machines", "Overheads", "PoolSpec", "Series", "Simulation", "spec_of"]
+__all__ = [
+    "FleetSpec",
+    "Key",
+    "Machines",
+    "Overheads",
+    "PoolSpec",
+    "Series",
+    "Simulation",
+    "spec_of",
+]
 
 FloatArray = npt.NDArray[np.float64]
 Key = tuple[str, Slo]
@@ -238,7 +246,9 @@ class Machines:
 
     def __post_init__(self) -> None:
         stream, profile = self.stream, self.stream.profile
-        tables, self._sizes, self._clocks = [], {}, {}
+        tables: list[Any] = []
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._clocks: dict[int, list[int]] = {}
         sizes: list[Any] = []
         for name in CLASSES if not profile.phases else CLASSES[-1:]:
             for tp in profile.degrees(name):
@@ -333,7 +343,10 @@ class Machines:
                 for key in fleet.pools
                 if key[0] == host
             ]
-            able = sorted(dict.fromkeys(able), key=lambda key: not (key[1].covers(slo) and serves(key[0], name)))
+            able = sorted(
+                dict.fromkeys(able),
+                key=lambda key: not (key[1].covers(slo) and serves(key[0], name)),
+            )
             shares = fleet.routes.get(name) or tuple((key, 1.0) for key in able[:1])
             mine = {key for key, _ in shares}
             helpers = [self._pools[key] for key in able if key not in mine]

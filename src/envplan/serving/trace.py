@@ -105,7 +105,7 @@ class Trace:
         return given[self.known], made[self.known]
 
     def mean_lengths(self) -> dict[str, tuple[float, float]]:
-        """Mean input and output of each class that is there, tokens; nothing for a trace of classes."""
+        """Mean input and output of each class that is there, tokens; none if it gives classes."""
         if self.input_tokens is None or self.output_tokens is None:
             return {}
         number = np.bincount(self.known, minlength=len(CLASSES))
@@ -179,7 +179,7 @@ class Trace:
 
 
 def builtin_traces() -> dict[str, Path]:
-    """The traces that ship with envplan, by name: two real hours, and two weeks made from shapes."""
+    """The traces that ship with envplan, by name: two real hours, two real-shaped weeks."""
     folder = builtin_folder()
     found = [*folder.glob("*.csv.gz"), *folder.glob("*.shape.csv")]
     return {path.name.split(".", 1)[0]: path for path in sorted(found)}
@@ -237,6 +237,8 @@ def _read(path: Path, name: str) -> Trace:
             names = _header(first, path)
             seen = 0
             for frame in _frames(file, names):
+                if not len(frame):
+                    continue
                 before = pieces[-1] if pieces else None
                 pieces.append(_piece(frame, names, path, seen + 2, before))
                 seen += len(frame)
@@ -360,7 +362,9 @@ def _times(column: Any, refuse: Any) -> tuple[FloatArray, datetime | None]:
 
     if pd.api.types.is_numeric_dtype(column):
         seconds = column.to_numpy(np.float64)
-        refuse(~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}")
+        refuse(
+            ~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}"
+        )
         return seconds.copy(), None
     when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
     refuse(
@@ -393,8 +397,8 @@ def _expanded(
         k = int(wide[0])
         line = int(np.searchsorted(at, times[k + 1])) + 2
         raise InputError(
-            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, though "
-            f"rows are {step:g} s apart; add a row with 0 requests for every step without any",
+            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, "
+            f"though rows are {step:g} s apart; add a row with 0 requests for every such step",
             path=path,
             line=line,
             column="timestamp",

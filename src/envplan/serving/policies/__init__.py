@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.demand import check_reachable
+from envplan.serving.demand import check_reachable, hosts
 from envplan.serving.policies import dynamo, packing, planned
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
@@ -46,7 +46,11 @@ _MOST: Final = 3.0  # times another day's hours
 def _stream(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
     known = profile.with_lengths(trace.mean_lengths())
     check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
-    return Stream.of(trace, known, _taken(trace, settings))
+    taken = _taken(trace, settings)
+    homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
+    if any(homeless):  # nothing is predicted that nothing serves
+        taken = np.where(np.array(homeless)[taken], trace.known, taken)
+    return Stream.of(trace, known, taken)
 
 
 def _taken(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
@@ -92,8 +96,8 @@ def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
     fleet = policy.plan(outlook)
     if fleet.gpus > outlook.settings.gpus:
         raise NoAnswerError(
-            f"{policy.name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more than "
-            f"the {outlook.settings.gpus} there are"
+            f"{policy.name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more "
+            f"than the {outlook.settings.gpus} there are"
         )
     return fleet
 
@@ -149,11 +153,11 @@ def _next(
 def _rate(stream: Stream, stretch: Stretch) -> float:
     """Requests per second of a stretch, times its factor."""
     found = stream.between(stretch.begin_s, stretch.end_s)
-    return stretch.factor * (found.stop - found.start) / (stretch.end_s - stretch.begin_s)
+    return float(stretch.factor * (found.stop - found.start) / (stretch.end_s - stretch.begin_s))
 
 
 def _at_least(wanted: FleetSpec, fleet: FleetSpec) -> FleetSpec:
-    """`wanted`, where no pool has fewer instances of a kind than it has: between epochs, only more."""
+    """`wanted`, but with no fewer instances of a kind than a pool has: only more."""
     pools = {}
     for key, pool in wanted.pools.items():
         there = fleet.pools[key].groups if key in fleet.pools else {}

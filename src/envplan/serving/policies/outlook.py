@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.demand import LEAST_LOAD, check_reachable
+from envplan.serving.demand import LEAST_LOAD, check_reachable, hosts
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import FleetSpec, Key, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
@@ -89,6 +90,27 @@ class Outlook:
             found |= np.bincount(taken, minlength=len(CLASSES)) > 0
         return [name for name, there in zip(CLASSES, found, strict=True) if there]
 
+    def homes(self) -> dict[str, list[str]]:
+        """The classes that come, by the lowest class with configurations that serves each."""
+        found: dict[str, list[str]] = {}
+        for name in self.classes:
+            able = [host for host in hosts(name, merge=True) if self.profile.degrees(host)]
+            found.setdefault(able[0], []).append(name)
+        return found
+
+    def one_home(self) -> str:
+        """The lowest class with configurations that serves all that come.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        for host in CLASSES:
+            if self.profile.degrees(host) and all(serves(host, name) for name in self.classes):
+                return host
+        raise NoAnswerError(
+            f"no configuration of {self.profile.name} serves all classes in one pool"
+        )
+
     def need(self, classes: Iterable[str], pool: str, tp: int) -> Need:
         """What these classes need in a class's pool on instances of a TP, headroom included."""
         names, most = frozenset(classes), Need(0.0, 0.0, 0.0)
@@ -112,7 +134,9 @@ class Outlook:
     def able(self, classes: Sequence[str], pool: str) -> list[int]:
         """TPs on which a pool can meet the SLOs of these classes at all, ascending."""
         degrees = self.profile.degrees(pool)
-        return [tp for tp in degrees if all(self._meets(n, pool, tp) for n in classes)] or degrees[-1:]
+        return [tp for tp in degrees if all(self._meets(n, pool, tp) for n in classes)] or degrees[
+            -1:
+        ]
 
     def _meets(self, name: str, pool: str, tp: int) -> bool:
         """Whether requests of a class, at their own lengths where known, can be in time on a TP."""
@@ -137,23 +161,27 @@ class Outlook:
 
     def thriftiest(self, classes: Sequence[str], pool: str, *, packs: bool) -> int:
         """The TP on which these classes draw the least, by `power`, or nearly so and there."""
+
         def watts(tp: int) -> float:
             least = self.power(classes, pool, tp, self.count(classes, pool, tp), packs)
             return least * (_WORTH if tp == self.present.get(pool) else 1.0)
+
         return min(self.able(classes, pool), key=watts)
 
     def clock(self, pool: str, tp: int) -> int:
         """The clock at which a decode step takes the least energy above idling, MHz."""
+
         def energy(mhz: int) -> float:
             phases = self.profile.phases_of(pool, tp, mhz)
             return float((phases.step_w[0] - 0.5 * phases.idle_w) * phases.step_s[0])
+
         return min(self.profile.frequencies(pool, tp), key=energy)
 
     def pool(
         self, classes: Sequence[str], name: str, tp: int, count: int, *,
         managed: bool = False, packs: bool = False,
     ) -> PoolSpec:  # fmt: skip
-        """A pool of alike instances: at the highest clock, or managed from the thriftiest one up."""
+        """A pool of alike instances: at the highest clock, or managed from the thriftiest up."""
         clock = self.clock(name, tp) if managed else self.profile.frequencies(name, tp)[-1]
         return PoolSpec(name, self.slo(classes), {(tp, clock): count}, managed, packs)
 
@@ -173,12 +201,6 @@ class Outlook:
                 need = self.need([name], name, most.tp).instances
                 found[name] = max(LEAST_LOAD, need * most.capacity(slo))
         return found
-
-
-def longest_of(classes: Iterable[str]) -> str:
-    """The shortest class that is longer in no respect than its pool can be: it serves them all."""
-    names = list(classes)
-    return next(host for host in CLASSES if all(serves(host, name) for name in names))
 
 
 def fleet_of(pools: Mapping[str, tuple[PoolSpec, Sequence[str]]]) -> FleetSpec:

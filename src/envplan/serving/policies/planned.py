@@ -41,16 +41,12 @@ def _apart(profile: ServingProfile, loads: Mapping[str, float], gpus: int) -> Fl
 
 
 def _together(profile: ServingProfile, loads: Mapping[str, float], gpus: int) -> Fleet:
-    return exact_fleet(
-        profile, loads, gpus, gap=_GAP, at_any_load=True, time_limit=_PATIENCE_S
-    )
+    return exact_fleet(profile, loads, gpus, gap=_GAP, at_any_load=True, time_limit=_PATIENCE_S)
 
 
 @policy("static", "the exact plan for the peak, never changed", scales=False)
 def static(outlook: Outlook) -> FleetSpec:
-    return spec_of(
-        _together(outlook.profile, outlook.loads(), outlook.settings.gpus), managed=True
-    )
+    return spec_of(_together(outlook.profile, outlook.loads(), outlook.settings.gpus), managed=True)
 
 
 @policy("exact", "the exact plan of each class for what each epoch needs", scales=True)
