@@ -8,12 +8,12 @@ namespace {
 
 constexpr double kNever = 1e300;
 constexpr double kTiny = 1e-9;
-constexpr double kFull = 1e9;       // s: a wait that tells that there is no place
-constexpr double kTbtShare = 0.8;   // of the SLO that a batch without prompts may take
-constexpr int32_t kLeast = 128;     // prompt tokens of an iteration, at least
-constexpr double kBin = 0.1;        // s
+constexpr double kFull = 1e9;      // s: a wait that tells that there is no place
+constexpr double kTbtShare = 0.8;  // of the SLO that a batch without prompts may take
+constexpr int32_t kLeast = 128;    // prompt tokens of an iteration, at least
+constexpr double kBin = 0.1;       // s
 constexpr int kHalvings = 12;
-constexpr int kLooked = 8;          // prompts whose deadlines a managed clock is held against
+constexpr int kLooked = 8;  // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
   bool operator()(const Waiting& a, const Waiting& b) const { return a.deadline > b.deadline; }
@@ -128,6 +128,8 @@ void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
 }
 
 void Replay::route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers) {
+  for (const Share& share : shares) know(share.pool);
+  for (const int32_t pool : helpers) know(pool);
   shares_[klass] = std::move(shares);
   helpers_[klass] = std::move(helpers);
 }
@@ -159,8 +161,7 @@ void Replay::expect(Instance& i, double at) {
 void Replay::advance(double until) {
   const auto later = [](const Event& a, const Event& b) { return a.at > b.at; };
   for (;;) {
-    const double arrival =
-        following_ < requests_.count ? requests_.arrival[following_] : kNever;
+    const double arrival = following_ < requests_.count ? requests_.arrival[following_] : kNever;
     const double event = events_.empty() ? kNever : events_.front().at;
     if (std::min(arrival, event) >= until) break;
     if (event <= arrival) {
@@ -187,7 +188,8 @@ void Replay::finish() {
   for (int k = 0; k < 10000 && !events_.empty(); ++k) advance(until += options_.slot_s);
   for (const Instance& i : instances_) {
     for (const Waiting& w : i.waiting) done(w.request, false, false);
-    for (std::size_t k = i.late_begin; k < i.late.size(); ++k) done(i.late[k].request, false, false);
+    for (std::size_t k = i.late_begin; k < i.late.size(); ++k)
+      done(i.late[k].request, false, false);
   }
   for (const int32_t request : stranded_) done(request, false, false);
 }
@@ -327,8 +329,8 @@ void Replay::end_prompts(Instance& i) {
 void Replay::first_token(Instance& i, const Piece& piece) {
   const int32_t request = piece.prompt.request;
   const int32_t output = requests_.output[request];
-  const bool in_time = now_ - requests_.arrival[request] <=
-                       slos_[requests_.known[request]].ttft_s + kTiny;
+  const bool in_time =
+      now_ - requests_.arrival[request] <= slos_[requests_.known[request]].ttft_s + kTiny;
   if (output <= 1) {
     i.kv -= requests_.input[request] + output;
     done(request, in_time, true);
@@ -380,9 +382,8 @@ void Replay::choose_clock(Instance& i) {
     Waiting sorted[kLooked];
     const std::size_t n = i.waiting.size();
     std::copy(i.waiting.begin(), i.waiting.end(), sorted);
-    std::sort(sorted, sorted + n, [](const Waiting& a, const Waiting& b) {
-      return a.deadline < b.deadline;
-    });
+    std::sort(sorted, sorted + n,
+              [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
     for (; wanted < top; ++wanted) {
       const Tables& table = tables_[size.tables[wanted]];
       const int32_t room = this->room(i, table);

@@ -101,8 +101,8 @@ struct Instance {
   double asked_at = -1e9;  // when its clock was last asked to change
   int32_t asked_clock;     // what was asked for
   double queued[3] = {0, 0, 0};
-  std::vector<Waiting> waiting;    // heap, nearest deadline first
-  std::vector<Waiting> late;       // first come first, from late_begin on
+  std::vector<Waiting> waiting;  // heap, nearest deadline first
+  std::vector<Waiting> late;     // first come first, from late_begin on
   std::size_t late_begin = 0;
   std::vector<Decoding> decoding;  // heap, first to leave first
   std::vector<Piece> pieces;
@@ -189,10 +189,10 @@ class Replay {
   int64_t clock_changes_ = 0, helped_ = 0;
 };
 
-// The least number of instances, not rounded, at which no more than a share `late` of requests waits
-// too long. Work (s of one instance) arrives in bins of a tenth of a second and is done by all
-// instances together, stricter levels first; a request of level l waits too long if the work that
-// goes before it takes longer than slack[l]. arrival ascends from 0, level counts from 0.
+// The least number of instances, not rounded, at which no more than a share `late` of requests
+// waits too long. Work (s of one instance) arrives in bins of a tenth of a second and is done by
+// all instances together, stricter levels first; a request of level l waits too long if the work
+// that goes before it takes longer than slack[l]. arrival ascends from 0, level counts from 0.
 double instances_needed(int64_t count, const double* arrival, const double* work,
                         const uint8_t* level, const std::vector<double>& slack, double duration,
                         double late);

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from envplan.serving.classes import CLASSES, Slo
+from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
-from envplan.serving.simulation import FleetSpec, Offered, Overheads, PoolSpec
 
 #: Loads of small profiles are multiples of this, tokens/s.
 UNIT = 10
@@ -119,46 +118,6 @@ def least_power_within_slos(
         for own in range(gpus + 1)
         for mixed in range(gpus - own + 1)
     )
-
-
-SLO = Slo(1.0, 1.0)
-QUICK = Overheads(new_vm=60, distributed_setup=0, download=0, engine_setup=30, install=0)
-
-
-def fleet(*pools: tuple[str, dict[tuple[int, int | None], int]]) -> FleetSpec:
-    """A pool for each of these classes, within SLO: instances by TP and clock."""
-    made = {(name, SLO): PoolSpec(name, SLO, groups) for name, groups in pools}
-    return FleetSpec(made, {name: (((name, SLO), 1.0),) for name, _ in pools})
-
-
-def offered_of(profile: ServingProfile, step_s: float, **tokens_s: list[float]) -> Offered:
-    """What arrives if each class has these loads, slot by slot."""
-    slots = len(next(iter(tokens_s.values())))
-    tokens = np.zeros((slots, len(CLASSES)))
-    requests = np.zeros((slots, len(CLASSES)))
-    for name, loads in tokens_s.items():
-        place = CLASSES.index(name)
-        tokens[:, place] = np.array(loads) * step_s
-        requests[:, place] = tokens[:, place] / profile.classes[name].tokens
-    return Offered(step_s, requests, tokens, np.zeros_like(tokens), np.zeros_like(requests))
-
-
-class Scripted:
-    """A policy that does what it was told, slot by slot."""
-
-    def __init__(self, *fleets: FleetSpec) -> None:
-        self.name = "scripted"
-        self._fleets = fleets
-
-    def initial(self) -> FleetSpec:
-        return self._fleets[0]
-
-    def every_epoch(self, now: FleetSpec, seen: Any) -> FleetSpec:
-        at = min(len(seen), len(self._fleets) - 1)
-        return now if self._fleets[at].pools == now.pools else self._fleets[at]
-
-    def every_slot(self, now: FleetSpec, seen: Any) -> FleetSpec:
-        return now
 
 
 def write_profile(path: Path, lines: Iterable[str]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from envplan.plotting.serving import (
@@ -16,24 +17,25 @@ from envplan.plotting.serving import (
 from envplan.serving.exact import exact_plan
 from envplan.serving.policies import compare_policies
 from envplan.serving.profile import ServingProfile
-from envplan.serving.trace import Trace
+from envplan.serving.weeks import make_week
 
 
+@cache
 def a_comparison() -> list:  # type: ignore[type-arg]
-    trace = Trace.open("coding-week")
-    short = Trace("short", trace.step_s, trace.requests[:60], trace.lengths[:60])
-    chosen = ("max_frequency", "hierarchical")
-    return compare_policies(ServingProfile.builtin(), short, policies=chosen)
+    short = make_week("coding-week", days=1 / 48).scaled(0.1)
+    return compare_policies(ServingProfile.builtin(), short, policies=("SinglePool", "envplan"))
 
 
 def test_the_profile_has_a_panel_for_each_class_and_rings_its_optimum() -> None:
-    figure = serving_profile_figure(ServingProfile.builtin())
+    profile = ServingProfile.builtin()
+    figure = serving_profile_figure(profile)
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert len(panels) == 9
-    ring = panels["LL"].lines[-1]
-    assert list(ring.get_xdata()) == [1600]
-    assert list(ring.get_ydata()) == [11.89 * 3.6]
-    assert "modelled" in str(figure.get_suptitle())
+    slo = profile.classes["LL"].slo
+    able = [curve for curve in profile.of("LL") if curve.meets(slo, 2000.0)]
+    best = min(able, key=lambda curve: curve.power_at(2000.0))
+    assert list(panels["LL"].lines[-1].get_xdata()) == [best.frequency_mhz]
+    assert "identified" in str(figure.get_suptitle())
 
 
 def test_a_plan_has_a_bar_for_each_group() -> None:
@@ -41,14 +43,14 @@ def test_a_plan_has_a_bar_for_each_group() -> None:
     axes = plan_figure(plan).axes[0]
     widths = sorted(patch.get_width() for patch in axes.patches)
     assert widths == sorted(group.gpus for pool in plan.pools for group in pool.groups)
-    assert "modelled" in axes.get_title(loc="left")
+    assert "identified" in axes.get_title(loc="left")
 
 
 def test_over_time_there_is_a_line_for_each_policy(tmp_path: Path) -> None:
     results = a_comparison()
     figure = over_time_figure(results, "short")
     power = figure.axes[1]
-    assert [line.get_label() for line in power.lines] == ["max_frequency", "hierarchical"]
+    assert [line.get_label() for line in power.lines] == ["SinglePool", "envplan"]
     assert list(power.lines[0].get_ydata()) == [w / 1e3 for w in results[0].series.power_w]
     plot_over_time(results, "short", tmp_path / "a.svg")
     plot_over_time(results, "short", tmp_path / "b.svg")
@@ -60,13 +62,16 @@ def test_a_page_has_cards_a_figure_and_a_table(tmp_path: Path) -> None:
     text = (tmp_path / "week.html").read_text()
     assert '<span class="badge modelled">' in text
     assert text.count("<svg") == 1
-    assert "less energy: hierarchical" in text
-    assert "<td>max_frequency</td>" in text
+    assert "less energy: envplan" in text
+    assert "<td>SinglePool</td>" in text
     assert "src=" not in text
 
 
 def test_nothing_is_saved_of_nothing(tmp_path: Path) -> None:
-    free = [replace(result, energy_j=0.0) for result in a_comparison()]
+    free = [
+        replace(result, series=replace(result.series, power_w=0 * result.series.power_w))
+        for result in a_comparison()
+    ]
     assert [result.saved_percent(free[0]) for result in free] == [None, None]
     assert [row[2] for row in comparison_rows(free)] == ["-", "-"]
     save_comparison_page(free, "free", None, tmp_path / "free.html")

@@ -5,45 +5,99 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.builtin import CLOCKS_MHZ, TABLE_LOAD, TABLE_WH, TRACES, main
 from envplan.serving.classes import CLASSES, Slo, classify, serves, shorter_output
-from envplan.serving.profile import BUILTIN, ServingProfile, builtin_folder, with_slos
+from envplan.serving.profile import BUILTIN, ServingProfile, with_slos
+from envplan.serving.simulation import FleetSpec, Machines, Overheads, PoolSpec
+from envplan.serving.sizing import Stream
+from envplan.serving.trace import Trace
 from serving_helpers import row, small_serving_profile, write_profile
 
 
-def test_the_built_in_profile_holds_the_published_table() -> None:
+def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
+    """Points of Splitwise (prompts) and of ML.ENERGY (Llama-3.1-70B on four H100), as published."""
     profile = ServingProfile.builtin()
-    for name, by_degree in TABLE_WH.items():
-        for tp, cells in by_degree.items():
-            for clock, wh in zip(CLOCKS_MHZ, cells, strict=True):
-                curve = profile.curves.get((name, tp, clock))
-                assert (curve is None) == (wh is None)
-                if curve is not None:
-                    assert wh is not None
-                    energy = profile.energy_per_request(curve, TABLE_LOAD)
-                    assert energy == pytest.approx(3600 * wh, rel=1e-9)
-                    assert curve.meets(profile.classes[name].slo, TABLE_LOAD)
-    assert profile.source == "modelled"
+    for tp, tokens, milliseconds in ((2, 1024, 158.0), (4, 2048, 200.7), (8, 8192, 844.9)):
+        phases = profile.phases[tp, 1980]
+        assert 1e3 * phases.prompt_time(tokens) == pytest.approx(milliseconds, rel=0.01)
+    four = profile.phases[4, 1980]
+    for batch, milliseconds, watts in ((8, 16.57, 1765), (64, 22.43, 2002), (256, 39.84, 2354)):
+        assert 1e3 * four.step_time(batch) == pytest.approx(milliseconds, rel=0.11)
+        assert np.interp(batch, four.batch, four.step_w) == pytest.approx(watts, rel=0.06)
+    assert profile.source == "identified"
     assert profile.modelled
 
 
-def test_no_modelled_gpu_draws_more_than_it_may() -> None:
-    for curve in ServingProfile.builtin().curves.values():
-        assert max(curve.power_w) <= 700.5 * curve.tp
-        assert curve.capacity(ServingProfile.builtin().classes[curve.name].slo) == curve.max_load
+def test_no_gpu_draws_more_than_it_may_and_steady_loads_lie_between_idle_and_busy() -> None:
+    profile = ServingProfile.builtin()
+    for (tp, _), phases in profile.phases.items():
+        assert max(*phases.prompt_w, *phases.step_w) <= 700.5 * tp
+    for curve in profile.curves.values():
+        phases = profile.phases[curve.tp, curve.frequency_mhz]
+        assert curve.power_w[0] == pytest.approx(phases.idle_w)
+        assert max(curve.power_w) <= max(*phases.prompt_w, *phases.step_w)
 
 
-def test_the_shipped_files_are_what_the_generator_makes(tmp_path: Path) -> None:
-    main(str(tmp_path))
-    names = [f"{BUILTIN}.csv", f"{BUILTIN}.meta.json", *(f"{name}.csv" for name in TRACES)]
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (builtin_folder() / name).read_bytes()
-        assert (tmp_path / name).stat().st_size < 300_000
+def test_steady_loads_agree_with_the_replay() -> None:
+    """Power and pace that follow from Little's law, against requests one by one."""
+    profile = ServingProfile.builtin()
+    random = np.random.default_rng(3)
+    for name, tp, share in (("LL", 4, 0.3), ("MM", 8, 0.4)):
+        known, curve = profile.classes[name], profile.curves[name, tp, 1980]
+        load = share * curve.max_load
+        arrival = np.cumsum(random.exponential(known.tokens / load, 4000))
+        count = len(arrival)
+        given = np.full(count, round(known.input_tokens), dtype=np.int32)
+        made = np.full(count, round(known.output_tokens), dtype=np.int32)
+        classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
+        trace = Trace("steady", arrival - arrival[0], given, made, classes)
+        machines = Machines(Stream.of(trace, profile, classes), Overheads(), 8)
+        key = (name, known.slo)
+        machines.adopt(
+            FleetSpec({key: PoolSpec(*key, {(tp, 1980): 1})}, {name: ((key, 1.0),)}), 0.0, warm=True
+        )
+        slots = int(trace.duration_s / 60)
+        for slot in range(slots):
+            machines.advance(60.0 * (slot + 1))
+        result = machines.result("steady", [tp] * slots)
+        middle = result.series.power_w[2:-2].mean()
+        assert middle == pytest.approx(curve.power_at(load), rel=0.12)
+
+
+def test_a_profile_by_load_becomes_phases_by_littles_law() -> None:
+    profile = small_serving_profile({("SS", 2, 1000): [(0, 100), (10, 200), (20, 500)]})
+    phases = profile.phases_of("SS", 2, 1000)
+    assert phases.idle_w == 100
+    assert phases.step_w[-1] == 500
+    assert (np.diff(phases.batch) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("3,1980,decode,1,0.1,300", "must be 1, 2, 4 or 8"),
+        ("8,1980,decode,1,0.1,300", "does not say in kv_tokens"),
+        ("2,1980,nothing,1,0.1,300", "must be prefill, decode or idle"),
+        ("2,1980,decode,2,0.1,300", "must be above 4"),
+        ("2,1980,decode,8,0,300", "must be a number above 0"),
+        ("2,1980,decode,8,0.1,90000", "which none draws"),
+        ("2,1500,decode,8,0.1,300", "has no rows of prefill"),
+    ],
+)
+def test_a_bad_profile_by_phases_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    good = ["2,1980,idle,0,0,200", "2,1980,prefill,128,0.05,600", "2,1980,decode,4,0.02,500"]
+    file = tmp_path / "my.csv"
+    file.write_text("\n".join(["tp,frequency,phase,size,time_s,power_w", *good]) + "\n")
+    (tmp_path / "my.meta.json").write_text('{"kv_tokens": {"2": 9000}}')
+    assert ServingProfile.read_csv(file).phases
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(InputError, match=words):
+        ServingProfile.read_csv(file)
 
 
 def test_classes_follow_lengths() -> None:
@@ -192,10 +246,9 @@ def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -
 
 
 def test_the_built_in_profile_without_its_sidecar_is_refused(tmp_path: Path) -> None:
-    # Without it, an energy per request is taken for each request's own share.
     path = tmp_path / "copy.csv"
     path.write_bytes(ServingProfile.builtin().content)
-    with pytest.raises(InputError, match=r"on each GPU.*copy\.meta\.json.*shared_by"):
+    with pytest.raises(InputError, match="does not say in kv_tokens"):
         ServingProfile.read_csv(path)
 
 
@@ -205,10 +258,6 @@ def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
         ServingProfile.open(str(tmp_path / "p.csv"))
     with pytest.raises(InputError, match=BUILTIN):
         ServingProfile.open("nothing-here")
-
-
-def test_every_class_is_somewhere_in_the_table() -> None:
-    assert set(TABLE_WH) == set(CLASSES)
 
 
 def test_public_names_are_all_there() -> None:

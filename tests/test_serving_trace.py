@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
-from envplan.serving.prediction import expect
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace, builtin_traces
+from envplan.serving.weeks import make_week
 
 
 def written(folder: Path, *lines: str) -> Path:
@@ -20,15 +21,57 @@ def written(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_counts_are_taken_by_slot_and_class(tmp_path: Path) -> None:
-    path = written(tmp_path, "timestamp,class,requests", "0,SS,5", "0,LL,1", "60,SS,7", "120,SS,0")
+def test_counts_become_requests_spread_evenly(tmp_path: Path) -> None:
+    path = written(tmp_path, "timestamp,class,requests", "0,SS,6", "0,LL,1", "60,SS,7", "120,SS,0")
     trace = Trace.read_csv(path)
-    assert (trace.step_s, trace.requests.shape, trace.duration_s) == (60, (3, 9), 180)
-    assert trace.requests[:, CLASSES.index("SS")].tolist() == [5, 7, 0]
+    assert (len(trace), trace.duration_s) == (14, 180)
+    assert trace.counts[:, CLASSES.index("SS")].tolist() == [6, 7, 0]
+    assert trace.arrival[:7].tolist() == [5, 15, 25, 30, 35, 45, 55]
     profile = ServingProfile.builtin()
-    tokens = trace.tokens(profile)
-    assert tokens[0, CLASSES.index("LL")] == profile.classes["LL"].tokens
-    assert tokens[2].sum() == 0
+    given, made = trace.lengths(profile)
+    assert given[3] + made[3] == round(profile.classes["LL"].input_tokens) + round(
+        profile.classes["LL"].output_tokens
+    )
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    "times",
+    [
+        ("2023-11-16 18:17:03.9799600", "2023-11-16 18:17:04", "2023-11-16 18:19:04.5"),
+        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:00.029930+00:00",
+         "2024-05-10 00:02:00.529930+00:00"),
+        ("2024-05-10 00:00:00+00:00", "2024-05-10 00:00:00.020000+00:00",
+         "2024-05-10 00:02:00.520000+00:00"),
+        ("0", "0.02004", "120.52004"),
+    ],
+)  # fmt: skip
+def test_azures_files_are_read_as_they_are(
+    tmp_path: Path, times: tuple[str, str, str], zipped: bool
+) -> None:
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    text += "".join(f"{at},{size},10\n" for at, size in zip(times, (4808, 3, 300), strict=True))
+    path = tmp_path / ("t.csv.gz" if zipped else "t.csv")
+    path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
+    trace = Trace.read_csv(path)
+    assert trace.name == "t"
+    assert trace.arrival == pytest.approx([0, 0.02004, 120.52004], abs=1e-4)
+    assert [CLASSES[k] for k in trace.known] == ["LS", "SS", "MS"]
+    assert trace.duration_s == 180
+
+
+def test_pieces_are_put_together_and_lines_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.serving.trace._PIECE", 3)
+    lines = ["timestamp,input_tokens,output_tokens", *(f"{k},{k + 1},5" for k in range(8))]
+    trace = Trace.read_csv(written(tmp_path, *lines))
+    assert trace.arrival.tolist() == list(range(8))
+    assert trace.input_tokens is not None
+    assert trace.input_tokens.tolist() == list(range(1, 9))
+    for bad, words in (("7.5,-1,5", ":10, column input_tokens: must be"), ("2,1,5", ":10, column")):
+        with pytest.raises(InputError, match=words):
+            Trace.read_csv(written(tmp_path, *lines, bad))
 
 
 @pytest.mark.parametrize("newline", ["\r", "\r\n"])
@@ -37,7 +80,7 @@ def test_counts_are_counts_whatever_ends_a_line(tmp_path: Path, newline: str) ->
     lines = ["timestamp,class,requests", "0,SS,5", "60,SS,7", ""]
     path.write_bytes(newline.join(lines).encode())
     trace = Trace.read_csv(path)
-    assert trace.requests[:, CLASSES.index("SS")].tolist() == [5, 7]
+    assert trace.counts[:, CLASSES.index("SS")].tolist() == [5, 7]
 
 
 def test_a_column_of_nearly_the_right_name_is_refused(tmp_path: Path) -> None:
@@ -55,10 +98,8 @@ def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> 
         "2026-11-16T09:01:10,120,90",
     )
     trace = Trace.read_csv(path)
-    tokens = trace.tokens(ServingProfile.builtin())
-    assert trace.requests[:, CLASSES.index("SS")].tolist() == [1, 1]
-    assert tokens[:, CLASSES.index("SS")].tolist() == [150, 210]
-    assert tokens[0, CLASSES.index("LL")] == 2400
+    assert [CLASSES[k] for k in trace.known] == ["SS", "LL", "SS"]
+    assert trace.mean_lengths() == {"SS": (110.0, 70.0), "LL": (2000.0, 400.0)}
 
 
 @pytest.mark.parametrize(
@@ -67,13 +108,18 @@ def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> 
         (["timestamp,class", "5,SS", "4,SS"], ":3, column timestamp: comes before"),
         (["timestamp,class,requests", "0,SS,1", "60,SS,1", "180,SS,1"], ":4, column timestamp: the "
          "trace has a gap: nothing between 60 and 180 s"),
-        (["timestamp,class", "0,SS", "3601,SS"], ":3, column timestamp: the trace has a gap"),
+        (["timestamp,class", "0,SS", "86401,SS"], ":3, column timestamp: the trace has a gap"),
         (["timestamp,class", "0,XX"], ":2, column class: there is no class 'XX'"),
         (["timestamp,class,requests", "0,SS,-1"], ":2, column requests"),
         (["timestamp,class,requests", "0,SS,1"], "two different timestamps"),
         (["timestamp,class", "noon,SS"], ":2, column timestamp: must be seconds"),
         (["timestamp,input_tokens", "0,5"], "output_tokens"),
         (["timestamp,class"], "no rows"),
+        (["timestamp,input_tokens,output_tokens", "0,5,-2"], ":2, column output_tokens: must be"),
+        (["timestamp,input_tokens,output_tokens", "0,5,x"], ":2, column output_tokens: must be"),
+        (["timestamp,input_tokens,output_tokens", "0,5"], ":2, column output_tokens: is blank"),
+        (["timestamp,class", "0,SS", "1,SS,5,5"], "line 3 has 4 cells"),
+        (["timestamp,class", "0,SS", "1,SS,5"], ":3: has more cells than the 2 columns"),
         (["class", "SS"], "no column timestamp"),
     ],
 )  # fmt: skip
@@ -91,35 +137,34 @@ def test_an_unknown_trace_is_told_what_there_is() -> None:
         Trace.open("nothing")
 
 
-@pytest.mark.parametrize("name", ["coding-week", "conversation-week"])
-def test_shipped_traces_have_days_and_a_week(name: str) -> None:
-    trace = Trace.open(name)
-    assert name in builtin_traces()
-    assert trace.duration_s == 7 * 86_400
-    by_hour = trace.requests.sum(axis=1).reshape(7, 24, 12).sum(axis=2)
-    assert by_hour[2, 14] > 2 * by_hour[2, 3]  # Wednesday by day and by night
-    assert by_hour[2].sum() > 1.1 * by_hour[6].sum()  # Wednesday and Sunday
+def test_the_real_hours_ship_whole() -> None:
+    assert list(builtin_traces()) == [
+        "azure-2023-code", "azure-2023-conversation", "coding-week", "conversation-week"
+    ]  # fmt: skip
+    for name, count, first in (("code", 8819, 4808), ("conversation", 19366, 374)):
+        trace = Trace.open(f"azure-2023-{name}")
+        assert trace.input_tokens is not None
+        assert (len(trace), trace.input_tokens[0]) == (count, first)
+        assert str(trace.began).startswith("2023-11-16 18:1")
 
 
-def test_without_a_past_the_last_epoch_is_expected_to_repeat() -> None:
-    seen = np.array([[1.0], [2.0], [4.0]])
-    coming = expect(seen, 2, 2, 300.0)
-    assert (coming.mean[0], coming.peak[0]) == (3.0, 4.0)
+def test_a_week_has_the_digitized_minutes_and_the_hours_lengths() -> None:
+    part, hour = make_week("coding-week", days=0.1), Trace.open("azure-2023-code")
+    assert part.made is not None
+    assert part.made.startswith("real-shaped")
+    assert part.duration_s == 144 * 60
+    assert len(part) == pytest.approx(1409 * 144, rel=0.1)
+    assert np.bincount(part.known, minlength=9) / len(part) == pytest.approx(
+        np.bincount(hour.known, minlength=9) / len(hour), abs=0.05
+    )
+    assert (np.diff(part.arrival) >= 0).all()
+    assert (make_week("coding-week", days=0.1).arrival == part.arrival).all()
 
 
-def test_yesterday_is_expected_again_at_todays_level() -> None:
-    day = [10.0, 20.0, 30.0, 40.0]  # slots of six hours
-    coming = expect(np.array([[x] for x in [*day, 15.0]]), 2, 1, 21_600.0)
-    assert (coming.mean[0], coming.peak[0]) == (1.5 * 25, 1.5 * 30)
-    coming = expect(np.array([[x] for x in [*day, 90.0]]), 2, 1, 21_600.0)
-    assert coming.peak[0] == 2 * 30  # a factor of two at most
-    coming = expect(np.array([[x] for x in day]), 2, 1, 21_600.0)
-    assert coming.peak[0] == 40  # nothing before yesterday to compare with: the last epoch
-
-
-def test_last_week_counts_more_than_yesterday() -> None:
-    week = np.arange(7.0 * 4 + 3)[:, None] + 1
-    coming = expect(week, 1, 1, 21_600.0)
-    now = len(week)
-    factor = min(2.0, week[-1, 0] / week[now - 29, 0])
-    assert coming.mean[0] == pytest.approx(week[now - 28, 0] * factor)
+@pytest.mark.parametrize("factor", [0.1, 1.0, 2.5])
+def test_a_trace_can_be_scaled(factor: float) -> None:
+    hour = Trace.open("azure-2023-code")
+    scaled = hour.scaled(factor)
+    assert len(scaled) == round(factor * len(hour))
+    assert scaled.duration_s == hour.duration_s
+    assert (np.diff(scaled.arrival) >= 0).all()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF012 (the page's table has long rows)
 """Makes the built-in serving profile, and the page about its errors, from measured tables.
 
     python tools/serving/make_profile.py DATA ROOT
@@ -109,8 +110,10 @@ class Decode:
 
 def voltage_power(mhz: float) -> float:
     """f v(f)^2, relative to the highest clock."""
+
     def value(f: float) -> float:
         return f * (1 + RISE * max(0.0, f - KNEE_MHZ)) ** 2
+
     return value(mhz) / value(TOP)
 
 
@@ -225,9 +228,7 @@ def sidecar(data: Path) -> dict[str, Any]:
             "assumed (docs/serving-profile.md)"
         ),
         "classes": class_means(data),
-        "kv_tokens": {
-            str(tp): int((MEMORY * tp * USED - 2 * PARAMETERS) / KV_BYTES) for tp in TPS
-        },
+        "kv_tokens": {str(tp): int((MEMORY * tp * USED - 2 * PARAMETERS) / KV_BYTES) for tp in TPS},
         "chunk_tokens": {str(tp): CHUNK[tp] for tp in TPS},
     }
 

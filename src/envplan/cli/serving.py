@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,16 +21,22 @@ from envplan.devices import DeviceError
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from envplan.enforce.clocks import Clocks
+=======
+    from envplan.apply import Clocks
+    from envplan.rates import Rate
+>>>>>>> serving
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
-    from envplan.serving.requests import Excerpt
     from envplan.serving.simulation import Simulation
     from envplan.serving.trace import Trace
 
 _BUILTIN = "h100-llama2-70b"
+_TRACE = "azure-2023-conversation"
+_MOST_FACTOR = 100.0
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 8
 _LOOK_S = 0.5
@@ -97,24 +103,56 @@ PlotOption = Annotated[
         metavar="[FILE]", help="Draw it, as .png, .svg or .pdf; the name may be left out."
     ),
 ]
+TimePlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="[FILE]",
+        help="Draw it, as .png, .svg or .pdf, or write a page to open, as .html; the name may be "
+        "left out.",
+    ),
+]
 TraceOption = Annotated[
     str,
     typer.Option(
         "--trace",
         metavar="TRACE",
-        help="Trace CSV (timestamp and class, or token counts), or a built-in one: coding-week, "
-        "conversation-week (both modelled).",
+        help="Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or "
+        "token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour each, "
+        "real), coding-week, conversation-week (real-shaped).",
     ),
 ]
-EpochOption = Annotated[
-    float, typer.Option(metavar="MINUTES", help="Between two decisions on the pools.")
+EpochOption = Annotated[float, typer.Option(metavar="MINUTES", help="Between two looks ahead.")]
+QuantileOption = Annotated[
+    float,
+    typer.Option("--slo-quantile", metavar="PCT", help="Share of SLOs that fleets are sized for."),
 ]
-HeadroomOption = Annotated[float, typer.Option(metavar="PCT", help="Room above the expected peak.")]
+HeadroomOption = Annotated[float, typer.Option(metavar="PCT", help="Room above what is needed.")]
 MispredictOption = Annotated[
     float,
     typer.Option(
-        "--mispredicted", metavar="PCT", help="Requests whose output is longer than predicted."
+        "--mispredicted",
+        metavar="PCT",
+        help="Requests whose output is predicted one length too short or too long.",
     ),
+]
+PreparedOption = Annotated[
+    bool,
+    typer.Option(
+        "--prepared", help="Machines are kept ready with weights and snapshot: a start takes 33 s."
+    ),
+]
+FactorOption = Annotated[
+    float, typer.Option("--load-factor", metavar="X", help="So many times the trace's requests.")
+]
+PriceOption = Annotated[
+    str | None, typer.Option(metavar="PRICE", help="Per kWh: a number, or a CSV file over time.")
+]
+CarbonOption = Annotated[
+    str | None, typer.Option(metavar="G", help="gCO2 per kWh: a number, or a CSV file over time.")
+]
+StartOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="When the trace begins, for files over time.")
 ]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Of what is drawn.")]
 
@@ -128,7 +166,7 @@ def serving_fleet(context: typer.Context) -> None:
       envplan serving profile
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving apply serving-plan.json
-      envplan serving compare --trace coding-week --plot
+      envplan serving compare --trace azure-2023-code --plot
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -403,163 +441,121 @@ def _print_plan(plan: ServingPlan, profile: ServingProfile, written: list[Path |
 @serving.command("simulate", cls=ServingTimeCommand)
 def serving_simulate(
     profile: ProfileArgument = _BUILTIN,
-    trace: TraceOption = "coding-week",
+    trace: TraceOption = _TRACE,
     policy: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="hierarchical, exact, frequency_only, static or max_frequency.",
-        ),
-    ] = "hierarchical",
+        str, typer.Option(metavar="NAME", help="One of those that `serving compare` names.")
+    ] = "envplan",
     gpus: GpusOption = 1024,
     epoch: EpochOption = 30.0,
-    headroom: HeadroomOption = 15.0,
+    quantile: QuantileOption = 99.95,
+    headroom: HeadroomOption = 10.0,
     mispredicted: MispredictOption = 5.0,
+    prepared: PreparedOption = False,
+    load_factor: FactorOption = 1.0,
     seed: SeedOption = 0,
     slo: SloOption = None,
     slo_scale: SloScaleOption = 1.0,
-    requests: Annotated[
-        float | None,
-        typer.Option(
-            "--requests",
-            metavar="HOUR",
-            help="Replay an hour request by request as well, with bursts: the one that begins so "
-            "many hours into the trace.",
-        ),
-    ] = None,
+    price: PriceOption = None,
+    carbon: CarbonOption = None,
+    start: StartOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write what happens over time as CSV."),
     ] = None,
-    plot: PlotOption = None,
+    plot: TimePlotOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Replay a trace of loads: energy, SLO attainment and changes of a fleet under one policy.
+    """Replay a trace request by request: energy, SLOs and changes of a fleet under one policy.
 
     \b
     Example:
-      envplan serving simulate --trace conversation-week
-      envplan serving simulate --trace coding-week --policy static -o week.csv --plot
-      envplan serving simulate --trace coding-week --requests 10
+      envplan serving simulate --trace azure-2023-conversation
+      envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
+      envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    from envplan.cli.output import print_json, say, spinner
-
-    check_type(plot, "--plot", _PLOT_TYPES, "those are the pictures there are")
-    known, loads, settings = _job(
-        profile, slo, slo_scale, trace, gpus, epoch, headroom, mispredicted, seed
-    )
     check_type(output, "--output", (".csv",), "what happens is written as CSV")
-    _check_outputs(known, output, plot, trace=trace)
-    from envplan.serving.policies import simulate
-
-    begin = None if requests is None else _begin(requests, loads)
-    with spinner(f"replaying {loads.name}", quiet=quiet):
-        result = simulate(known, loads, policy, settings)
-        excerpt = None if begin is None else _excerpt(result, known, begin, seed)
+    job = _Job.of(profile, slo, slo_scale, trace, load_factor, (price, carbon, start), plot, output)
+    settings = _settings(gpus, epoch, quantile, headroom, mispredicted, prepared, seed)
+    result = job.run(settings, [policy], quiet=quiet)[0]
     if output is not None:
         _write_series(result, output)
-    if plot is not None:
-        from envplan.plotting.serving import plot_over_time
-
-        plot_over_time([result], _title(known, loads), plot)
     if json:
-        one_by_one = {} if excerpt is None else {"requests_one_by_one": asdict(excerpt)}
-        document = {"trace": loads.name, "profile": known.name, **_document(result)}
-        print_json(document | one_by_one)
+        job.print_json(
+            {**job.document(result), "trace": job.trace.name, "profile": job.profile.name}
+        )
     elif not quiet:
-        _print_simulation(result, known, loads)
-        if excerpt is not None:
-            _print_excerpt(excerpt)
-        for written in (output, plot):
-            if written is not None:
-                say(f"wrote {written}")
+        job.print_one(result)
+        job.print_written(output, plot)
 
 
 @serving.command("compare", cls=ServingTimeCommand)
 def serving_compare(
     profile: ProfileArgument = _BUILTIN,
-    trace: TraceOption = "coding-week",
+    trace: TraceOption = _TRACE,
     gpus: GpusOption = 1024,
     epoch: EpochOption = 30.0,
-    headroom: HeadroomOption = 15.0,
+    quantile: QuantileOption = 99.95,
+    headroom: HeadroomOption = 10.0,
     mispredicted: MispredictOption = 5.0,
+    prepared: PreparedOption = False,
+    load_factor: FactorOption = 1.0,
     seed: SeedOption = 0,
     slo: SloOption = None,
     slo_scale: SloScaleOption = 1.0,
+    price: PriceOption = None,
+    carbon: CarbonOption = None,
+    start: StartOption = None,
     policies: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Only these, savings against the first; default: max_frequency, static, "
-            "frequency_only, exact, hierarchical.",
+            help="Only these, savings against the first; default: SinglePool, MultiPool, "
+            "ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, envplan, static, exact.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Draw it, as .png, .svg or .pdf, or write a page to open, as .html; the name may "
-            "be left out.",
-        ),
-    ] = None,
+    plot: TimePlotOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Replay a trace under every policy and put them side by side.
+    """Replay a trace under every policy, request by request, and put them side by side.
 
     \b
     Example:
-      envplan serving compare --trace coding-week
-      envplan serving compare --trace my-trace.csv --gpus 256 --plot
-      envplan serving compare --trace coding-week --plot week.html
+      envplan serving compare --trace azure-2023-code
+      envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
+      envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
-    from envplan.cli.output import print_json, print_table, progress_bar, say
+    from envplan.plotting.serving import HEADERS, comparison_rows
 
-    check_type(plot, "--plot", (*_PLOT_TYPES, ".html"), "choose one of them")
-    known, loads, settings = _job(
-        profile, slo, slo_scale, trace, gpus, epoch, headroom, mispredicted, seed
-    )
-    from envplan.plotting.serving import (
-        HEADERS,
-        comparison_rows,
-        plot_over_time,
-        save_comparison_page,
-    )
-    from envplan.serving.policies import POLICIES, compare_policies
-
+    job = _Job.of(profile, slo, slo_scale, trace, load_factor, (price, carbon, start), plot, None)
+    settings = _settings(gpus, epoch, quantile, headroom, mispredicted, prepared, seed)
     chosen = _policies(policies)
-    _check_outputs(known, plot, trace=trace)
-    with progress_bar("replaying every policy", quiet=quiet) as bar:
-
-        def progress(done: int, of: int) -> None:
-            if bar is not None:
-                bar(of - done, 0)
-
-        if bar is not None:
-            bar(len(chosen), 0)
-        results = compare_policies(known, loads, settings, policies=chosen, progress=progress)
-    if plot is not None and plot.suffix.lower() == ".html":
-        save_comparison_page(results, _title(known, loads), known.source, plot)
-    elif plot is not None:
-        plot_over_time(results, _title(known, loads), plot)
+    results = job.run(settings, chosen, quiet=quiet)
     if json:
-        print_json(
-            {
-                "trace": loads.name,
-                "profile": known.name,
-                "policies": [
-                    _document(r) | {"savings_percent": r.saved_percent(results[0])} for r in results
-                ],
-            }
-        )
+        job.print_json({
+            "trace": job.trace.name,
+            "made": job.trace.made,
+            "profile": job.profile.name,
+            "source": job.profile.source,
+            "policies": [
+                job.document(r) | {"savings_percent": r.saved_percent(results[0])} for r in results
+            ],
+        })  # fmt: skip
     elif not quiet:
-        print_table(_title(known, loads), HEADERS, comparison_rows(results))
+        from envplan.cli.output import print_table, say
+        from envplan.serving.policies import POLICIES
+
+        print_table(job.title, HEADERS, comparison_rows(results))
+        if job.rates:
+            costs = [
+                [r.policy, *(f"{r.at_rate(rate):.6g}" for rate in job.rates.values())]
+                for r in results
+            ]
+            print_table("", ("policy", *job.rates), costs)
         for name in chosen:
-            say(f"{name}: {POLICIES[name]}")
-        _warn_of_gaps(known)
-        if plot is not None:
-            say(f"wrote {plot}")
+            say(f"{name}: {POLICIES[name].about}")
+        job.print_written(plot)
 
 
 @serving.command("apply")
@@ -717,18 +713,13 @@ def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
         raise DeviceError(lasting)
 
 
-def _job(
-    profile: str,
-    slo: list[str] | None,
-    slo_scale: float,
-    trace: str,
-    gpus: int,
-    epoch: float,
-    headroom: float,
-    mispredicted: float,
-    seed: int,
-) -> tuple[ServingProfile, Trace, Settings]:
-    """What simulate and compare work on."""
+def _settings(
+    gpus: int, epoch: float, quantile: float, headroom: float, mispredicted: float,
+    prepared: bool, seed: int,
+) -> Settings:  # fmt: skip
+    from envplan.serving.policies import Settings
+    from envplan.serving.simulation import Overheads
+
     at_least(gpus, "--gpus", 1)
     at_least(seed, "--seed", 0, 2**63 - 1)
     finite(headroom, "--headroom", most=_MOST_HEADROOM)
@@ -736,18 +727,145 @@ def _job(
         raise InputError("--epoch must be above 0")
     if finite(mispredicted, "--mispredicted") > 100:
         raise InputError(f"--mispredicted must be at most 100, not {mispredicted:g}")
-    known = _profile(profile, slo, slo_scale)
-    from envplan.serving.policies import Settings
-    from envplan.serving.trace import Trace
+    if not 0 < finite(quantile, "--slo-quantile") < 100:
+        raise InputError(f"--slo-quantile must lie between 0 and 100, not {quantile:g}")
+    return Settings(
+        gpus=gpus, epoch_s=60 * epoch, late=1 - quantile / 100, headroom=headroom / 100,
+        mispredicted=mispredicted / 100, seed=seed, overheads=Overheads(prepared=prepared),
+    )  # fmt: skip
 
-    settings = Settings(
-        gpus=gpus,
-        epoch_s=60 * epoch,
-        headroom=headroom / 100,
-        mispredicted=mispredicted / 100,
-        seed=seed,
-    )
-    return known, Trace.open(trace), settings
+
+@dataclass
+class _Job:
+    """What simulate and compare work on, and how they show it."""
+
+    profile: ServingProfile
+    trace: Trace
+    rates: dict[str, Rate]
+    plot: Path | None
+
+    @classmethod
+    def of(
+        cls, profile: str, slo: list[str] | None, slo_scale: float, trace: str, factor: float,
+        rates: tuple[str | None, str | None, str | None], plot: Path | None, output: Path | None,
+    ) -> _Job:  # fmt: skip
+        """Read everything.
+
+        Args:
+            rates: price, carbon and start, as given.
+        """
+        from envplan.rates import read_rate
+        from envplan.serving.trace import Trace
+
+        check_type(plot, "--plot", (*_PLOT_TYPES, ".html"), "choose one of them")
+        if not 0 < finite(factor, "--load-factor") <= _MOST_FACTOR:
+            raise InputError(f"--load-factor must be above 0 and at most {_MOST_FACTOR:g}")
+        known = _profile(profile, slo, slo_scale)
+        _check_outputs(known, output, plot, trace=trace)
+        price, carbon, start = rates
+        found = {}
+        if price is not None:
+            found["money"] = read_rate(price, "price", start=start, repeats=True)
+        if carbon is not None:
+            found["carbon_g"] = read_rate(carbon, "carbon", start=start, repeats=True)
+        loads = Trace.open(trace)
+        return cls(known, loads if factor == 1 else loads.scaled(factor), found, plot)
+
+    @property
+    def title(self) -> str:
+        """What is replayed on what."""
+        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
+        known = "" if self.profile.source in (None, "measured") else f" ({self.profile.source})"
+        return f"{self.trace.name}{made} on {self.profile.name}{known}"
+
+    def run(self, settings: Settings, names: Sequence[str], *, quiet: bool) -> list[Simulation]:
+        """Replay, and draw what --plot asks for."""
+        from envplan.cli.output import progress_bar
+        from envplan.serving.policies import compare_policies
+
+        with progress_bar(f"replaying {self.trace.name}", quiet=quiet) as bar:
+            if bar is not None:
+                bar(len(names), 0)
+
+            def progress(done: int, of: int) -> None:
+                if bar is not None:
+                    bar(of - done, 0)
+
+            results = compare_policies(
+                self.profile, self.trace, settings, policies=names, progress=progress
+            )
+        if self.plot is not None:
+            from envplan.plotting.serving import plot_over_time, save_comparison_page
+
+            if self.plot.suffix.lower() == ".html":
+                save_comparison_page(results, self.title, self.profile.source, self.plot)
+            else:
+                plot_over_time(results, self.title, self.plot)
+        return results
+
+    def document(self, result: Simulation) -> dict[str, Any]:
+        """A result for --json."""
+        from envplan.serving.classes import CLASSES
+
+        return {
+            "policy": result.policy,
+            "energy_j": result.energy_j,
+            "requests": result.requests,
+            "slo_attainment": result.attainment,
+            "slo_attainment_by_class": {
+                name: int(row[3]) / int(row[0])
+                for name, row in zip(CLASSES, result.by_class, strict=True)
+                if row[0]
+            },
+            "first_tokens_in_time": int(result.by_class[:, 1].sum()) / result.requests,
+            "further_tokens_in_time": int(result.by_class[:, 2].sum()) / result.requests,
+            "instances_started": result.started,
+            "instances_resharded": result.resharded,
+            "clock_changes": result.clock_changes,
+            "requests_helped": result.helped,
+            "gpus_mean": float(result.series.gpus.mean()),
+            "gpus_most": float(result.series.gpus.max()),
+            "gpu_hours": result.gpu_hours,
+            **{name: result.at_rate(rate) for name, rate in self.rates.items()},
+        }
+
+    def print_json(self, document: dict[str, Any]) -> None:
+        """Print a document."""
+        from envplan.cli.output import print_json
+
+        print_json(document)
+
+    def print_one(self, result: Simulation) -> None:
+        """Print one result as a table."""
+        from envplan.cli.output import print_table, say
+        from envplan.plotting.serving import kwh
+
+        found = self.document(result)
+        rows = [
+            ["energy (kWh)", kwh(result.energy_j)],
+            ["requests", str(result.requests)],
+            ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
+            ["first token in time (%)", f"{100 * found['first_tokens_in_time']:.3f}"],
+            ["further tokens in time (%)", f"{100 * found['further_tokens_in_time']:.3f}"],
+            ["GPUs, mean", f"{found['gpus_mean']:.1f}"],
+            ["GPUs, most", f"{found['gpus_most']:.0f}"],
+            ["instances started", str(result.started)],
+            ["instances re-sharded", str(result.resharded)],
+            ["clock changes", str(result.clock_changes)],
+            ["requests that another pool took", str(result.helped)],
+            *([name, f"{result.at_rate(rate):.6g}"] for name, rate in self.rates.items()),
+        ]
+        say(f"{result.policy}: {self.title}, {result.duration_s / 3600:.3g} hours")
+        print_table("", ("", "in all"), rows)
+
+    def print_written(self, *files: Path | None) -> None:
+        """Say what is lacking in the profile, and what was written."""
+        from envplan.cli.output import say
+
+        _warn_of_gaps(self.profile)
+        for file in files:
+            if file is not None:
+                say(f"wrote {file}")
 
 
 def _profile(name: str, slos: list[str] | None, scale: float) -> ServingProfile:
@@ -780,9 +898,6 @@ def _policies(text: str | None) -> tuple[str, ...]:
     if text is None:
         return tuple(POLICIES)
     names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in POLICIES:
-            raise InputError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}")
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {text}")
     return names
@@ -832,89 +947,6 @@ def _check_outputs(
             ("the trace", trace),
         ],
     )
-
-
-def _title(profile: ServingProfile, trace: Trace) -> str:
-    modelled = " (modelled)" if profile.source == "modelled" else ""
-    return f"{trace.name} on {profile.name}{modelled}"
-
-
-def _document(result: Simulation) -> dict[str, Any]:
-    return {
-        "policy": result.policy,
-        "energy_j": result.energy_j,
-        "requests": result.requests,
-        "slo_attainment": result.attainment,
-        "instances_started": result.started,
-        "instances_resharded": result.resharded,
-        "clock_changes": result.clock_changes,
-        "emergencies": result.raised,
-        "requests_spilled": result.spilled,
-        "requests_moved": result.moved,
-        "gpus_mean": float(result.series.gpus.mean()),
-        "gpus_most": float(result.series.gpus.max()),
-    }
-
-
-def _print_simulation(result: Simulation, profile: ServingProfile, trace: Trace) -> None:
-    from envplan.cli.output import print_table, say
-    from envplan.plotting.serving import kwh
-
-    series = result.series
-    rows = [
-        ["energy (kWh)", kwh(result.energy_j)],
-        ["requests", f"{result.requests:.0f}"],
-        ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
-        ["GPUs, mean", f"{series.gpus.mean():.1f}"],
-        ["GPUs, most", f"{series.gpus.max():.0f}"],
-        ["instances started", str(result.started)],
-        ["instances re-sharded", str(result.resharded)],
-        ["clock changes", str(result.clock_changes)],
-        ["emergencies: planned clocks raised", str(result.raised)],
-        ["emergencies: requests to a higher pool", f"{result.spilled:.0f}"],
-        ["outputs longer than predicted", str(result.moved)],
-    ]
-    days = trace.duration_s / 86_400
-    say(f"{result.policy}: {_title(profile, trace)}, {days:.3g} days")
-    print_table("", ("", "in all"), rows)
-    _warn_of_gaps(profile)
-
-
-def _begin(hour: float, trace: Trace) -> float:
-    """When the hour begins that is to be replayed request by request, s."""
-    begin = 3600 * finite(hour, "--requests")
-    if begin >= trace.duration_s:
-        raise InputError(
-            f"--requests {hour:g} lies beyond the trace, which lasts "
-            f"{trace.duration_s / 3600:g} hours"
-        )
-    return begin
-
-
-def _excerpt(result: Simulation, profile: ServingProfile, begin_s: float, seed: int) -> Excerpt:
-    from envplan.serving.requests import replay_requests
-
-    return replay_requests(result, profile, begin_s=begin_s, seed=seed)
-
-
-def _print_excerpt(excerpt: Excerpt) -> None:
-    from envplan.cli.output import print_table, say
-    from envplan.plotting.serving import kwh
-
-    rows = [
-        ["energy (kWh)", kwh(excerpt.flow_energy_j), kwh(excerpt.energy_j)],
-        [
-            "SLOs met (%)",
-            f"{100 * excerpt.flow_attainment:.3f}",
-            f"{100 * excerpt.attainment:.3f}",
-        ],
-        ["requests that waited for a place", "", str(excerpt.waited)],
-        ["emergencies: clocks raised", "", str(excerpt.raised)],
-        ["emergencies: requests to a higher pool", "", str(excerpt.spilled)],
-    ]
-    begin, end = (s / 3600 for s in (excerpt.begin_s, excerpt.begin_s + excerpt.duration_s))
-    say(f"hours {begin:.4g} to {end:.4g} again, {excerpt.requests} requests one by one:")
-    print_table("", ("", "as flows", "one by one"), rows)
 
 
 def _write_series(result: Simulation, path: Path) -> None:

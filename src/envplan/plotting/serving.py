@@ -38,13 +38,20 @@ _DEGREES: Final = {
     8: ("#009E73", "D"),
 }
 _LINES: Final = {
-    "max_frequency": ("#D55E00", ":"),
-    "static": ("#CC79A7", "-."),
-    "frequency_only": ("#E69F00", "--"),
+    "SinglePool": ("#D55E00", ":"),
+    "MultiPool": ("#CC79A7", ":"),
+    "ScaleInst": ("#CC79A7", "--"),
+    "ScaleShard": ("#56B4E9", "-."),
+    "ScaleFreq": ("#E69F00", "--"),
+    "DynamoLLM": ("#009E73", "-"),
+    "envplan": ("#000000", "-"),
+    "static": ("#E69F00", "-."),
     "exact": ("#0072B2", "-"),
-    "hierarchical": ("#000000", "-"),
 }
+_OTHER: Final = ("0.5", "-")
 _DAY_S: Final = 86_400.0
+_HOUR_S: Final = 3600.0
+_LONG_S: Final = 2 * _DAY_S  # from here on, time is shown in days
 
 
 def save_comparison_page(
@@ -79,7 +86,9 @@ def save_comparison_page(
             ),
             page.section(
                 "What the policies do",
-                page.notes([f"{each.policy}: {POLICIES[each.policy]}." for each in simulations]),
+                page.notes(
+                    [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
+                ),
             ),
         ]
     )
@@ -112,7 +121,7 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
             axes.set_visible(False)
         figure.supxlabel("SM clock (MHz)")
         figure.supylabel("Energy per request (kJ)")
-        modelled = " (modelled)" if profile.source == "modelled" else ""
+        modelled = f" ({profile.source})" if profile.source else ""
         figure.suptitle(
             f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
             "only clocks that meet the SLOs; circled: least energy",
@@ -175,7 +184,7 @@ def plan_figure(plan: ServingPlan) -> Figure:
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("GPUs (in the bars: SM clock, MHz)")
-        modelled = " (modelled)" if plan.profile.source == "modelled" else ""
+        modelled = f" ({plan.profile.source})" if plan.profile.source else ""
         axes.set_title(
             f"{plan.profile.name}{modelled}\n{plan.planner}, {plan.gpus} GPUs, "
             f"{plan.power / 1e3:.4g} kW",
@@ -209,14 +218,16 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     with mpl.rc_context({**STYLE, "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10}):
         figure = Figure(figsize=(9.6, 7.6), layout="constrained")
         load, power, gpus, slo = figure.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
-        days = simulations[0].series.time_s / _DAY_S
+        series = simulations[0].series
+        unit, label = (_DAY_S, "Days") if series.time_s[-1] > _LONG_S else (_HOUR_S, "Hours")
+        days = series.time_s / unit
         load.fill_between(
             days, simulations[0].series.load_tokens_s / 1e3, color="0.75", linewidth=0
         )
         load.set_ylabel("Load\n(1,000 tokens/s)")
         load.set_title(title, loc="left")
         for simulation in simulations:
-            color, dash = _LINES[simulation.policy]
+            color, dash = _LINES.get(simulation.policy, _OTHER)
             series = simulation.series
             style = {"color": color, "linestyle": dash, "linewidth": 1.2}
             power.plot(days, series.power_w / 1e3, label=simulation.policy, **style)
@@ -226,14 +237,14 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         power.set_ylabel("Power of all GPUs (kW)")
         gpus.set_ylabel("GPUs in use")
         slo.set_ylabel("SLOs met (%),\nnot from 0")
-        slo.set_xlabel("Days")
+        slo.set_xlabel(label)
         for axes in (load, power, gpus):
             axes.set_ylim(bottom=0)
         slo.set_ylim(top=101)
         for axes in (load, power, gpus, slo):
             axes.grid(color="0.92", linewidth=0.8)
             axes.set_xlim(0, days[-1] if len(days) > 1 else 1)
-        power.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=5, frameon=False)
+        power.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     return figure
 
 
@@ -245,6 +256,7 @@ HEADERS: Final = (
     "SLOs met (%)",
     "GPUs, mean",
     "GPUs, most",
+    "GPU hours",
     "started",
     "re-sharded",
     "clock changes",
@@ -268,6 +280,7 @@ def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
             f"{100 * simulation.attainment:.3f}",
             f"{simulation.series.gpus.mean():.1f}",
             f"{simulation.series.gpus.max():.0f}",
+            f"{simulation.gpu_hours:.4g}",
             str(simulation.started),
             str(simulation.resharded),
             str(simulation.clock_changes),

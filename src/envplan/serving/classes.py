@@ -121,7 +121,8 @@ def classify_all(
     """The places in CLASSES of requests of these lengths."""
     given = np.digitize(input_tokens, INPUT_BOUNDS).astype(np.uint8)
     made = np.digitize(output_tokens, OUTPUT_BOUNDS).astype(np.uint8)
-    return given * np.uint8(len(_LENGTHS)) + made
+    place: npt.NDArray[np.uint8] = given * np.uint8(len(_LENGTHS)) + made
+    return place
 
 
 def serves(pool: str, request: str) -> bool:

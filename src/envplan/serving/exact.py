@@ -24,8 +24,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any, Final
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import check_demand, check_reachable, too_few
+from envplan.serving.hierarchy import hierarchical_fleet
 from envplan.serving.plan import (
     Fleet,
     Pool,
@@ -127,6 +128,8 @@ def exact_fleet(
             by_class[name] = by_class.get(name, 0) + pool.gpus
         raise too_few(gpus, needed, by_class)
     if smallest is None or smallest.gpus > gpus:
+        with suppress(NoAnswerError):  # then the managers' fleet, with nothing proved
+            return replace(hierarchical_fleet(profile, loads, gpus, merge=merge), planner="exact")
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
         )

@@ -8,18 +8,18 @@ how fast it answers under a steady load of one class follows from them, for the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from envplan.serving.classes import RequestClass
 
-__all__ = ["Phases", "load_points"]
+__all__ = ["Phases", "Steady", "steady"]
 
 FloatArray = npt.NDArray[np.float64]
 
-_SHARES: Final = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)  # of the highest load
+_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the highest load at any clock
 _BUSIEST: Final = 0.9  # share of an instance's time that prompts may take
 _TAIL: Final = float(np.log(100.0))  # waits are exponential: the 99th percentile, in means
 _ROUNDS: Final = 60  # of the fixed point between batch and pace
@@ -79,8 +79,23 @@ class Phases:
                 self.prompt_time(tokens), prompt_w)  # fmt: skip
 
 
-def load_points(phases: Phases, request: RequestClass) -> list[tuple[float, float, float, float]]:
-    """(tokens/s, W, TTFT in s, TBT in s) of an instance under steady loads of one class.
+class Steady(NamedTuple):
+    """An instance under steady loads of one class; arrays of one length, loads ascend from 0."""
+
+    load: FloatArray
+    power_w: FloatArray
+    ttft_s: FloatArray
+    tbt_s: FloatArray
+
+    def points(self, most: float) -> Steady:
+        """A few of them: at shares of a load, which several clocks have in common, and the last."""
+        at = most * np.array(_SHARES)
+        at = np.append(at[at < self.load[-1] * (1 - 1e-9)], self.load[-1])
+        return Steady(at, *(np.interp(at, self.load, values) for values in self[1:]))
+
+
+def steady(phases: Phases, request: RequestClass) -> Steady | None:
+    """An instance under steady loads of one class; None if it has no memory for a request.
 
     At r requests per second, prompts take r times their work of the instance's time; the rest is
     decode steps. A decoding request gets a token with each iteration of either kind, so that, by
@@ -103,7 +118,7 @@ def load_points(phases: Phases, request: RequestClass) -> list[tuple[float, floa
     fits = np.flatnonzero((busy <= _BUSIEST) & (batch <= most))
     top = int(fits[np.nonzero(np.diff(fits, append=10**9) > 1)[0][0]]) if len(fits) else 0
     if top == 0:
-        return []
+        return None
     wait = _TAIL * busy * work / (2 * (1 - busy))
     decoding = 1 - np.exp(-batch)
     ttft = work + wait + 0.5 * decoding * phases.step_time(batch)
@@ -112,9 +127,5 @@ def load_points(phases: Phases, request: RequestClass) -> list[tuple[float, floa
     power = busy * np.maximum(prompt_w, decoding * step_w) + (1 - busy) * (
         decoding * step_w + (1 - decoding) * phases.idle_w
     )
-    load = rate * request.tokens
-    at = load[top] * np.array(_SHARES)
-    columns = [np.interp(at, load, values) for values in (power, ttft, 1 / pace)]
-    return [
-        (float(x), float(w), float(t), float(b)) for x, w, t, b in zip(at, *columns, strict=True)
-    ]
+    kept = slice(0, top + 1)
+    return Steady(rate[kept] * request.tokens, power[kept], ttft[kept], 1 / pace[kept])

@@ -8,7 +8,7 @@ A serving profile is a CSV file in one of two forms. By phases, one row for each
     time_s                 of the whole prompt, or of one decode step, s; 0 for idle
     power_w                W of the whole instance meanwhile
 
-from which the loads of every class follow (`phases.load_points`); the sidecar must say in
+from which the loads of every class follow (`phases.steady`); the sidecar must say in
 `kv_tokens` how many tokens of context fit into the memory of each TP. Or by class and load,
 
     class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s
@@ -46,7 +46,7 @@ from envplan._files import parse_json, refuse_slip
 from envplan.errors import InputError, shown
 from envplan.profile import builtin_paths
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
-from envplan.serving.phases import Phases, load_points
+from envplan.serving.phases import Phases, steady
 from envplan.serving.tables import Row, exists, read_bytes, read_rows
 
 __all__ = [
@@ -474,7 +474,9 @@ def _read_phases(
             np.array(c) for name in ("prefill", "decode") for c in zip(*parts[name], strict=True)
         ]
         chunk = int(chunks.get(tp, _CHUNK_TOKENS))
-        made[tp, clock] = Phases(parts["idle"][0][2], *columns, room[tp], chunk)
+        tokens, prompt_s, prompt_w, batch, step_s, step_w = map(np.array, columns)
+        made[tp, clock] = Phases(parts["idle"][0][2], tokens, prompt_s, prompt_w, batch, step_s,
+                                 step_w, room[tp], chunk)  # fmt: skip
     return made
 
 
@@ -484,15 +486,16 @@ def _curves_of(
     """Steady loads of every class in every configuration that has memory for its requests."""
     found = {}
     for name, request in classes.items():
-        for (tp, clock), each in phases.items():
-            if points := load_points(each, request):
-                load, power, ttft, tbt = zip(*points, strict=True)
-                found[name, tp, clock] = Curve(name, tp, clock, load, power, ttft, tbt)
+        loads = {key: known for key, each in phases.items() if (known := steady(each, request))}
+        for (tp, clock), known in loads.items():
+            most = max(float(other.load[-1]) for (n, _), other in loads.items() if n == tp)
+            columns = (tuple(map(float, values)) for values in known.points(most))
+            found[name, tp, clock] = Curve(name, tp, clock, *columns)
     return found
 
 
 def _phases_of(curve: Curve, request: RequestClass) -> Phases:
-    """The phases that a class's loads imply, by Little's law; prompts cost what the least load says."""
+    """The phases that a class's loads imply, by Little's law; prompts as at the least load."""
     output = max(1.0, request.output_tokens - 1)
     load, tbt, power = (np.array(x) for x in (curve.load, curve.tbt_s, curve.power_w))
     batch = np.maximum.accumulate(load / request.tokens * output * tbt) + 1e-9 * np.arange(

@@ -38,7 +38,7 @@ Key = tuple[str, Slo]
 
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
-_PACK_SHARE: Final = 0.4  # of it that a request may wait at an instance that is filled up
+_PACK_SHARE: Final = 0.3  # of it that a request may wait at an instance that is filled up
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,9 @@ class Machines:
 
     def __post_init__(self) -> None:
         stream, profile = self.stream, self.stream.profile
-        tables, self._sizes, self._clocks = [], {}, {}
+        tables: list[Any] = []
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._clocks: dict[int, list[int]] = {}
         sizes: list[Any] = []
         for name in CLASSES if not profile.phases else CLASSES[-1:]:
             for tp in profile.degrees(name):
@@ -355,14 +357,13 @@ class Machines:
         self.replay.finish()
         energy, attained, by_class, changes, helped = self.replay.results()
         trace, slots = self.stream.trace, len(gpus)
-        place = (trace.arrival / SLOT_S).astype(np.int64)
-        tokens = self.stream.input_tokens + self.stream.output_tokens
+        tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
         series = Series(
             time_s=SLOT_S * np.arange(slots, dtype=np.float64),
             power_w=energy[:slots] / SLOT_S,
-            load_tokens_s=np.bincount(place, weights=tokens, minlength=slots) / SLOT_S,
+            load_tokens_s=trace.counts @ tokens / SLOT_S,
             gpus=np.array(gpus, dtype=np.float64),
-            requests=np.bincount(place, minlength=slots).astype(np.float64),
+            requests=trace.counts.sum(axis=1).astype(np.float64),
             attained=attained[:slots].astype(np.float64),
         )
         return Simulation(policy, by_class, self.started, self.resharded, changes, helped, series)

@@ -15,6 +15,7 @@ Files are read in pieces: 27 million requests take about half a gigabyte, and no
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import re
@@ -47,6 +48,7 @@ _MOST_REQUESTS: Final = 100_000_000
 _MOST_TOKENS: Final = 10_000_000
 _NAMES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tokens"}
 _LENGTHS: Final = ("input_tokens", "output_tokens")
+_MORE: Final = "_more"  # where a cell too many lands
 _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
 
 
@@ -85,9 +87,13 @@ class Trace:
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
         """Requests by slot and class, (slots, 9)."""
-        slots = round(self.duration_s / SLOT_S)
-        place = (self.arrival / SLOT_S).astype(np.int64) * len(CLASSES) + self.known
-        return np.bincount(place, minlength=slots * len(CLASSES)).reshape(slots, len(CLASSES))
+        shape = (round(self.duration_s / SLOT_S), len(CLASSES))
+        found = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        for begin in range(0, len(self), _PIECE):  # in pieces, for memory
+            part = slice(begin, begin + _PIECE)
+            place = (self.arrival[part] / SLOT_S).astype(np.int64) * len(CLASSES) + self.known[part]
+            found += np.bincount(place, minlength=len(found))
+        return found.reshape(shape)
 
     def lengths(self, profile: ServingProfile) -> tuple[IntArray, IntArray]:
         """Tokens of each request's input and output; the class's means where none are stated."""
@@ -99,7 +105,7 @@ class Trace:
         return given[self.known], made[self.known]
 
     def mean_lengths(self) -> dict[str, tuple[float, float]]:
-        """Mean input and output of each class that is there, tokens; nothing for a trace of classes."""
+        """Mean input and output of each class that is there, tokens; none if it gives classes."""
         if self.input_tokens is None or self.output_tokens is None:
             return {}
         number = np.bincount(self.known, minlength=len(CLASSES))
@@ -173,7 +179,7 @@ class Trace:
 
 
 def builtin_traces() -> dict[str, Path]:
-    """The traces that ship with envplan, by name: two real hours, and two weeks made from shapes."""
+    """The traces that ship with envplan, by name: two real hours, two real-shaped weeks."""
     folder = builtin_folder()
     found = [*folder.glob("*.csv.gz"), *folder.glob("*.shape.csv")]
     return {path.name.split(".", 1)[0]: path for path in sorted(found)}
@@ -221,11 +227,18 @@ def _header(line: bytes, path: Path) -> list[str]:
 
 def _read(path: Path, name: str) -> Trace:
     pieces: list[_Piece] = []
-    with _opened(path) as file:
+    with _opened(path) as opened:
+        file: IO[bytes] = opened
         try:
-            names = _header(file.readline(), path)
+            first = file.readline()
+            if b"\r" in first.rstrip(b"\r\n"):  # lines that end as on old machines
+                file = io.BytesIO((first + file.read()).replace(b"\r", b"\n"))
+                first = file.readline()
+            names = _header(first, path)
             seen = 0
             for frame in _frames(file, names):
+                if not len(frame):
+                    continue
                 before = pieces[-1] if pieces else None
                 pieces.append(_piece(frame, names, path, seen + 2, before))
                 seen += len(frame)
@@ -260,12 +273,12 @@ def _frames(file: IO[bytes], names: Sequence[str]) -> Iterator[Any]:
     """Pieces of the table, all cells as text but tokens, and blank ones missing."""
     import pandas as pd
 
-    kept = [name for name in names if name in _COLUMNS]
     try:
-        yield from pd.read_csv(
-            file, header=None, names=list(names), usecols=kept, dtype={"class": str},
+        for frame in pd.read_csv(
+            file, header=None, names=[*names, _MORE], dtype={"class": str},
             chunksize=_PIECE, skipinitialspace=True, index_col=False,
-        )  # fmt: skip
+        ):  # fmt: skip
+            yield frame[[name for name in frame.columns if name in _COLUMNS or name == _MORE]]
     except pd.errors.EmptyDataError:
         return
 
@@ -274,9 +287,9 @@ def _complaint(error: ValueError) -> str:
     """One line of what pandas says of a broken table."""
     text = " ".join(str(error).split())
     found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
-    if found:  # the header was read before, so pandas counts one less
+    if found:  # the header was read before, and there is a place for one cell too many
         expected, line, saw = (int(part) for part in found.groups())
-        return f"line {line + 1} has {saw} cells, but the first line names {expected} columns"
+        return f"line {line + 1} has {saw} cells, but the first line names {expected - 1} columns"
     return f"is not a CSV table ({text})"
 
 
@@ -308,15 +321,17 @@ def _piece(
         if bad.any():
             row = int(np.argmax(np.asarray(bad)))
             cell = shown(frame[column].iloc[row])
-            raise InputError(message.format(cell), path=path, line=line + row, column=column)
+            place = None if column == _MORE else column
+            raise InputError(message.format(cell), path=path, line=line + row, column=place)
 
-    for column in frame.columns:
+    refuse(frame[_MORE].notna(), _MORE, f"has more cells than the {len(names)} columns there are")
+    for column in frame.columns.drop(_MORE):
         refuse(frame[column].isna(), column, "is blank; the table must have no holes")
     at, began = _times(frame["timestamp"], refuse)
     if before is not None and (before.began is None) != (began is None):
         raise InputError("mixes seconds with dates and times", path=path, line=line)
     gaps = np.diff(at, prepend=at[0] if before is None else before.last)
-    refuse(gaps < 0, "timestamp", "{} comes before the line above it; sort the trace by time")
+    refuse(gaps < 0, "timestamp", "comes before the line above it ({}); sort the trace by time")
     if "requests" not in names:
         refuse(
             gaps > _LONGEST_SILENCE_S, "timestamp",
@@ -382,8 +397,8 @@ def _expanded(
         k = int(wide[0])
         line = int(np.searchsorted(at, times[k + 1])) + 2
         raise InputError(
-            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, though "
-            f"rows are {step:g} s apart; add a row with 0 requests for every step without any",
+            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, "
+            f"though rows are {step:g} s apart; add a row with 0 requests for every such step",
             path=path,
             line=line,
             column="timestamp",

@@ -34,7 +34,8 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
         seed: of what is drawn.
     """
     hour = Trace.open(WEEKS[name])
-    assert hour.input_tokens is not None and hour.output_tokens is not None
+    assert hour.input_tokens is not None
+    assert hour.output_tokens is not None
     random = np.random.default_rng(seed)
     minute, middle, low, high = np.loadtxt(
         builtin_folder() / f"{name}.shape.csv", delimiter=",", skiprows=1

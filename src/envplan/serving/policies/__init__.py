@@ -5,8 +5,8 @@ What a scaling policy expects is the most of what these stretches needed:
 - the last hour, an eighth more;
 - where the trace is a day or a week old, the hours around this one a day or a week ago, times how
   much the last hour differs from its counterpart back then;
-- where it is not even two hours old, the whole trace: the fleet that the service was given for its
-  peak stays until there is a past to judge from.
+- where it is not even two hours old, the trace's peak: the fleet that the service was given stays
+  until there is a past to judge from.
 
 Between epochs it is looked every minute whether the last ten minutes need more than there is, with
 a quarter more for what may come while instances start. So a fleet grows within a minute and shrinks
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.demand import check_reachable
+from envplan.serving.demand import check_reachable, hosts
 from envplan.serving.policies import dynamo, packing, planned
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
@@ -46,24 +46,40 @@ _MOST: Final = 3.0  # times another day's hours
 def _stream(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
     known = profile.with_lengths(trace.mean_lengths())
     check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
-    return Stream.of(trace, known, _taken(trace, settings))
+    taken = _taken(trace, settings)
+    homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
+    if any(homeless):  # nothing is predicted that nothing serves
+        taken = np.where(np.array(homeless)[taken], trace.known, taken)
+    return Stream.of(trace, known, taken)
 
 
 def _taken(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
     """The classes that requests are taken for: some outputs are predicted one length off."""
     random = np.random.default_rng(settings.seed)
-    wrong = random.random(len(trace)) < settings.mispredicted
-    shift = np.where(random.random(len(trace)) < 0.5, -1, 1)
-    given, made = trace.known // 3, (trace.known % 3).astype(np.int8)
-    made = np.where(wrong, np.clip(made + shift, 0, 2), made)
-    return (given * 3 + made).astype(np.uint8)
+    draw = random.random(len(trace), dtype=np.float32)  # one draw says whether, and which way
+    made = (trace.known % 3).astype(np.int8)
+    wrong = draw < settings.mispredicted
+    made[wrong] += np.where(draw[wrong] < 0.5 * settings.mispredicted, -1, 1).astype(np.int8)
+    return (trace.known // 3 * 3 + np.clip(made, 0, 2)).astype(np.uint8)
+
+
+def _peak(stream: Stream) -> list[Stretch]:
+    """The trace, or where it is longer than two hours those two of it with the most tokens."""
+    duration = stream.trace.duration_s
+    if duration <= _YOUNG_S:
+        return [Stretch(0.0, duration, 1.0)]
+    tokens = stream.trace.counts @ [stream.profile.classes[name].tokens for name in CLASSES]
+    found = []
+    for minutes in (60, 10):  # the busiest hour, and the hour around the busiest ten minutes
+        sums = np.convolve(tokens, np.ones(minutes), mode="valid")
+        middle = (int(sums.argmax()) + minutes / 2) * SLOT_S
+        begin = min(max(0.0, middle - _HOUR_S / 2), duration - _HOUR_S)
+        found.append(Stretch(begin, begin + _HOUR_S, 1.0))
+    return found
 
 
 def expected(stream: Stream, now: float, ahead: float) -> list[Stretch]:
     """The stretches whose likes are expected until `ahead` seconds from now."""
-    duration = stream.trace.duration_s
-    if now < _YOUNG_S:
-        return [Stretch(0.0, duration, 1.0)]
     found = [Stretch(now - _HOUR_S, now, _LAST)]
     for season in _SEASONS_S:
         then = now - season
@@ -80,8 +96,8 @@ def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
     fleet = policy.plan(outlook)
     if fleet.gpus > outlook.settings.gpus:
         raise NoAnswerError(
-            f"{policy.name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more than "
-            f"the {outlook.settings.gpus} there are"
+            f"{policy.name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more "
+            f"than the {outlook.settings.gpus} there are"
         )
     return fleet
 
@@ -89,7 +105,7 @@ def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
 def _run(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
     duration = stream.trace.duration_s
     machines = Machines(stream, settings.overheads, settings.gpus)
-    outlook = Outlook(stream, settings, [Stretch(0.0, duration, 1.0)])
+    outlook = Outlook(stream, settings, _peak(stream))
     fleet = _plan(policy, outlook)
     machines.adopt(fleet, 0.0, warm=True)
     epoch = max(1, round(settings.epoch_s / SLOT_S))
@@ -112,6 +128,9 @@ def _next(
     stretches = expected(first.stream, now, ahead)
     if not look:
         recent = Stretch(now - _RECENT_S, now, _RECENT)
+        usual = max(_rate(first.stream, stretch) for stretch in stretches)
+        if _rate(first.stream, recent) <= usual:  # what is expected covers it
+            return fleet
         if not _short(fleet, Outlook(first.stream, settings, [recent])):
             return fleet
         stretches.append(recent)
@@ -131,8 +150,14 @@ def _next(
     return wanted
 
 
+def _rate(stream: Stream, stretch: Stretch) -> float:
+    """Requests per second of a stretch, times its factor."""
+    found = stream.between(stretch.begin_s, stretch.end_s)
+    return float(stretch.factor * (found.stop - found.start) / (stretch.end_s - stretch.begin_s))
+
+
 def _at_least(wanted: FleetSpec, fleet: FleetSpec) -> FleetSpec:
-    """`wanted`, where no pool has fewer instances of a kind than it has: between epochs, only more."""
+    """`wanted`, but with no fewer instances of a kind than a pool has: only more."""
     pools = {}
     for key, pool in wanted.pools.items():
         there = fleet.pools[key].groups if key in fleet.pools else {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from envplan.serving.demand import hosts
-from envplan.serving.policies.outlook import Outlook, fleet_of, longest_of, policy
+from envplan.serving.policies.outlook import Outlook, fleet_of, policy
 from envplan.serving.simulation import FleetSpec
 
 __all__ = ["dynamo_llm", "multi_pool", "scale_freq", "scale_inst", "scale_shard", "single_pool"]
@@ -23,14 +23,14 @@ def _highest(outlook: Outlook, classes: Sequence[str], pool: str) -> tuple[int, 
 def _by_class(outlook: Outlook, *, managed: bool = False) -> FleetSpec:
     """A pool for each class, of the largest instances."""
     return fleet_of({
-        name: (outlook.pool([name], name, *_highest(outlook, [name], name), managed=managed), [name])
-        for name in outlook.classes
+        name: (outlook.pool(mine, name, *_highest(outlook, mine, name), managed=managed), mine)
+        for name, mine in outlook.homes().items()
     })  # fmt: skip
 
 
 @policy("SinglePool", "one pool on TP8 at the highest clock, sized for the peak", scales=False)
 def single_pool(outlook: Outlook) -> FleetSpec:
-    name = longest_of(outlook.classes)
+    name = outlook.one_home()
     size = _highest(outlook, outlook.classes, name)
     return fleet_of({name: (outlook.pool(outlook.classes, name, *size), outlook.classes)})
 
@@ -48,15 +48,17 @@ def scale_inst(outlook: Outlook) -> FleetSpec:
 @policy("ScaleShard", "MultiPool, and each pool's GPUs have the thriftiest TP", scales=False)
 def scale_shard(outlook: Outlook) -> FleetSpec:
     pools = {}
-    for name in outlook.classes:
-        tp, count = _highest(outlook, [name], name)
+    for name, mine in outlook.homes().items():
+        tp, count = _highest(outlook, mine, name)
         choices = [
             (degree, tp * count // degree)
-            for degree in outlook.able([name], name)
-            if tp * count // degree >= outlook.count([name], name, degree)
+            for degree in outlook.able(mine, name)
+            if tp * count // degree >= outlook.count(mine, name, degree)
         ]
-        least = min(choices, key=lambda size: outlook.power([name], name, *size, packs=False))
-        pools[name] = (outlook.pool([name], name, *least), [name])
+        least = min(
+            choices, key=lambda size: outlook.power(mine, name, size[0], size[1], packs=False)
+        )
+        pools[name] = (outlook.pool(mine, name, *least), mine)
     return fleet_of(pools)
 
 
@@ -67,8 +69,8 @@ def scale_freq(outlook: Outlook) -> FleetSpec:
 
 @policy("DynamoLLM", "all three, and small pools are merged into higher ones", scales=True)
 def dynamo_llm(outlook: Outlook) -> FleetSpec:
-    served = {name: [name] for name in outlook.classes}
-    for name in outlook.classes:
+    served = outlook.homes()
+    for name in list(served):
         tp = outlook.able(served[name], name)[-1]
         higher = [host for host in hosts(name, merge=True)[1:] if host in served]
         if higher and outlook.need(served[name], name, tp).instances < _SMALL:

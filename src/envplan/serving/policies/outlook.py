@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.demand import LEAST_LOAD, check_reachable
+from envplan.serving.demand import LEAST_LOAD, check_reachable, hosts
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import FleetSpec, Key, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
@@ -43,7 +44,7 @@ class Settings:
     gpus: int = 1024
     epoch_s: float = 1800.0
     late: float = 0.0005
-    headroom: float = 0.05
+    headroom: float = 0.1
     mispredicted: float = 0.05
     seed: int = 0
     overheads: Overheads = field(default_factory=Overheads)
@@ -88,6 +89,27 @@ class Outlook:
             taken = self.stream.taken[self.stream.between(stretch.begin_s, stretch.end_s)]
             found |= np.bincount(taken, minlength=len(CLASSES)) > 0
         return [name for name, there in zip(CLASSES, found, strict=True) if there]
+
+    def homes(self) -> dict[str, list[str]]:
+        """The classes that come, by the lowest class with configurations that serves each."""
+        found: dict[str, list[str]] = {}
+        for name in self.classes:
+            able = [host for host in hosts(name, merge=True) if self.profile.degrees(host)]
+            found.setdefault(able[0], []).append(name)
+        return found
+
+    def one_home(self) -> str:
+        """The lowest class with configurations that serves all that come.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        for host in CLASSES:
+            if self.profile.degrees(host) and all(serves(host, name) for name in self.classes):
+                return host
+        raise NoAnswerError(
+            f"no configuration of {self.profile.name} serves all classes in one pool"
+        )
 
     def need(self, classes: Iterable[str], pool: str, tp: int) -> Need:
         """What these classes need in a class's pool on instances of a TP, headroom included."""
@@ -159,7 +181,7 @@ class Outlook:
         self, classes: Sequence[str], name: str, tp: int, count: int, *,
         managed: bool = False, packs: bool = False,
     ) -> PoolSpec:  # fmt: skip
-        """A pool of alike instances: at the highest clock, or managed from the thriftiest one up."""
+        """A pool of alike instances: at the highest clock, or managed from the thriftiest up."""
         clock = self.clock(name, tp) if managed else self.profile.frequencies(name, tp)[-1]
         return PoolSpec(name, self.slo(classes), {(tp, clock): count}, managed, packs)
 
@@ -179,12 +201,6 @@ class Outlook:
                 need = self.need([name], name, most.tp).instances
                 found[name] = max(LEAST_LOAD, need * most.capacity(slo))
         return found
-
-
-def longest_of(classes: Iterable[str]) -> str:
-    """The shortest class that is longer in no respect than its pool can be: it serves them all."""
-    names = list(classes)
-    return next(host for host in CLASSES if all(serves(host, name) for name in names))
 
 
 def fleet_of(pools: Mapping[str, tuple[PoolSpec, Sequence[str]]]) -> FleetSpec:

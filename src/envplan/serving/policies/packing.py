@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from envplan.serving.policies.outlook import Outlook, fleet_of, longest_of, policy
+from envplan.serving.policies.outlook import Outlook, fleet_of, policy
 from envplan.serving.simulation import FleetSpec
 
 __all__ = ["packing"]
 
 
-@policy("envplan", "one pool, filled up instance by instance; number, TP and clocks follow the load",
+@policy("envplan", "one pool, filled up instance by instance; number, TP, clocks follow the load",
         scales=True)  # fmt: skip
 def packing(outlook: Outlook) -> FleetSpec:
     """One pool for everything, because bursts of different classes even each other out.
@@ -16,7 +16,7 @@ def packing(outlook: Outlook) -> FleetSpec:
     Prompts with near deadlines go first in every instance, so short requests do not wait for long
     ones. Requests go to the first instance that answers in time: what is kept for bursts idles.
     """
-    name = longest_of(outlook.classes)
+    name = outlook.one_home()
     tp = outlook.thriftiest(outlook.classes, name, packs=True)
     count = outlook.count(outlook.classes, name, tp)
     pool = outlook.pool(outlook.classes, name, tp, count, managed=True, packs=True)
