@@ -193,6 +193,6 @@ def test_a_gpu_that_is_not_there_leaves_no_clock_set(fake_nvml: FakeNvml) -> Non
     ("file", "model"), [(SCHEMA_FILE, ServingApplied), (PLAN_SCHEMA_FILE, ServingPlan)]
 )
 def test_schemas_are_up_to_date(file: Path, model: type[ServingPlan]) -> None:
-    from envplan.plan import json_schema
+    from envplan._documents import json_schema
 
     assert file.read_text() == json_schema(model)

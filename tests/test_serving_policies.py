@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envplan.errors import NoAnswerError
-from envplan.rates import Rate
+from envplan.costs.rates import Rate
 from envplan.serving.policies import POLICIES, Settings, compare_policies, expected, simulate
 from envplan.serving.policies.outlook import Outlook, Stretch
 from envplan.serving.profile import ServingProfile, with_slos

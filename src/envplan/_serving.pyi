@@ -19,7 +19,7 @@ class Replay:
     def __init__(
         self,
         arrival: NDArray[np.float64],
-        input: NDArray[np.int32],
+        input: NDArray[np.int32],  # noqa: A002 - as the extension has it
         output: NDArray[np.int32],
         known: NDArray[np.uint8],
         taken: NDArray[np.uint8],
@@ -33,9 +33,7 @@ class Replay:
         slot_s: float,
         end_s: float,
     ) -> None: ...
-    def start(
-        self, pool: int, size: int, clock: int, managed: bool, ready_at: float
-    ) -> int: ...
+    def start(self, pool: int, size: int, clock: int, managed: bool, ready_at: float) -> int: ...
     def retire(self, instance: int) -> None: ...
     def move(self, instance: int, pool: int, clock: int, managed: bool) -> None: ...
     def route(

@@ -21,12 +21,8 @@ from envplan.devices import DeviceError
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
+    from envplan.costs.rates import Rate
     from envplan.enforce.clocks import Clocks
-=======
-    from envplan.apply import Clocks
-    from envplan.rates import Rate
->>>>>>> serving
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
@@ -754,7 +750,7 @@ class _Job:
         Args:
             rates: price, carbon and start, as given.
         """
-        from envplan.rates import read_rate
+        from envplan.costs.rates import read_rate
         from envplan.serving.trace import Trace
 
         check_type(plot, "--plot", (*_PLOT_TYPES, ".html"), "choose one of them")

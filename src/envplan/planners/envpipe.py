@@ -29,6 +29,7 @@ from envplan.planners.base import all_clocks, clocks_of_operations, refuse_targe
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import Frontier
+from envplan.solve.single_clocks import ClockRows
 from envplan.units import j_from_fj, s_from_ns
 
 Reconfigure = Literal["balanced", "greedy"]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envplan._serving import Replay
-from envplan.rates import Rate
+from envplan.costs.rates import Rate
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import hosts
 from envplan.serving.plan import Fleet
