@@ -66,8 +66,7 @@ def _box(module: str) -> str:
 
 def test_planning_loads_no_framework_driver_or_picture() -> None:
     code = (
-        f"import sys, {', '.join(CORE)}\n"
-        f"print([name for name in {OUTSIDE} if name in sys.modules])"
+        f"import sys, {', '.join(CORE)}\nprint([name for name in {OUTSIDE} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

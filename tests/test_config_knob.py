@@ -11,8 +11,8 @@ import pytest
 
 from cli_helpers import assert_refused, envplan
 from envplan import Pipeline, Plan, Profile, trace_frontier
-from envplan.errors import InputError
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.errors import InputError
 from envplan.verify import verify_plan
 
 CLOCKS = (1740, 1500, 1260, 1020)

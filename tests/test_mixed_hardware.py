@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Plan, Profile, simulate, trace_frontier
 from envplan.enforce.apply import apply_plan, modelled_clocks, stage_clocks
-from envplan.errors import InputError, NoAnswerError
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
+from envplan.errors import InputError, NoAnswerError
 from envplan.profile import ProfileMetadata
 from envplan.replicas import plan_replicas, replay_replicas
-from envplan.enforce.topology import Topology
 from envplan.units import fj_from_j, ns_from_s
 from envplan.verify import verify_plan
 from strategies import falling_profiles

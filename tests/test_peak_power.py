@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
-from envplan.enforce.apply import apply_plan, given_clocks
 from envplan.cli import app
-from envplan.errors import InputError, NoAnswerError
+from envplan.enforce.apply import apply_plan, given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
+from envplan.errors import InputError, NoAnswerError
 from envplan.replay import Machine
 from envplan.runtime.drift import replan
 from envplan.solve.power_limits import PowerLimited
-from envplan.enforce.topology import Topology
 from envplan.units import ns_from_s_floor, uw_from_w
 from envplan.verify import verify_plan
 from strategies import falling_profiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envplan.errors import NoAnswerError
 from envplan.costs.rates import Rate
+from envplan.errors import NoAnswerError
 from envplan.serving.policies import POLICIES, Settings, compare_policies, expected, simulate
 from envplan.serving.policies.outlook import Outlook, Stretch
 from envplan.serving.profile import ServingProfile, with_slos

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan.enforce.apply import apply_plan
 from envplan.cli import app
 from envplan.cluster import simulate_cluster
-from envplan.errors import InputError, NoAnswerError
+from envplan.enforce.apply import apply_plan
 from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
+from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.enforce.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from envplan.verify import verify_plan
 

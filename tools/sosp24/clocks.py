@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envplan.replay import Machine, Problem
-
 from envplan import Pipeline, Profile
+from envplan.replay import Machine, Problem
 from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
 
 __all__ = ["replay_clocks"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envplan.profile.sidecar import Job
-
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
+from envplan.profile.sidecar import Job
 from tools.sosp24.data import GPU_NAMES, WAITING_W, read_stage_profile
 
 __all__ = ["SOURCE", "STAGE_PROFILES", "stage_profile"]

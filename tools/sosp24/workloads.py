@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from envplan.profile.sidecar import Job
 
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
+from envplan.profile.sidecar import Job
 from tools.sosp24.data import GPU_NAMES, WORKLOADS, FloatArray, Runs, Workload, read_runs
 from tools.sosp24.overheads import Overheads, Replay, find_overheads
 from tools.sosp24.power import PowerCurves, find_powers
