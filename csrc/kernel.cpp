@@ -8,7 +8,7 @@ constexpr Time kInputLimit = Time{1} << 58;
 // Farther than any residual path, and nearer than any way back over an arc without flow.
 constexpr Time kAnywhere = kFar / 2;
 static_assert(3 * kInputLimit < kAnywhere && kAnywhere <= kFar - 2 * kInputLimit);
-constexpr Power kScaling = 16;  // between the amounts that start() settles first and next
+constexpr Power kScaling = 4;  // between the amounts that start() settles first and next
 
 void require(bool ok, const char* message) {
   if (!ok) throw std::invalid_argument(message);
