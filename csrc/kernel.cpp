@@ -20,6 +20,7 @@ Walk::Walk(const Network& net)
     : duration_(net.duration, net.duration + net.curve_begin[net.num_curves]),
       limit_(net.limit, net.limit + net.curve_begin[net.num_curves]) {
   require(net.num_nodes >= 2 && net.source != net.sink, "a network needs a source and a sink");
+  require(net.num_arcs <= std::numeric_limits<Index>::max() / 2, "there are too many activities");
   Time widest = 0;
   for (Index c = 0; c < net.num_curves; ++c) {
     const Index begin = net.curve_begin[c], end = net.curve_begin[c + 1];
