@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import Section, Target, megabytes, percent, ratio, seconds, table
 from benchmarks.running import in_fresh_process, note, profile_file
+from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns
@@ -55,7 +56,7 @@ def run(quick: bool, folder: Path) -> Section:
 
 def _compare(section: Section, shape: Shape, folder: Path) -> None:
     job: dict[str, Any] = {
-        "profile": profile_file(folder, shape.stages),
+        "profile": profile_file(folder, noisy_profile(shape.stages)),
         "stages": shape.stages,
         "microbatches": shape.microbatches,
     }

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import noisy_profile
+from envplan import Profile
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,9 +35,9 @@ def in_fresh_process(job: str, **arguments: Any) -> dict[str, Any]:
     return result
 
 
-def profile_file(folder: Path, num_stages: int, noise: float = 0.002) -> str:
-    """A CSV of noisy_profile(num_stages, noise=noise), written once."""
-    path = folder / f"{num_stages}stage-noise{noise}.csv"
+def profile_file(folder: Path, profile: Profile) -> str:
+    """A CSV of a profile, for another process."""
+    path = folder / f"{profile.sha256}.csv"
     if not path.exists():
-        noisy_profile(num_stages, noise=noise).save_csv(path)
+        profile.save_csv(path)
     return str(path)

@@ -1,10 +1,25 @@
-"""Noisy tables for benchmarks: built-in profiles as a measurement would see them."""
+"""Tables for benchmarks: noisy ones, where no two stages tie, and ones of equal stages."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from envplan.profile import Profile
+from envplan.profiling.builtin import Builtin
+from envplan.profiling.modelled import Sizes, model_of, modelled_profile
+
+H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
+
+
+def equal_stages(name: str) -> Profile:
+    """A profile of equal stages but for the ends: H100 is modelled, GPT and BLOOM measured."""
+    if name == H100:
+        model = model_of("gpt", Sizes(layers=64, hidden_size=5120))
+        return modelled_profile(
+            Builtin(name=name, gpu="h100-sxm", model=model, num_stages=16, num_microbatches=512)
+        )
+    measured = {GPT: "gpt3-175b", BLOOM: "bloom-176b"}[name]
+    return Profile.builtin(f"sosp24-a100sxm-{measured}-8stage")
 
 
 def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Profile:

@@ -8,7 +8,7 @@ constexpr Time kInputLimit = Time{1} << 58;
 // Farther than any residual path, and nearer than any way back over an arc without flow.
 constexpr Time kAnywhere = kFar / 2;
 static_assert(3 * kInputLimit < kAnywhere && kAnywhere <= kFar - 2 * kInputLimit);
-constexpr Power kScaling = 16;  // between the amounts that start() settles first and next
+constexpr Power kScaling = 4;  // between the amounts that start() settles first and next
 
 void require(bool ok, const char* message) {
   if (!ok) throw std::invalid_argument(message);
@@ -20,6 +20,7 @@ Walk::Walk(const Network& net)
     : duration_(net.duration, net.duration + net.curve_begin[net.num_curves]),
       limit_(net.limit, net.limit + net.curve_begin[net.num_curves]) {
   require(net.num_nodes >= 2 && net.source != net.sink, "a network needs a source and a sink");
+  require(net.num_arcs <= std::numeric_limits<Index>::max() / 2, "there are too many activities");
   Time widest = 0;
   for (Index c = 0; c < net.num_curves; ++c) {
     const Index begin = net.curve_begin[c], end = net.curve_begin[c + 1];

@@ -73,7 +73,8 @@ class Walk {
   // saying whether it is only a rough one makes it quicker.
   void start(const Power* guess, Power total, bool rough);
 
-  // One event of the walk: find the nearest cut or path, lower T (never below `floor`), send flow.
+  // One event of the walk: find the nearest cut or path, lower T (never below `floor`; by
+  // nothing where paths of the current length are left), send flow.
   // Returns false when T has reached max(floor, T_min).
   bool step(Time floor);
 
