@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test lint format docs package bench profiles results clean
+.PHONY: demo test lint format docs package bench profiles results validate clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
 demo: $(VENV)/.installed
@@ -55,9 +55,9 @@ bench: $(VENV)/.installed-bench
 
 # Makes the built-in profiles and the JSON Schemas anew; tests check that they are current.
 profiles: $(VENV)/.installed
-	$(BIN)/python -m envplan.profiling.builtin profiles docs/profiles.md
+	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
-	$(BIN)/python -m envplan.freqplan
+	$(BIN)/python -m envplan.enforce.freqplan
 	$(BIN)/python -m envplan.serving.builtin profiles/serving
 	$(BIN)/python -m envplan.serving.plan
 	$(BIN)/python -m envplan.serving.apply
@@ -70,6 +70,11 @@ results: $(VENV)/.installed
 	@mkdir -p build
 	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --microbatches 8 --quiet -o build/overview.plan.json
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
+
+# Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
+# measured profiles themselves come from `python -m tools.sosp24 profiles`. Two minutes each.
+validate: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.validate
 
 clean:
 	rm -rf $(VENV) build out

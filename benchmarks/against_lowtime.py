@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.report import Section, Target, megabytes, percent, ratio, seconds, table
 from benchmarks.running import in_fresh_process, note, profile_file
 from envplan import Pipeline, Profile
-from envplan.frontier import Frontier, trace_frontier
-from envplan.plan import price
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns
 
 QUANTUM_S = 0.001
@@ -189,7 +188,7 @@ def duel(frontier: Frontier, frequency_mhz: NDArray[np.int32], stated_time_s: fl
     for op, frequency in zip(pipeline.operations, frequency_mhz.tolist(), strict=True):
         frequencies = profile.table(op.profile_stage, op.instruction).frequency_mhz
         rows.append(int(np.flatnonzero(frequencies == frequency)[0]))
-    replayed = price(pipeline, profile, np.array(rows, np.int32), frontier.blocking_power_uw)
+    replayed = frontier.problem.replay(np.array(rows, np.int32))
     real_time = s_from_ns(replayed.makespan_ns)
     plan = frontier.plan(real_time)
     return Duel(

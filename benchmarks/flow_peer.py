@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
-from envplan.frontier.network import Network
+from envplan.frontier import Network
 
 
 class FlowPoint:

@@ -13,8 +13,6 @@ import numpy as np
 
 from benchmarks.report import table
 from envplan import Frontier, NoAnswerError, Pipeline, Profile, trace_frontier
-from envplan.plan import option_tables, price
-from envplan.power import peak_uw
 
 PIPELINES = 12
 SHARES = (0.15, 0.4, 0.7)
@@ -39,15 +37,13 @@ def small(clocks: list[int]) -> Profile:
 
 def everything(frontier: Frontier) -> list[tuple[int, int, int]]:
     """(peak in uW, makespan in ns, energy in fJ) of every choice of options."""
-    pipeline, powers = frontier.pipeline, frontier.blocking_power_uw
-    tables = option_tables(pipeline, frontier.profile)
-    found = []
-    for rows in itertools.product(*(range(len(one)) for one in tables)):
-        options = np.array(rows, np.int32)
-        priced = price(pipeline, frontier.profile, options, powers)
-        peak = peak_uw(pipeline, tables, options, priced.starts_ns, powers)
-        found.append((peak, priced.makespan_ns, priced.energy_fj))
-    return found
+    problem = frontier.problem
+    lengths = [len(problem.tables[number]) for number in problem.table.tolist()]
+    replays = (
+        problem.replay(np.array(rows, np.int32))
+        for rows in itertools.product(*(range(length) for length in lengths))
+    )
+    return [(one.peak_uw, one.makespan_ns, one.energy_fj) for one in replays]
 
 
 def above_best(frontier: Frontier) -> list[tuple[float, float]]:
@@ -61,8 +57,8 @@ def above_best(frontier: Frontier) -> list[tuple[float, float]]:
         best_ns = min(fitting)[0]
         by_ns = int(best_ns * SLACK)
         least_fj = min(energy for time, energy in fitting if time <= by_ns)
-        fastest = frontier.plan_for_peak_power_cap(cap_uw / 1e6)
-        cheapest = frontier.plan_for_peak_power_cap(cap_uw / 1e6, target_time=by_ns / 1e9)
+        fastest = frontier.plan(peak_power_cap=cap_uw / 1e6)
+        cheapest = frontier.plan(by_ns / 1e9, peak_power_cap=cap_uw / 1e6)
         found.append(
             (fastest.iteration_time / (best_ns / 1e9) - 1, cheapest.energy / (least_fj / 1e15) - 1)
         )

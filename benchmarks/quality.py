@@ -11,8 +11,8 @@ from benchmarks.report import Section, Target, percent, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline
-from envplan.frontier import Frontier, trace_frontier
 from envplan.plan import Plan
+from envplan.solve import Frontier, trace_frontier
 
 SHAPES = ((4, 8), (4, 32), (8, 32), (8, 128))
 FACTORS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2)

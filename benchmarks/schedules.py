@@ -14,7 +14,7 @@ from benchmarks.report import Section, Target, ratio, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 
 SHAPES = ((8, 384), (8, 1536), (8, 6144), (16, 1536), (16, 6144))  # model stages x operations
 MOST_QUICK = 1536

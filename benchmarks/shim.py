@@ -13,7 +13,8 @@ from time import perf_counter_ns
 
 from benchmarks.machine import describe_machine
 from benchmarks.report import table
-from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, Layout, RankPlan
+from envplan.enforce.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, RankPlan
+from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 
@@ -83,7 +84,7 @@ def frequency_plan(clocks: tuple[int, ...]) -> FrequencyPlan:
         clocks_source="modelled",
         supported_clocks_mhz=sorted(clocks),
         world_size=1,
-        layout=Layout(stages=1, tp=1, cp=1, dp=1, rank_order="tp-cp-dp-pp"),
+        layout=Topology(stages=1, tp=1, cp=1, dp=1, rank_order="tp-cp-dp-pp"),
         deadline_s=1.0,
         iteration_time_s=1.0,
         energy_j=1.0,

@@ -17,11 +17,11 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.report import table
-from envplan.frontier import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import BLOCKING, Profile
 from envplan.profiling.smoothing import smooth_profile
+from envplan.solve import Frontier, trace_frontier
 
 SLOWDOWN = 0.02
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from benchmarks.report import percent, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
-from envplan.frontier import trace_frontier
-from envplan.frontier.trace import Frontier
 from envplan.planners.baselines import ZeusPerStage
 from envplan.simulation import Timeline, simulate
+from envplan.solve import Frontier, trace_frontier
 from envplan.units import j_from_fj, s_from_ns
 
 JOBS = (

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.machine import memory_bytes, peak_memory_bytes
 from envplan import Pipeline, Profile
-from envplan.frontier import trace_frontier
+from envplan.solve import trace_frontier
 
 
 def trace(

@@ -44,7 +44,7 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         void arc_flows(int64_t*)
     cdef cppclass CppTrace "envplan::Trace":
         CppTrace(const CppWalk&, int64_t) except +
-        cbool run(uint64_t) except +
+        cbool run(uint64_t, int64_t) except +
         const CppWalk& walk()
         const vector[int64_t]& times()
         const vector[int64_t]& flows()
@@ -224,17 +224,15 @@ cdef class Trace:
         with nogil:
             self._walk.start(&guess[0], flow, rough)
 
-    def flows(self):
-        """Flow on each arc where the walk stands before run(), int64 (arcs,), uW."""
-        out = np.empty(self.num_arcs, np.int64)
-        cdef int64_t[::1] view = out
-        self._walk.arc_flows(&view[0])
-        return out
+    def state(self):
+        """The optimum where the walk stands before run(): as state_at."""
+        return self._state(self._walk)
 
-    def run(self, int64_t from_flow=-1, progress=None):
+    def run(self, int64_t from_flow=-1, progress=None, int64_t until=0):
         """Walk to T_min, recording from the first breakpoint with flow above `from_flow` (uW).
 
         Args:
+            until: end the walk at this time, ns, or at the first breakpoint recorded if it is later.
             progress: called now and then with (time now, T_min), ns. Ctrl-C is honoured as often.
         """
         cdef cbool more = True
@@ -243,7 +241,7 @@ cdef class Trace:
         self._trace = new CppTrace(self._walk[0], from_flow)
         while more:
             with nogil:
-                more = self._trace.run(WORK_BETWEEN_SIGNALS)
+                more = self._trace.run(WORK_BETWEEN_SIGNALS, until)
             if progress is not None:
                 progress(self._trace.walk().time(), self._walk.min_time())
             _handle_signals()
@@ -278,11 +276,13 @@ cdef class Trace:
         """
         if self._trace == NULL:
             raise RuntimeError("run() comes first")
+        return self._state(&self._trace.at(time))
+
+    cdef _state(self, const CppWalk* walk):
         times = np.empty(self.num_nodes, np.int64)
         flows = np.empty(self.num_arcs, np.int64)
         cdef int64_t[::1] t = times
         cdef int64_t[::1] f = flows
-        cdef const CppWalk* walk = &self._trace.at(time)
         walk.event_times(&t[0])
         walk.arc_flows(&f[0])
         return times, flows
@@ -592,8 +592,8 @@ cdef class Search:
         out = np.empty(self._problem.num_operations, np.int32)
         cdef int32_t[::1] best = out
         cdef unique_ptr[ConstantClocks] clocks
-        cdef cbool tables, better
-        cdef int32_t stage
+        cdef cbool better
+        cdef int32_t stage, tables
         with nogil:
             clocks.reset(new ConstantClocks(self._problem._problem[0], self._limits))
         for tables in range(1 + by_table):
@@ -601,7 +601,7 @@ cdef class Search:
                 better = False
                 for stage in range(self._problem.num_stages):
                     with nogil:
-                        better = clocks.get().improve(stage, tables) or better
+                        better = clocks.get().improve(stage, tables == 1) or better
                     _handle_signals()
                 if not better:
                     break

@@ -42,29 +42,27 @@ Walk::Walk(const Network& net)
   const Index n = net.num_nodes, m = net.num_arcs;
   nodes_.assign(n + 1, Node{0, 0, 0, 0, 0, 0});
   arcs_.resize(m);
-  out_.resize(m);
-  in_.resize(m);
-  std::vector<Index> by_tail(m), in_fill(n + 1, 0);
+  links_.resize(2 * static_cast<std::size_t>(m));
+  std::vector<Index> by_tail(m), fill(n);
   for (Index a = 0; a < m; ++a) {
     by_tail[a] = a;
-    ++nodes_[position_[net.tail[a]] + 1].out_begin;
-    ++nodes_[position_[net.head[a]] + 1].in_begin;
+    ++nodes_[position_[net.tail[a]] + 1].begin;
+    ++nodes_[position_[net.head[a]] + 1].begin;
   }
   for (Index v = 0; v < n; ++v) {
-    nodes_[v + 1].out_begin += nodes_[v].out_begin;
-    nodes_[v + 1].in_begin += nodes_[v].in_begin;
-    in_fill[v] = nodes_[v].in_begin;
+    nodes_[v + 1].begin += nodes_[v].begin;
+    fill[v] = nodes_[v].begin;
   }
   std::stable_sort(by_tail.begin(), by_tail.end(), [&](Index a, Index b) {
     return position_[net.tail[a]] < position_[net.tail[b]];
   });
   for (Index a = 0; a < m; ++a) {
-    const Index original = by_tail[a];
+    const Index original = by_tail[a], level = net.curve_begin[net.curve[original]];
     const Index tail = position_[net.tail[original]], head = position_[net.head[original]];
-    const Index level = net.curve_begin[net.curve[original]], slot = in_fill[head]++;
-    arcs_[a] = Arc{tail, head, level, level, slot, original, 0};
-    out_[a] = Out{head, duration_[level]};
-    in_[slot] = In{tail, a, kFar};
+    arcs_[a] = Arc{fill[tail]++, fill[head]++, level, level, original, 0};
+    links_[arcs_[a].out] = Link{head, a, 0, 0};
+    links_[arcs_[a].in] = Link{tail, ~a, 0, 0};
+    set_flow(a, 0);
   }
   source_ = position_[net.source];
   sink_ = position_[net.sink];
@@ -116,10 +114,11 @@ void Walk::number_nodes(const Network& net) {
 Time Walk::longest_path(bool fastest, std::vector<Time>* at) const {
   std::fill(at->begin(), at->end(), 0);
   for (Index v = 0; v < static_cast<Index>(at->size()); ++v) {
-    for (Index a = nodes_[v].out_begin; a < nodes_[v + 1].out_begin; ++a) {
-      Index level = arcs_[a].first_level;
+    for (Index l = nodes_[v].begin; l < nodes_[v + 1].begin; ++l) {
+      if (links_[l].arc < 0) continue;
+      Index level = arcs_[links_[l].arc].first_level;
       while (fastest && limit_[level] != kInfinite) ++level;
-      Time& head = (*at)[arcs_[a].head];
+      Time& head = (*at)[links_[l].other];
       head = std::max(head, (*at)[v] + duration_[level]);
     }
   }
@@ -132,8 +131,9 @@ void Walk::start(const Power* guess, Power total, bool rough) {
   for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a)
     set_flow(a, guess[arcs_[a].original]);
   for (Index v = 0; v < n; ++v) {
-    for (Index a = nodes_[v].out_begin; a < nodes_[v + 1].out_begin; ++a) {
-      at[out_[a].head] = std::max(at[out_[a].head], at[v] + out_[a].duration);
+    for (Index l = nodes_[v].begin; l < nodes_[v + 1].begin; ++l) {
+      const Link& link = links_[l];
+      if (link.arc >= 0) at[link.other] = std::max(at[link.other], at[v] - link.ahead);
     }
   }
   for (Index v = 0; v < n; ++v) nodes_[v].y = at[v];
@@ -142,16 +142,17 @@ void Walk::start(const Power* guess, Power total, bool rough) {
   excess[source_] += total;
   excess[sink_] -= total;
   for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a) {
-    Arc& arc = arcs_[a];
+    const Arc& arc = arcs_[a];
+    const Index tail = links_[arc.in].other, head = links_[arc.out].other;
     // Complementary slackness: at duration d the flow lies between the limits around d.
-    const Time d = at[arc.head] - at[arc.tail];
+    const Time d = at[head] - at[tail];
     Index level = arc.first_level;
     while (duration_[level] > d) ++level;
     const Power least = level > arc.first_level ? limit_[level - 1] : 0;
     const Power most = duration_[level] == d ? limit_[level] : least;
     set_flow(a, std::clamp(arc.flow, least, most));
-    excess[arc.tail] -= arc.flow;
-    excess[arc.head] += arc.flow;
+    excess[tail] -= arc.flow;
+    excess[head] += arc.flow;
   }
   // From the last event back, and after a rough guess large amounts first (Edmonds and Karp 1972):
   // both only make the searches end sooner, for shortest augmentations lead to the optimum in any
@@ -166,13 +167,17 @@ void Walk::start(const Power* guess, Power total, bool rough) {
     for (Index v = 0; v < n; ++v) lacking += lacks(v);
     for (Index v = n - 1; v >= 0; --v) {
       while (lacking > 0 && excess[v] >= least) {
-        const Index to = search(v, kAnywhere, lacks);
-        if (to < 0) break;
-        lower(nodes_[to].dist);
-        const Power sent = augment(v, to, std::min(excess[v], -excess[to]));
-        excess[v] -= sent;
-        excess[to] += sent;
-        lacking -= !lacks(to);
+        const Time by = search<true>(v, kAnywhere, lacks);
+        if (by < 0) break;
+        lower(by);
+        for (const Meeting meeting : meetings_) {
+          const Index to = links_[meeting.link].other;
+          if (excess[v] < least || !lacks(to)) continue;
+          const Power sent = send(v, meeting, to, std::min(excess[v], -excess[to]));
+          excess[v] -= sent;
+          excess[to] += sent;
+          lacking -= !lacks(to);
+        }
       }
     }
   }
@@ -181,7 +186,7 @@ void Walk::start(const Power* guess, Power total, bool rough) {
   flow_ = total;
   cost_ = 0;
   for (const Arc& arc : arcs_) {
-    const Time d = nodes_[arc.head].y - nodes_[arc.tail].y;
+    const Time d = nodes_[links_[arc.out].other].y - nodes_[links_[arc.in].other].y;
     for (Index l = arc.first_level; duration_[l] > d; ++l) {
       const Time saved = duration_[l] - std::max(duration_[l + 1], d);
       cost_ += static_cast<Energy>(limit_[l]) * saved;
@@ -192,72 +197,75 @@ void Walk::start(const Power* guess, Power total, bool rough) {
 bool Walk::step(Time floor) {
   const Time bound = time() - std::max(floor, min_time_);
   if (bound <= 0) return false;
-  if (search(source_, bound, [this](Index v) { return v == sink_; }) < 0) {
-    lower(bound);
-    return false;
-  }
-  lower(nodes_[sink_].dist);
+  // The far side: what reaches the sink without slack. It need not be complete, nor is it where the
+  // source belongs to it, which means that paths of the current length are left.
+  search<false>(sink_, 0, [this](Index v) { return v == source_; });
+  const std::uint32_t far = stamp_;
+  const Time by = search<true>(source_, bound - 1, [&](Index v) { return nodes_[v].stamp == far; });
+  lower(by < 0 ? bound : by);
   // The network is acyclic, so no arc carries more than the total: checking it keeps all in range.
-  flow_ += augment(source_, sink_, kInfinite / 2 - flow_);
+  for (const Meeting meeting : meetings_) {
+    flow_ += send(source_, meeting, sink_, kInfinite / 2 - flow_);
+  }
   if (flow_ >= kInfinite / 2) throw std::overflow_error("a marginal cost is out of range");
-  return true;
+  return by >= 0;
 }
 
-// Shortest slack distances from `from`, as far as the nearest target and nearer than `bound`.
-// Returns that target, or -1 where none is nearer than `bound`. Arcs without slack are followed at
-// once; only the others go through the heap.
-template <class IsTarget>
-Index Walk::search(Index from, Time bound, IsTarget is_target) {
+// Shortest slack distances from `from` (backward: to it), as far as the nearest target. Returns its
+// distance, or -1 where none is within `most`. Leaves in meetings_ where nodes nearer than that
+// meet a target at that distance. Nodes without slack between them are settled breadth first; only
+// the others go through the heap.
+template <bool kForward, class IsTarget>
+Time Walk::search(Index from, Time most, IsTarget is_target) {
   const std::uint32_t stamp = ++stamp_;
   if (stamp == 0) throw std::overflow_error("too many steps");
+  touched_ += near_.size();
   near_.clear();
   heap_.clear();
-  stack_.clear();
-  nodes_[from].dist = 0;
-  nodes_[from].stamp = stamp;
-  stack_.push_back(from);
-  Time now = 0;
-  Index target = -1;
-  const auto reach = [&](Index w, Time dist, Index parent) {
-    Node& node = nodes_[w];
-    if (node.stamp == stamp && node.dist <= dist) return;
-    node.stamp = stamp;
-    node.dist = dist;
-    node.parent = parent;
-    if (is_target(w)) {
-      bound = dist;  // nothing as far as that matters any more
-      target = w;
-    } else if (dist == now) {
-      stack_.push_back(w);
-    } else {
-      push(dist, w);
-    }
+  meetings_.clear();
+  const auto settle = [&](Index v) {
+    nodes_[v].rank = static_cast<Index>(near_.size());
+    nodes_[v].next = nodes_[v].begin;
+    near_.push_back(v);
+    __builtin_prefetch(&links_[nodes_[v].begin]);  // its turn comes when others have had theirs
   };
-  for (;;) {
-    while (!stack_.empty()) {
-      const Index v = stack_.back();
-      stack_.pop_back();
-      near_.push_back(v);
-      const Node& node = nodes_[v];
-      const Time base = now - node.y;
-      const Index out_end = nodes_[v + 1].out_begin, in_end = nodes_[v + 1].in_begin;
-      for (Index a = node.out_begin; a < out_end; ++a) {
-        const Time dist = base + nodes_[out_[a].head].y - out_[a].duration;
-        if (dist < bound) reach(out_[a].head, dist, a);
+  nodes_[from].stamp = stamp;
+  nodes_[from].dist = 0;
+  settle(from);
+  Time now = 0;
+  for (std::size_t k = 0;;) {
+    for (; k < near_.size(); ++k) {
+      const Index v = near_[k], end = nodes_[v + 1].begin;
+      const Time base = kForward ? now - nodes_[v].y : now + nodes_[v].y;
+      for (Index l = nodes_[v].begin; l < end; ++l) {
+        const Link& link = links_[l];
+        Node& other = nodes_[link.other];
+        const Time dist = kForward ? base + other.y + link.ahead : base - other.y + link.behind;
+        if (dist > most || (other.stamp == stamp && other.dist <= dist)) continue;
+        if (is_target(link.other)) {
+          if (dist < most) meetings_.clear();
+          most = dist;  // nothing farther matters any more
+          meetings_.push_back({v, l});
+          continue;
+        }
+        other.stamp = stamp;
+        other.dist = dist;
+        if (dist == now) {
+          settle(link.other);
+        } else {
+          other.rank = kUnsettled;
+          push(dist, link.other);
+        }
       }
-      for (Index k = node.in_begin; k < in_end; ++k) {
-        const Time dist = base + nodes_[in_[k].tail].y + in_[k].duration;
-        if (dist < bound) reach(in_[k].tail, dist, ~in_[k].arc);
-      }
-      if (bound == now) return target;
+      if (!meetings_.empty() && most == now) return most;
     }
     Index v;
     do {
-      if (heap_.empty()) return target;
+      if (heap_.empty()) return meetings_.empty() ? -1 : most;
       v = pop(&now);
-    } while (nodes_[v].dist != now);
-    if (now >= bound) return target;
-    stack_.push_back(v);
+      if (!meetings_.empty() && now >= most) return most;
+    } while (nodes_[v].dist != now || nodes_[v].rank != kUnsettled);
+    settle(v);
   }
 }
 
@@ -268,24 +276,86 @@ void Walk::lower(Time by) {
     if (nodes_[v].dist >= by) break;
     nodes_[v].y += by - nodes_[v].dist;
   }
-  touched_ += near_.size();
 }
 
-// Sends what the path found by the last search takes, at most `most`. Returns it.
-Power Walk::augment(Index from, Index to, Power most) {
-  for (Index v = to; v != from;) {
-    const Index p = nodes_[v].parent;
-    const Arc& arc = arcs_[p >= 0 ? p : ~p];
-    most = std::min(most, p >= 0 ? limit_[arc.level] - arc.flow : arc.flow - floor_of(arc));
-    v = p >= 0 ? arc.tail : arc.head;
+// Sends what paths without slack over one meeting take, at most `most`, until one side has no way
+// left. Returns how much that was. Sides are what the last searches settled: back from the meeting
+// to `from`, and on from it to `to`. On either side a path goes down in rank, so that none runs in
+// a circle and a node that leads nowhere is given up for good (Dinic 1970).
+Power Walk::send(Index from, Meeting meeting, Index to, Power most) {
+  const Link& link = links_[meeting.link];
+  const auto is_tight = [&] { return nodes_[link.other].y + link.ahead == nodes_[meeting.node].y; };
+  path_back_.clear();
+  path_on_.clear();
+  Power sent = 0;
+  while (sent < most && is_tight() && extend<false>(&path_back_, meeting.node, from) &&
+         extend<true>(&path_on_, link.other, to)) {
+    Power amount = std::min(most - sent, room(link.arc));
+    for (const Index l : path_back_) amount = std::min(amount, room(~links_[l].arc));
+    for (const Index l : path_on_) amount = std::min(amount, room(links_[l].arc));
+    // What the amount fills ends the part of a path that the next one shares.
+    const auto fill = [&](std::vector<Index>* path, bool forward) {
+      std::size_t open = path->size();
+      for (std::size_t k = path->size(); k-- > 0;) {
+        const Index arc = links_[(*path)[k]].arc;
+        if (room(forward ? arc : ~arc) == amount) open = k;
+        add(forward ? arc : ~arc, amount);
+      }
+      path->resize(open);
+    };
+    fill(&path_back_, false);
+    fill(&path_on_, true);
+    add(link.arc, amount);
+    sent += amount;
   }
-  for (Index v = to; v != from;) {
-    const Index p = nodes_[v].parent;
-    const Index a = p >= 0 ? p : ~p;
-    set_flow(a, arcs_[a].flow + (p >= 0 ? most : -most));
-    v = p >= 0 ? arcs_[a].tail : arcs_[a].head;
+  return sent;
+}
+
+// Takes a path of links from `start` on to `goal`; false if no way is left at all.
+template <bool kForward>
+bool Walk::extend(std::vector<Index>* path, Index start, Index goal) {
+  Index v = path->empty() ? start : links_[path->back()].other;
+  while (v != goal) {
+    const Index link = way_on<kForward>(v);
+    if (link >= 0) {
+      path->push_back(link);
+      v = links_[link].other;
+    } else if (path->empty()) {
+      return false;
+    } else {
+      path->pop_back();
+      v = path->empty() ? start : links_[path->back()].other;
+      ++nodes_[v].next;
+    }
   }
-  return most;
+  return true;
+}
+
+// The first link of a node that may still lead to where its search began, or -1.
+template <bool kForward>
+Index Walk::way_on(Index v) {
+  Node& node = nodes_[v];
+  for (const Index end = nodes_[v + 1].begin; node.next < end; ++node.next) {
+    const Link& link = links_[node.next];
+    const Node& other = nodes_[link.other];
+    const Time slack = kForward ? other.y - node.y + link.ahead : node.y - other.y + link.behind;
+    if (slack == 0 && other.stamp == node.stamp && other.rank < node.rank) return node.next;
+  }
+  return -1;
+}
+
+// Flow that an arc takes (~a: gives back) at the duration it has.
+Power Walk::room(Index arc) const {
+  const Arc& of = arcs_[arc >= 0 ? arc : ~arc];
+  return arc >= 0 ? limit_[of.level] - of.flow : of.flow - floor_of(of);
+}
+
+void Walk::add(Index arc, Power amount) {
+  if (arc >= 0) {
+    set_flow(arc, arcs_[arc].flow + amount);
+  } else {
+    set_flow(~arc, arcs_[~arc].flow - amount);
+  }
 }
 
 // Flow below which the arc gives up the level that holds its last unit.
@@ -300,10 +370,11 @@ void Walk::set_flow(Index a, Power flow) {
   arc.flow = flow;
   while (limit_[arc.level] <= flow) ++arc.level;
   while (arc.level > arc.first_level && limit_[arc.level - 1] > flow) --arc.level;
-  out_[a].duration = duration_[arc.level];
-  Index holding = arc.level;
+  Index holding = arc.level;  // the last unit of flow; arc.level takes the next
   if (holding > arc.first_level && limit_[holding - 1] == flow) --holding;
-  in_[arc.in_slot].duration = flow > 0 ? duration_[holding] : kFar;
+  Link &out = links_[arc.out], &in = links_[arc.in];
+  out.ahead = in.behind = -duration_[arc.level];
+  in.ahead = out.behind = flow > 0 ? duration_[holding] : kFar;
 }
 
 // The optimal event times are all those without negative slack on a residual arc, so an event can
@@ -324,13 +395,9 @@ void Walk::event_times(Time* out) const {
     const auto [d, v] = heap.back();
     heap.pop_back();
     if (d > dist[v]) continue;
-    for (Index a = nodes_[v].out_begin; a < nodes_[v + 1].out_begin; ++a) {
-      const Time length = nodes_[out_[a].head].y - nodes_[v].y;
-      reach(out_[a].head, d + length - out_[a].duration);
-    }
-    for (Index k = nodes_[v].in_begin; k < nodes_[v + 1].in_begin; ++k) {
-      const Time length = nodes_[v].y - nodes_[in_[k].tail].y;
-      reach(in_[k].tail, d + in_[k].duration - length);
+    for (Index l = nodes_[v].begin; l < nodes_[v + 1].begin; ++l) {
+      const Link& link = links_[l];
+      reach(link.other, d + (nodes_[link.other].y - nodes_[v].y) + link.ahead);
     }
   }
   for (Index v = 0; v < num_nodes(); ++v) {
@@ -373,10 +440,10 @@ Index Walk::pop(Time* key) {
   return node;
 }
 
-bool Trace::run(std::uint64_t work) {
+bool Trace::run(std::uint64_t work, Time until) {
   const std::uint64_t end = walk_.touched() + work;
   while (walk_.touched() < end) {
-    const bool more = walk_.step(0);
+    const bool more = walk_.step(times_.empty() ? 0 : until);
     if (walk_.flow() > from_flow_ || !more) record();
     if (!more) return false;
   }

@@ -10,6 +10,14 @@
 // (Fulkerson 1961, Kelley 1961, Phillips and Dessouky 1977.) Here that is a primal-dual walk that
 // never starts over: event times stay dual feasible, the flow of the last step stays feasible.
 //
+// Ties. Where activities are alike, many paths get critical at once. So a step takes two searches
+// that meet: back from the sink over arcs without slack, which settles the cut's far side, and on
+// from the source by slack, which settles the near side and ends where it meets the far one. Then
+// every path over a meeting that goes straight, by the order in which both sides were settled, is
+// filled at once: a blocking flow (Dinic 1970) for which nothing more is searched. Together the two
+// sides are about as many nodes as one search from end to end would settle. Paths that turn back
+// between the sides are left to the next step, which then lowers T by nothing.
+//
 // Arithmetic is exact: times in ns, flow (marginal cost) in uW, cost in fJ = uW * ns. No epsilon.
 //
 // Curves. A curve is a run of levels j = 0..k with strictly decreasing durations D_0 = u, ...,
@@ -94,37 +102,44 @@ class Walk {
   void restore(const Snapshot& s);
 
  private:
-  struct Node {
+  struct alignas(32) Node {  // two to a cache line
     Time y;     // event time relative to the sink (sink 0, source -T): far nodes never move
-    Time dist;  // slack distance from the source, valid where stamp is current
-    std::uint32_t stamp;
-    Index parent;     // arc that reached the node: a forward, ~a backward
-    Index out_begin;  // forward residual arcs: out_[out_begin, next node's out_begin)
-    Index in_begin;   // backward residual arcs: in_[in_begin, ...)
+    Time dist;  // slack distance from where the last search that reached the node began
+    std::uint32_t stamp;  // that search
+    Index rank;           // position among the nodes that it settled; kUnsettled before
+    Index next;           // link that the next path tries first
+    Index begin;          // links of the node: links_[begin, next node's begin)
   };
-  // What the search needs of an arc, apart from the rest so that a scan reads few cache lines.
-  struct Out {
-    Index head;
-    Time duration;  // of the level that takes the next unit of flow
-  };
-  struct In {
-    Index tail;
-    Index arc;
-    Time duration;  // of the level that holds the last unit of flow; kFar where there is none
+  // An arc as one of its ends sees it, with all that a search needs.
+  struct Link {
+    Index other;
+    Index arc;    // a at the tail of arc a, ~a at its head
+    Time ahead;   // slack of sending one unit more to the other end, less y there, plus y here
+    Time behind;  // the same the other way; kFar where it would take flow from an arc without
   };
   struct Arc {
-    Index tail, head;
+    Index out, in;  // its links at the tail and at the head
     Index first_level, level;
-    Index in_slot;
     Index original;
     Power flow;
   };
+  // Where the last search met a target: the node before it and the link between them.
+  struct Meeting {
+    Index node, link;
+  };
+  static constexpr Index kUnsettled = std::numeric_limits<Index>::max();
 
   void number_nodes(const Network& net);
-  template <class IsTarget>
-  Index search(Index from, Time bound, IsTarget is_target);
+  template <bool kForward, class IsTarget>
+  Time search(Index from, Time most, IsTarget is_target);
   void lower(Time by);
-  Power augment(Index from, Index to, Power most);
+  Power send(Index from, Meeting meeting, Index to, Power most);
+  template <bool kForward>
+  bool extend(std::vector<Index>* path, Index start, Index goal);
+  template <bool kForward>
+  Index way_on(Index v);
+  Power room(Index arc) const;
+  void add(Index arc, Power amount);
   void set_flow(Index a, Power flow);
   Power floor_of(const Arc& arc) const;
   Time longest_path(bool fastest, std::vector<Time>* at) const;
@@ -132,16 +147,16 @@ class Walk {
   void push(Time key, Index node);
   Index pop(Time* key);
 
-  std::vector<Node> nodes_;  // num_nodes + 1: the last one only ends the adjacency
-  std::vector<Out> out_;     // arcs sorted by tail: out_[a] belongs to arcs_[a]
-  std::vector<In> in_;       // the same arcs sorted by head
+  std::vector<Node> nodes_;  // num_nodes + 1: the last one only ends the links
+  std::vector<Link> links_;  // sorted by the node that they belong to
   std::vector<Arc> arcs_;
   std::vector<Time> duration_;  // levels
   std::vector<Power> limit_;
   std::vector<Index> position_;  // caller's node -> ours
   std::vector<Index> order_;     // ours -> caller's
   std::vector<Index> near_;      // nodes settled by the last search, nearest first
-  std::vector<Index> stack_;
+  std::vector<Meeting> meetings_;
+  std::vector<Index> path_back_, path_on_;  // links
   std::vector<std::pair<Time, Index>> heap_;
   Index source_, sink_;
   std::uint32_t stamp_ = 0;
@@ -159,12 +174,14 @@ class Trace {
   // from_flow is the power that waiting draws; every breakpoint where it is -1).
   Trace(const Walk& walk, Power from_flow) : walk_(walk), cursor_(walk), from_flow_(from_flow) {}
 
-  // Walks on until about `work` nodes have been touched. Returns false when T_min is reached.
-  bool run(std::uint64_t work);
+  // Walks on until about `work` nodes have been touched. Returns false when it has come to `until`
+  // and recorded a breakpoint at least, or to T_min.
+  bool run(std::uint64_t work, Time until = 0);
 
   const Walk& walk() const { return walk_; }
   // Corners by descending time: at time[k] the cost above all-slowest is cost[k], and flow[k] is
-  // the slope -dC/dT just below it (at T_min, the last, there is nothing below).
+  // the slope -dC/dT just below it (at T_min there is nothing below). The last may be no corner
+  // but where the walk was told to end.
   const std::vector<Time>& times() const { return times_; }
   const std::vector<Power>& flows() const { return flows_; }
   const std::vector<Energy>& costs() const { return costs_; }

@@ -212,22 +212,26 @@ Index Replay::clock_left(Index stage) const {
   return -1;
 }
 
-// The operation of a stage that makes the next request after that of `come`; there is one.
-Index Replay::next_request(Index stage, Index come) const {
-  Index i =
-      come < 0 ? problem_.member[problem_.stage_begin[stage]] : problem_.operations[come].after;
-  while (!asks(i)) i = problem_.operations[i].after;
-  return i;
+// The operation that makes the next request after that of `come`, of those up to `asked`.
+Index Replay::next_request(Index come, Index asked) const {
+  for (;;) {
+    const Index before = problem_.operations[asked].before;
+    const Index earlier = before < 0 ? -1 : met_[before].asked;
+    if (earlier == come) return asked;
+    asked = earlier;
+  }
 }
 
-// Operation i as it starts, its own request made.
-Replay::Met Replay::entered(Index i) const {
-  Met now;
+// Operation i as it starts, its own request made. Sets all but its finish and cost.
+void Replay::enter(Index i, Met* met) const {
+  Met& now = *met;
+  Time start = 0;
   for (Index e = problem_.preds.begin[i]; e < problem_.preds.begin[i + 1]; ++e) {
-    now.start = std::max(now.start, met_[problem_.preds.other[e]].finish + problem_.preds.lag[e]);
+    start = std::max(start, met_[problem_.preds.other[e]].finish + problem_.preds.lag[e]);
   }
-  if (now.start > kMostTime) too_long();
-  if (latency_ == 0 && hold_ == 0) return now;
+  if (start > kMostTime) too_long();
+  now.start = start;
+  if (latency_ == 0 && hold_ == 0) return;
   const Problem::Operation& op = problem_.operations[i];
   if (op.before >= 0) {
     const Met& left = met_[op.before];
@@ -237,10 +241,12 @@ Replay::Met Replay::entered(Index i) const {
     now.wanted = left.wanted;
     now.asked_at = left.asked_at;
   } else {
+    now.come = now.asked = -1;
     now.in_force = now.wanted = initial_[op.stage];
   }
+  now.shortage = 0;
   const Index mhz = clock(i);
-  if (mhz < 0 || mhz == now.wanted) return now;
+  if (mhz < 0 || mhz == now.wanted) return;
   if (hold_ > 0) {
     if (now.asked >= 0) now.shortage = std::max<Time>(0, hold_ - (now.start - now.asked_at));
     now.asked_at = now.start;
@@ -251,7 +257,6 @@ Replay::Met Replay::entered(Index i) const {
     now.come = i;
     now.in_force = mhz;
   }
-  return now;
 }
 
 // Runs operation i from its start to its end; calls each(row, clock, begin, end, energy) for every
@@ -274,7 +279,7 @@ void Replay::work(Index i, Met* now, EachPart each) const {
   do {
     Time until = kNever;
     while (now->awaits()) {
-      const Index next = next_request(stage, now->come);
+      const Index next = next_request(now->come, now->asked);
       const Time comes = met_[next].start + latency_;
       if (comes > at) {
         until = comes;
@@ -303,12 +308,13 @@ void Replay::work(Index i, Met* now, EachPart each) const {
 
 void Replay::replay(Index i) {
   ++touched_;
-  met_[i] = entered(i);
+  enter(i, &met_[i]);
   work(i, &met_[i], [](Index, Index, Time, Time, int64_t) {});
 }
 
 void Replay::parts(Index i, std::vector<Part>* out) const {
-  Met now = entered(i);
+  Met now;
+  enter(i, &now);
   work(i, &now, [out](Index row, Index clock, Time begin, Time end, int64_t energy) {
     out->push_back({row, clock, begin, end, energy});
   });
@@ -329,8 +335,9 @@ Time Replay::shortage_around() const {
     if (problem_.stage_begin[s] == problem_.stage_begin[s + 1]) continue;
     const Met& end = met_[problem_.member[problem_.stage_begin[s + 1] - 1]];
     if (end.asked < 0) continue;
-    const Time first = met_[next_request(s, -1)].start;
-    sum += std::max<Time>(0, hold_ - (totals_.makespan + first - end.asked_at));
+    Index first = problem_.member[problem_.stage_begin[s]];
+    while (!asks(first)) first = problem_.operations[first].after;
+    sum += std::max<Time>(0, hold_ - (totals_.makespan + met_[first].start - end.asked_at));
   }
   return sum;
 }
@@ -353,6 +360,8 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
   other_initial_.clear();
   other_met_.clear();
   other_totals_ = totals_;
+  changed_from_ = kNever;
+  changed_to_ = 0;
   Index from = problem_.num_operations, settled = 0;
   for (const auto& [i, row] : changes) {
     other_rows_.push_back({i, row_[i]});
@@ -383,10 +392,16 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
     const Met& now = met_[i];
     const bool same_clocks = now.same_clocks(old);
     const bool awaits = now.awaits() || old.awaits();
-    if (!named && !awaits && same_clocks && now.start == old.start && now.finish == old.finish &&
-        now.cost == old.cost && now.shortage == old.shortage) {
-      continue;
-    }
+    const Index after = problem_.operations[i].after;
+    // A request that is still to come reaches later operations of the stage.
+    if (after >= 0 && (awaits || !same_clocks)) touch(after);
+    const bool same = same_clocks && now.start == old.start && now.finish == old.finish &&
+                      now.cost == old.cost && now.shortage == old.shortage;
+    if (same && !named && !awaits) continue;
+    // What runs may differ though it takes as long and as much: the clock changes at another time.
+    changed_from_ = std::min({changed_from_, now.start, old.start});
+    changed_to_ = std::max({changed_to_, now.finish, old.finish});
+    if (same) continue;
     other_met_.emplace_back(i, old);
     totals_.cost += now.cost - old.cost;
     totals_.shortage_within += now.shortage - old.shortage;
@@ -395,10 +410,6 @@ bool Replay::change(const std::vector<Change>& changes, const Budget& budget) {
         touch(problem_.succs.other[e]);
       }
     }
-    // A request that is still to come reaches later operations of the stage.
-    const Index after = problem_.operations[i].after;
-    if (after >= 0 && (awaits || !same_clocks)) touch(after);
-
     const Time late = std::max<Time>(0, now.finish + budget.tail[i] - budget.free);
     const Time missing = i > settled ? totals_.shortage_within - other_totals_.shortage_within : 0;
     if ((late > 0 || missing > 0) && static_cast<double>(totals_.cost - other_totals_.cost) +
@@ -418,15 +429,6 @@ void Replay::swap() {
   for (auto& [s, clock] : other_initial_) std::swap(initial_[s], clock);
   for (auto& [i, met] : other_met_) std::swap(met_[i], met);
   std::swap(totals_, other_totals_);
-}
-
-std::pair<Time, Time> Replay::changed_span() const {
-  Time from = kNever, to = 0;
-  for (const auto& [i, other] : other_met_) {
-    from = std::min({from, other.start, met_[i].start});
-    to = std::max({to, other.finish, met_[i].finish});
-  }
-  return {from, to};
 }
 
 // Rises of power within a span of time, above that of waiting, unsorted, into rises_.

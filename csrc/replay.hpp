@@ -142,7 +142,7 @@ class Replay {
   // Goes back to before the last change, and there again.
   void swap();
   // The time within which the last change changed anything.
-  std::pair<Time, Time> changed_span() const;
+  std::pair<Time, Time> changed_span() const { return {changed_from_, changed_to_}; }
 
   Time makespan() const { return totals_.makespan; }
   Energy cost() const { return totals_.cost; }  // of all operations, less waiting as long, fJ
@@ -197,8 +197,8 @@ class Replay {
   bool asks(Index i) const { return met_[i].asked == i; }
   Whole whole(Index i, Index row) const;
   Index clock_left(Index stage) const;
-  Index next_request(Index stage, Index come) const;
-  Met entered(Index i) const;
+  Index next_request(Index come, Index asked) const;
+  void enter(Index i, Met* now) const;
   template <class EachPart>
   void work(Index i, Met* now, EachPart each) const;
   void replay(Index i);
@@ -224,6 +224,7 @@ class Replay {
   std::vector<std::pair<Index, Index>> other_initial_;  // (stage, clock)
   std::vector<std::pair<Index, Met>> other_met_;
   Totals other_totals_;
+  Time changed_from_ = 0, changed_to_ = 0;
 
   mutable std::vector<std::pair<Time, Power>> rises_;
   mutable std::vector<Part> parts_;

@@ -17,7 +17,7 @@ using std::uint64_t;
 
 constexpr int32_t kWindow = 64;        // operations that one exchange looks at
 constexpr int32_t kExchangeDepth = 4;  // options by which an exchange speeds its operation up
-constexpr int kExchangePasses = 20;
+constexpr int kExchangePasses = 4;
 constexpr int32_t kReach = 8;  // options by which an annealing move shifts an operation
 constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first

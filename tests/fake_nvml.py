@@ -49,6 +49,7 @@ class _Gpu(ctypes.Structure):
         ("energy_counter", ctypes.c_int32),
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
+        ("hang", ctypes.c_uint32),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
         ("energy_step_ns", ctypes.c_uint64),
@@ -172,8 +173,17 @@ class FakeNvml:
         fault = self.gpu(index).faults[KINDS.index(kind)]
         fault.code, fault.remaining, fault.probability = code, times, probability
 
+    def hang(self, *kinds: str, index: int = 0) -> None:
+        """Let calls of these kinds not return until this is called again without them."""
+        self.gpu(index).hang = sum(1 << KINDS.index(kind) for kind in kinds)
+
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, and of the lock files; whatever hangs goes on."""
+        for index in range(MAX_GPUS):
+            self.hang(index=index)
+            for folder in (Path("/run/envplan"), Path(f"/tmp/envplan-{os.geteuid()}")):
+                if uuid := self.gpu(index).uuid.decode():
+                    (folder / f"{uuid}.lock").unlink(missing_ok=True)
         del self.state
         self._map.close()
 
@@ -226,9 +236,6 @@ def open_fake_nvml(
     monkeypatch.setenv("ENVPLAN_FAKE_NVML", str(fake.path))
     path = os.environ.get("LD_LIBRARY_PATH")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{path}" if path else str(library))
-    runtime = folder / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from envplan.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, Layout, RankPlan
+from envplan.enforce.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, RankPlan
+from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
 
 A40 = "NVIDIA A40"
 CLOCKS = (1740, 1500, 1260, 1020, 780)
+
+
+class Listener:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        self.heard.append((instruction, microbatch, chunk))
+
+    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        assert self.heard[-1] == (instruction, microbatch, chunk)
+
+    def step(self) -> None:
+        self.heard.append("step")
+
+    def full_speed(self) -> None:
+        self.heard.append("full speed")
+
+    def missed(self, why: str) -> None:
+        self.heard.append(f"missed: {why}")
 
 
 def frequency_plan(
@@ -53,7 +77,7 @@ def frequency_plan(
         clocks_source="given",
         supported_clocks_mhz=sorted(clocks),
         world_size=stages * dp,
-        layout=Layout(stages=stages, tp=1, cp=1, dp=dp, rank_order="pp-tp-cp-dp"),
+        layout=Topology(stages=stages, tp=1, cp=1, dp=dp, rank_order="pp-tp-cp-dp"),
         deadline_s=1.0,
         iteration_time_s=1.0,
         energy_j=1.0,

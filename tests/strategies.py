@@ -77,6 +77,23 @@ def falling_profiles(
 
 
 @st.composite
+def equal_profiles(draw: Any, num_stages: int) -> Profile:
+    """The same falling tables on every stage, as of layers split evenly: ties everywhere."""
+    one = draw(falling_profiles(1))
+    rows = []
+    for name in ("forward", "backward"):
+        table = one.table(0, name)
+        mhz, times, energies = table.frequency_mhz, table.time_ns, table.energy_fj
+        options = zip(mhz.tolist(), times.tolist(), energies.tolist(), strict=True)
+        rows += [
+            (stage, name, clock, s_from_ns(time), j_from_fj(energy))
+            for clock, time, energy in options
+            for stage in range(num_stages)
+        ]
+    return Profile.from_rows(rows)
+
+
+@st.composite
 def knobbed_profiles(
     draw: Any,
     num_stages: int,

@@ -9,50 +9,42 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
-from envplan.apply import (
-    Clocks,
-    apply_plan,
-    given_clocks,
-    modelled_clocks,
-    profile_clocks,
-)
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import Clocks, given_clocks, modelled_clocks, profile_clocks
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.freqplan import FrequencyPlan
 from envplan.pipeline import Pipeline
-from envplan.plan import Plan, build_plan, option_tables
-from envplan.profile import Profile, ProfileMetadata
+from envplan.plan import Plan, Target, build_plan
+from envplan.profile import OptionTable, Profile, ProfileMetadata
 from envplan.solve import trace_frontier
-from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from strategies import pipelines, profiles
 
-UW = 10**6
 CLOCKS = (1740, 1500, 1260, 1020, 780)
 
 
-def planned(pipeline: Pipeline, profile: Profile, rows: list[int], **changes: Any) -> Plan:
+def planned(
+    pipeline: Pipeline, profile: Profile, rows: list[int], deadline: float = 1e6, **gpus: int
+) -> Plan:
     """A plan that says to use these rows of the option tables."""
-    arguments: dict[str, Any] = {
-        "blocking_power_uw": [70 * UW] * pipeline.num_stages,
-        "blocking_power_source": "default",
-        "gpus_per_stage": 1,
-        "replicas": 1,
-        "target": {"kind": "max-frequency"},
-        "lower_bound_fj": 1,
-        "bound": "relaxation",
-        "deadline_ns": 10**15,
-        **changes,
-    }
-    return build_plan(pipeline, profile, np.array(rows, np.int32), **arguments)
+    frontier = trace_frontier(pipeline, profile, **gpus)
+    replay = frontier.problem.replay(np.array(rows, np.int32))
+    target = Target(kind="max-frequency", deadline_s=deadline)
+    return build_plan(frontier, replay, target=target, planner="max_frequency")
 
 
 def at(profile: Profile, pipeline: Pipeline, clocks: list[int], **changes: Any) -> Plan:
     """A plan with these clocks, MHz, one for each operation."""
-    tables = option_tables(pipeline, profile)
     rows = [
-        table.frequency_mhz.tolist().index(mhz) for table, mhz in zip(tables, clocks, strict=True)
+        table.frequency_mhz.tolist().index(mhz)
+        for table, mhz in zip(option_tables(pipeline, profile), clocks, strict=True)
     ]
     return planned(pipeline, profile, rows, **changes)
+
+
+def option_tables(pipeline: Pipeline, profile: Profile) -> list[OptionTable]:
+    return [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
 
 
 def applied(plan: Plan, profile: Profile, **options: Any) -> FrequencyPlan:
@@ -346,7 +338,7 @@ def test_changed_profile_is_refused_unless_forced() -> None:
 
 def test_plan_that_overruns_its_own_deadline_is_refused() -> None:
     profile, pipeline = small_profile(1), Pipeline("1f1b", 1, 1)
-    plan = at(profile, pipeline, [780, 780], deadline_ns=10**8)
+    plan = at(profile, pipeline, [780, 780], deadline=0.1)
     with pytest.raises(InputError, match=r"more than its deadline of 0\.1 s"):
         applied(plan, profile)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envplan import Pipeline, Profile
-from envplan.frontier import Frontier, trace_frontier
+from envplan.solve import Frontier, trace_frontier
 from envplan.frontier.network import build_network
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

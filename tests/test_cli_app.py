@@ -198,7 +198,7 @@ def test_what_an_error_quotes_is_cut_short(capsys: pytest.CaptureFixture[str]) -
         (["check", "/dev/zero"], "is larger than 256 MiB"),
         (
             ["profile", "--backend", "modelled", "--layers", "9999", "-o", "x.csv"],
-            "--layers must be at most 1000, not 9999",
+            "--layers must be 1 to 1000, not 9999",
         ),
         (["serving", "simulate", "--epoch", "1e308"], "--epoch must be at most 1e+06, not 1e+308"),
         (["serving", "compare", "--headroom", "1e18"], "--headroom must be at most 10000"),

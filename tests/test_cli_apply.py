@@ -10,7 +10,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.freqplan import FrequencyPlan, read_zeus
+from envplan.enforce.freqplan import FrequencyPlan, read_zeus
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
 
@@ -167,7 +167,7 @@ def test_sha256_is_that_of_the_plan_file(folder: Path) -> None:
     ("arguments", "words"),
     [
         (["--tp", "0"], ["--tp/--gpus-per-stage must be at least 1, not 0"]),
-        (["--dp", "4"], ["--dp 4", "--dp 2", "--replicas 4"]),
+        (["--dp", "4"], ["--dp 4", "--dp 2", "again with --dp 4"]),
         (["--tp", "4"], ["4 GPUs a stage", "for 2", "--tp 2 --cp 1"]),
         (["--rank-order", "tp-pp-xp"], ["'xp'", "permutation"]),
         (["--gpus-per-node", "0"], ["--gpus-per-node must be at least 1"]),
@@ -211,7 +211,7 @@ def test_a_plan_for_one_replica_is_applied_to_as_many_as_there_are(folder: Path)
     )
     assert app._run(["apply", "-q", "--tp", "2", "--cp", "2", "--dp", "3"]) == 0
     many = FrequencyPlan.load("run.freqplan.json")
-    assert [len(many.layout.topology().ranks_of(stage)) for stage in (0, 1)] == [12, 12]
+    assert [len(many.layout.ranks_of(stage)) for stage in (0, 1)] == [12, 12]
     assert many.energy_j == pytest.approx(12 * one.energy_j, rel=1e-12)
     # The plan's own energy is shown for as many GPUs: nothing has changed.
     rows = envplan("apply", "--dp", "3", cwd=folder).out.splitlines()
@@ -227,7 +227,7 @@ def test_joules_and_watts_of_one_replica_are_not_those_of_several(
 ) -> None:
     assert app._run(["solve", "-q", *target]) == 0
     for topology in (["--dp", "3"], ["--tp", "3"]):
-        refused(topology, capsys, "J or W", "3 GPUs", "--gpus-per-stage", "--replicas")
+        refused(topology, capsys, "J or W", "3 GPUs", "--tp", "--dp")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_frontier_file_holds(folder: Path, name: str, capsys: pytest.CaptureFixt
     ("change", "words"),
     [
         (lambda d: d["plans"][1].update(energy_j=1.0), ["plan 2", "lower_bound_j lies above"]),
+        (
+            lambda d: d["plans"][1]["frequencies_mhz"][0].__setitem__(0, 780),
+            ["plan 2", "its clocks take"],
+        ),
+        (
+            lambda d: d["plans"][1]["frequencies_mhz"][0].__setitem__(0, 7),
+            ["plan 2", "7 MHz for forward 0 of stage 0 is not a row of profile"],
+        ),
+        (lambda d: d["plans"][1]["frequencies_mhz"].pop(), ["plan 2", "every operation"]),
         (lambda d: d["plans"][1].update(gap=0.5), ["plan 2", "gap is not"]),
         (lambda d: d["plans"][1].update(average_power_w=0.5), ["plan 2", "average_power_w"]),
         (lambda d: d["plans"].reverse(), ["plan 2", "slower and cheaper"]),
@@ -133,8 +142,8 @@ def test_any_change_to_a_frontier_is_found(
     [
         ("iteration_time_s,energy_j\n1,2\n", ["f.csv:1", "header"]),
         ("HEAD\n", ["no rows"]),
-        ("HEAD\n1,2,3\n", ["f.csv:2", "7 numbers"]),
-        ("HEAD\n1,2,x,0,1,1,1\n", ["f.csv:2", "7 numbers"]),
+        ("HEAD\n1,2,3\n", ["f.csv:2", "gap", "is empty"]),
+        ("HEAD\n1,2,x,0,1,1,1\n", ["f.csv:2", "lower_bound_j", "'x' is not a number"]),
         ("HEAD\n1,2,nan,0,1,1,1\n", ["f.csv:2", "lower_bound_j", "finite"]),
         ("HEAD\n1,2,3,0,1,1,1\n", ["plan 1", "lies above"]),
     ],
@@ -142,7 +151,7 @@ def test_any_change_to_a_frontier_is_found(
 def test_bad_frontier_csv_names_the_line(
     folder: Path, text: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from envplan.cli.frontier_file import COLUMNS
+    from envplan.frontier_file import COLUMNS
 
     Path("f.csv").write_text(text.replace("HEAD", ",".join(COLUMNS)))
     refused(["f.csv"], capsys, *words)

@@ -176,18 +176,6 @@ def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> No
             ("--iterations", "5", "--deadline", "1d", "--planner", "zeus_global"),
             ("zeus_global", "--deadline"),
         ),
-        (
-            ("--iterations", "5", "--deadline", "1d", "--straggler-time", "9"),
-            ("exclude each other",),
-        ),
-        (
-            (*("--iterations", "5", "--deadline", "1d"), *("--robust", "90", "--polish", "1")),
-            ("--robust", "--polish"),
-        ),
-        (
-            ("--iterations", "5", "--deadline", "1d", "--peak-power-cap", "500"),
-            ("--peak-power-cap", "--deadline"),
-        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -148,3 +148,41 @@ def test_reset_reaches_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path:
     assert ran.code == 2
     assert "GPU 1: GPU is lost" in ran.err
     assert [fake_nvml.locked(k) for k in range(4)] == [None, 1005, None, None]
+
+
+@pytest.mark.parametrize("trouble", ["squatted", "full"])
+def test_reset_needs_no_place_for_locks(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    squatted = tmp_path / "squatted"
+    squatted.mkdir(mode=0o777)
+    squatted.chmod(0o777)
+    monkeypatch.setattr("envplan.runtime.locks._lock_folders", lambda _: [tmp_path / trouble / "x"])
+    if trouble == "squatted":
+        monkeypatch.setattr("envplan.runtime.locks._lock_folders", lambda _: [squatted])
+    fake_nvml.gpu(1).locked = 1005
+    assert app._run(["reset"]) == 0
+    assert fake_nvml.locked(1) is None
+
+
+@pytest.mark.parametrize("command", ["devices", "reset"])
+def test_gpu_that_hangs_stops_only_itself(
+    fake_nvml: FakeNvml,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setattr("envplan.runtime.locks._PATIENCE_S", 2.0)
+    monkeypatch.setattr("envplan.cli.devices._PATIENCE_S", 2.0)
+    fake_nvml.hang("handle", index=1)
+    for index in (0, 2, 3):
+        fake_nvml.gpu(index).locked = 1005
+    code = app._run([command])
+    fake_nvml.hang(index=1)
+    said = capsys.readouterr()
+    assert "GPU 1: no answer within 2 s; the driver hangs" in (said.out + said.err)
+    if command == "devices":
+        assert (code, said.out.count("NVIDIA A40")) == (0, 3), said.out
+    else:
+        assert code == 2
+        assert [fake_nvml.locked(k) for k in range(4)] == [None] * 4

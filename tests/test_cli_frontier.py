@@ -10,8 +10,9 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.cli.frontier import distinct, evenly
+from envplan.cli.frontier import evenly
 from envplan.cli.output import print_table
+from envplan.frontier_file import distinct
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.solve import trace_frontier
@@ -85,7 +86,9 @@ def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> 
     times = document["breakpoints"]["iteration_time_s"]
     assert times == sorted(times)
     assert (times[0], times[-1]) == (document["t_min_s"], document["t_star_s"])
-    assert ",".join(document["plans"][0]) == COLUMNS
+    plan = document["plans"][0]
+    assert [*plan] == [*COLUMNS.split(","), "frequencies_mhz"]
+    assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
 
 
 def test_gpus_and_replicas_scale_the_energy(
@@ -183,15 +186,15 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         (HEADER, ["no rows"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,nan,10", ["profile.csv:4", "column time"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,inf", ["profile.csv:4", "column energy"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "not above 0"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0,10", [":4", "column time", "is below 1e-09"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,-0.1,10", [":4", "column time"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,-1", [":4", "column energy", "negative"]),
         (f"{HEADER}\n{GOOD}\n0,forward,1740,0.1,10", [":4", "repeats line 2"]),
         (f"{HEADER}\n0,forward,1740,0.1,10", ["stage 0", "backward"]),
         (f"{HEADER}\n{GOOD}\n2,forward,1740,0.1,10", ["stage 1", "gaps"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "overflows"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "overflows"]),
-        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "overflows"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e10,10", [":4", "column time", "above 1e+09"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,0.1,1e10", [":4", "column energy", "above 9000"]),
+        (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "not finite"]),
     ],
 )
 def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words: list[str]) -> None:
@@ -208,7 +211,7 @@ def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words:
         (["-m", "0"], ["--microbatches", "0"]),
         (["-m", "-3"], ["--microbatches", "-3"]),
         (["-m", "99999999"], ["operations", "at most"]),
-        (["--chunks", "3"], ["--chunks 3", "does not divide"]),
+        (["--chunks", "3"], ["3 chunks", "does not divide"]),
         (["--chunks", "2", "--schedule", "1f1b"], ["one model chunk", "interleaved"]),
         (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved"]),
         (["--blocking-power", "nan"], ["--blocking-power"]),

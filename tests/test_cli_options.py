@@ -106,9 +106,9 @@ def test_old_names_and_plain_numbers_mean_the_same(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--pp", 3], ["--pp 3", "4"]),
-        (["--pp", 4, "--vp", 4], ["--pp 4", "16 model stages", "has 4"]),
-        (["--vp", 3], ["--vp/--chunks 3", "does not divide"]),
+        (["--pp", 3], ["3 pipeline stages", "has 4"]),
+        (["--pp", 2, "--vp", 4], ["of 4 chunks (--vp) are 8 model stages", "has 4"]),
+        (["--vp", 3], ["3 chunks", "(--vp)", "does not divide"]),
         (["--dp", 0], ["--dp/--replicas", "at least 1"]),
     ],
 )

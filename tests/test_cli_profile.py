@@ -3,19 +3,21 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli_helpers import COMMAND, assert_refused, envplan
-from envplan.cli.profile import describe_progress
 from envplan.profile import Profile
 from envplan.profiling.sweep import Progress
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
 
+TIMEOUT = 10  # as in nvml.h
 PNG = b"\x89PNG\r\n\x1a\n"
 
 STAGES = """
@@ -106,11 +108,15 @@ QUICK = ("--entry", "stages:build", "--step", "500", "--time-limit", "0.03")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where users' modules lie; what a run in this process imports of them is forgotten."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "stages.py").write_text(STAGES)
-    return work
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield work
+    for name in ("stages", "real", "small"):
+        sys.modules.pop(name, None)
 
 
 def rows_of(folder: Path) -> int:
@@ -228,7 +234,7 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
         (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp out",)),
         (("--split-backward", "--recompute"), ("--split-backward and --recompute", "solve")),
         (("--smooth", "--no-lock"), ("--smooth and --no-lock", "one clock")),
-        (("--error", "0"), ("--error", "above 0")),
+        (("--error", "0"), ("--error", "1e-06 up")),
         (("--time-limit", "nan"), ("--time-limit",)),
         (("--device", "-1"), ("--device",)),
     ],
@@ -363,6 +369,26 @@ def test_a_failing_driver_ends_the_sweep_in_one_line(fake_nvml: FakeNvml, folder
     fake_nvml.fail("lock")
     assert_refused(envplan("profile", *QUICK, cwd=folder), 2, "GPU 0")
     assert fake_nvml.locked() is None
+
+
+def test_a_clock_that_is_not_given_back_is_said(fake_nvml: FakeNvml, folder: Path) -> None:
+    fake_nvml.fail("reset")
+    ran = envplan("profile", *QUICK, cwd=folder)
+    assert_refused(ran, 2, "could not be given back", "210 MHz", "envplan reset", "GPU 0")
+    assert fake_nvml.locked() == 210
+    fake_nvml.fail("reset", 0)
+    assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
+    assert fake_nvml.locked() is None
+
+
+def test_a_driver_that_times_out_now_and_then_and_tells_no_throttling_is_good_enough(
+    fake_nvml: FakeNvml, folder: Path
+) -> None:
+    fake_nvml.fail("energy", TIMEOUT, probability=0.05)
+    fake_nvml.fail("throttle", NOT_SUPPORTED)
+    ran = envplan("profile", *QUICK, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "does not tell why the clock is held back" in ran.out
 
 
 def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: Path) -> None:
@@ -544,13 +570,11 @@ def test_an_entry_says_all_that_sizes_would(fake_nvml: FakeNvml, folder: Path) -
 
 def test_progress_tells_where_it_is_and_what_is_left() -> None:
     begun = Progress(0, 4, 1740, 0, 693, None)
-    assert describe_progress(begun) == "stage 0 of 4, 1740 MHz"
+    assert str(begun) == "stage 0 of 4, 1740 MHz"
     later = Progress(2, 4, None, 300, 600, 754.0)
-    assert describe_progress(later) == (
-        "stage 2 of 4, current clocks, 50%, up to about 12 min left"
-    )
+    assert str(later) == ("stage 2 of 4, current clocks, 50%, up to about 12 min left")
     last = Progress(3, 4, 600, 599, 600, 8.4)
-    assert describe_progress(last).endswith("100%, up to about 8 s left")
+    assert str(last).endswith("100%, up to about 8 s left")
 
 
 def test_a_workload_that_torch_cannot_run_here_is_refused_with_clocks_untouched(

@@ -113,6 +113,13 @@ def test_throttling_is_named_and_a_lock_is_none(
     assert devices[0].throttle_reasons() == ("power cap", "hardware thermal slowdown")
 
 
+def test_card_that_tells_nobody_its_reasons_has_none(
+    fake_nvml: FakeNvml, devices: list[Device]
+) -> None:
+    fake_nvml.fail("throttle", NOT_SUPPORTED)
+    assert devices[0].throttle_reasons() == ()
+
+
 def test_older_drivers_name_the_reasons_differently(
     fake_nvml: FakeNvml,
     devices: list[Device],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envplan.devices import DeviceError, backend
-from envplan.devices.visible import gpu_of_rank, planned_gpu, visible_gpus
+from envplan.devices import DeviceError, backend, opened
+from envplan.devices.visible import Counted, choose, gpu_of_rank, planned_gpu, visible_gpus
 from fake_nvml import GPU_IS_LOST, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -74,3 +74,36 @@ def test_gpu_of_a_rank_is_counted_among_those_that_are_shown(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpu_of_rank(devices, 5) == 1
     source.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted", "number", "index"),
+    [
+        (None, Counted.BY_CUDA, 1, 1),
+        ("3,1", Counted.BY_CUDA, 1, 1),
+        ("3,1", Counted.BY_CUDA, 0, 3),
+        ("3,1", Counted.BY_CUDA, 2, None),
+        ("3,1", Counted.BY_DRIVER, 0, 0),
+        ("3,1", Counted.BY_PLAN, 3, 3),
+        ("3,1", Counted.BY_PLAN, 0, None),
+        ("3", Counted.BY_PLAN, 0, 3),
+    ],
+)
+def test_gpu_of_a_number_depends_on_who_counts(
+    fake_nvml: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    counted: Counted,
+    number: int,
+    index: int | None,
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with opened() as source:
+        if index is None:
+            with pytest.raises(DeviceError):
+                choose(source, number, counted)
+        else:
+            assert choose(source, number, counted).info.index == index
+    with opened("modelled", count=4) as source:
+        assert choose(source, number, counted).info.index == number

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import envplan.freqplan
+import envplan.enforce.freqplan
 from cli_helpers import small_profile
-from envplan.apply import apply_plan
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan, parse_zeus, read_zeus, schema_text
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
-from envplan.freqplan import SCHEMA_FILE, FrequencyPlan, parse_zeus, read_zeus, schema_text
 from envplan.pipeline import Pipeline
 from envplan.solve import trace_frontier
-from envplan.topology import Topology
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_rank_is_one_line_of_the_file(freqplan: FrequencyPlan) -> None:
 
 
 def test_schema_file_is_the_one_the_models_give() -> None:
-    assert SCHEMA_FILE.read_text() == schema_text(), "run python -m envplan.freqplan"
+    assert SCHEMA_FILE.read_text() == schema_text(), "run python -m envplan.enforce.freqplan"
 
 
 def test_schema_names_every_field_of_a_saved_frequency_plan(freqplan: FrequencyPlan) -> None:
@@ -63,8 +63,8 @@ def test_schema_names_every_field_of_a_saved_frequency_plan(freqplan: FrequencyP
 def test_schema_is_written_where_the_package_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(envplan.freqplan, "SCHEMA_FILE", tmp_path / "schema.json")
-    envplan.freqplan.write_schema()
+    monkeypatch.setattr(envplan.enforce.freqplan, "SCHEMA_FILE", tmp_path / "schema.json")
+    envplan.enforce.freqplan.write_schema()
     assert (tmp_path / "schema.json").read_text() == schema_text()
 
 
@@ -108,7 +108,7 @@ def test_truncated_file_is_refused_with_line_and_column(
     "text", ["[]", "{}", "3", '{"schema": "envplan/freqplan/v0"}', '{"schema": "envplan/plan/v1"}']
 )
 def test_older_schema_or_another_file_is_refused(text: str, tmp_path: Path) -> None:
-    assert "envplan/freqplan/v1" in refused(text, tmp_path)
+    assert "is not a frequency plan" in refused(text, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_anything_but_a_schedule_is_refused_and_not_run(
 def test_huge_or_missing_schedule_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freqplan: FrequencyPlan
 ) -> None:
-    monkeypatch.setattr(envplan.freqplan, "MAX_ZEUS_BYTES", 10)
+    monkeypatch.setattr(envplan.enforce.freqplan, "MAX_ZEUS_BYTES", 10)
     (tmp_path / "schedule.py").write_text("[[('forward', 1740)]]")
     with pytest.raises(InputError, match="is larger than"):
         read_zeus(tmp_path / "schedule.py")

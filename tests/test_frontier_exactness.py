@@ -17,7 +17,7 @@ from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import uw_from_w
 from oracles import relaxed_cost_by_lp, relaxed_dual_by_min_cost_flow
-from strategies import dags, falling_profiles, noisy, pipelines, profiles
+from strategies import dags, equal_profiles, falling_profiles, noisy, pipelines, profiles
 
 POWER = 70.0
 CHUNKS = {
@@ -69,7 +69,16 @@ def test_random_dags_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
 @settings(max_examples=30, deadline=None)
 def test_pipelines_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines())
-    assert_exact(pipeline, data.draw(falling_profiles(pipeline.num_profile_stages)))
+    kind = data.draw(st.sampled_from([falling_profiles, equal_profiles]))
+    assert_exact(pipeline, data.draw(kind(pipeline.num_profile_stages)))
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_equal_stages_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(2, 6))
+    microbatches = data.draw(st.integers(stages, 3 * stages))
+    assert_exact(Pipeline("1f1b", stages, microbatches), data.draw(equal_profiles(stages)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,8 @@ def test_start_at_t_star_gives_the_same_frontier_as_the_walk_from_t_max(
     data: st.DataObject,
 ) -> None:
     pipeline = data.draw(pipelines(max_stages=3, max_microbatches=24))
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
+    kind = data.draw(st.sampled_from([falling_profiles, equal_profiles]))
+    profile = data.draw(kind(pipeline.num_profile_stages))
     power = data.draw(st.sampled_from([0.0, 35.0, 70.0, 400.0]))
     quick = trace_frontier(pipeline, profile, blocking_power=power)
     full = trace_frontier(pipeline, profile, blocking_power=power, full=True)
@@ -122,6 +132,7 @@ def test_pipeline_of_any_length_may_start_from_a_shorter_one(
     schedule: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(start, "_FEWEST_ROUNDS", min(2, CHUNKS[schedule]))
     stages, chunks = 4, CHUNKS[schedule]
     microbatches = max(rounds, chunks) * stages + (0 if "inter" in schedule else rounds % stages)
     profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{stages * chunks}stage"))
@@ -131,6 +142,70 @@ def test_pipeline_of_any_length_may_start_from_a_shorter_one(
     full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
     assert np.array_equal(quick.times_ns, full.times_ns[full.times_ns <= full.min_energy_time_ns])
     assert quick.lower_bound_fj(quick.min_time_ns) == full.lower_bound_fj(full.min_time_ns)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.DataObject) -> None:
+    pipeline = data.draw(pipelines(max_stages=3, max_microbatches=12))
+    kind = data.draw(st.sampled_from([falling_profiles, equal_profiles]))
+    powers = [uw_from_w(POWER)] * pipeline.num_stages
+    network = build_network(pipeline, data.draw(kind(pipeline.num_profile_stages)), powers)
+    whole, ended = network.trace(), network.trace()
+    whole.run()
+    deadline_ns = data.draw(st.integers(whole.min_time, whole.max_time))
+    ended.run(until=deadline_ns)
+    times, slopes, costs = ended.breakpoints()
+    known = whole.breakpoints()
+    count = int((known[0] > deadline_ns).sum())
+    assert times[-1] == deadline_ns
+    assert [part[:count] for part in (times.tolist(), slopes.tolist(), costs)] == [
+        part[:count] for part in (known[0].tolist(), known[1].tolist(), known[2])
+    ]
+    assert np.array_equal(ended.state_at(deadline_ns)[0], whole.state_at(deadline_ns)[0])
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
+def test_state_of_one_deadline_is_that_of_the_frontier(
+    schedule: str, even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
+    chunks = CHUNKS[schedule]
+    profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{4 * chunks}stage"))
+    profile = profile.adjusted(backward_input_share=0.5)
+    if even:
+        profile = Profile.from_rows(
+            [
+                (stage, name, mhz, time / 1e9, energy / 1e15)
+                for name in ("forward", "backward", "backward_input", "backward_weight")
+                for stage in range(4 * chunks)
+                for mhz, time, energy in zip(
+                    *(
+                        getattr(profile.table(1, name), column).tolist()
+                        for column in ("frequency_mhz", "time_ns", "energy_fj")
+                    ),
+                    strict=True,
+                )
+            ]
+        )
+    pipeline = Pipeline(schedule, 4, 24, num_chunks=chunks)
+    frontier = trace_frontier(pipeline, profile, blocking_power=POWER)
+    powers = [uw_from_w(POWER)] * 4
+    network = build_network(pipeline, profile, powers)
+    span = frontier.min_energy_time_ns - frontier.min_time_ns
+    for part in (0.0, 0.1, 0.6, 1.0):
+        deadline_ns = frontier.min_time_ns + int(span * part)
+        events, flows = start.state_at_deadline(pipeline, profile, powers, network, deadline_ns)
+        assert np.array_equal(events, frontier.state_at(deadline_ns)[0])
+        assert (flows >= 0).all()
+        balance = np.zeros(network.num_nodes, np.int64)
+        np.subtract.at(balance, network.tail, flows)
+        np.add.at(balance, network.head, flows)
+        assert not balance[:-2].any()
+        k = int(np.searchsorted(frontier.times_ns, deadline_ns))
+        if frontier.times_ns[k] != deadline_ns:  # between two breakpoints there is one slope
+            assert balance[-1] == frontier.slopes_uw[k]
 
 
 @given(st.data())

@@ -353,6 +353,13 @@ def test_mapping_that_does_not_fit_the_trace_is_refused(
     assert words in refused(tmp_path, events, mapping)
 
 
+def test_a_forward_and_a_backward_together_are_told_from_a_slip(tmp_path: Path) -> None:
+    events = [simple("fwd", 0, 2), simple("bwd", 1, 2)]
+    assert "DualPipeV's OVERLAP_F_B" in refused(tmp_path, events, TraceMapping(BY_NAME))
+    events = [simple("fwd", 0, 2), simple("fwd", 1, 2), simple("bwd", 4, 1), simple("bwd", 6, 1)]
+    assert "source of ranks wrong?" in refused(tmp_path, events, TraceMapping(BY_NAME))
+
+
 def test_missing_operation_is_named(tmp_path: Path) -> None:
     events = [e for e in traced(Pipeline("1f1b", 2, 4)) if e["name"] != "PP:1B2"]
     with pytest.raises(InputError, match="backward of microbatch 2 on model stage 1"):

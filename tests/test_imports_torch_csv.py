@@ -179,6 +179,23 @@ def test_unusable_file_is_refused_saying_where(
     assert words in error.message
 
 
+def test_actions_that_are_no_computation_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text(
+        "0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0,1RECV_B0,0B0,0WAIT_REDUCE_GRAD\n"
+        "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1REDUCE_GRAD,1NEW_THING7\n"
+    )
+    read = read_torch_csv(path, keep=["all_reduce"])
+    assert [[op.instruction for op in order] for order in read.orders] == [
+        ["forward", "backward"],
+        ["forward", "backward", "all_reduce"],
+    ]
+    assert read.skipped["WAIT_SEND_F"] == read.skipped["WAIT_SEND_B"] == 1
+    assert read.skipped["WAIT_REDUCE_GRAD"] == read.skipped["NEW_THING"] == 1
+    assert "REDUCE_GRAD" not in read.skipped
+    assert len(read.pipeline().operations) == 5
+
+
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schedule.csv"
     path.write_bytes(b"0F0,\xff\xfe\n")

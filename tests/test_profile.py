@@ -380,8 +380,8 @@ def test_broken_sidecar_states_line_and_column(tmp_path: Path) -> None:
 def test_the_job_of_a_sidecar_makes_its_pipeline(tmp_path: Path) -> None:
     job = {
         "schedule": "interleaved",
-        "num_stages": 2,
-        "num_microbatches": 4,
+        "stages": 2,
+        "microbatches": 4,
         "chunks": 2,
         "p2p_latency_s": 0.25,
         "extras": {"optimizer": [0, 3]},
@@ -418,11 +418,11 @@ def test_older_sidecars_say_the_job_in_fields_of_their_own(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("sidecar", "words"),
     [
-        ({}, "does not say how many microbatches"),
-        ({"job": {"num_microbatches": 2, "chunks": 2}}, "not any number of pipeline stages of 2"),
-        ({"job": {"num_microbatches": 2, "num_stages": 2}}, "are not 2 pipeline stages of 1"),
-        ({"job": {"microbatches": 2}}, "job.microbatches is not a field"),
-        ({"job": {"num_microbatches": 2}, "num_microbatches": 3}, "num_microbatches twice"),
+        ({}, "how many microbatches has an iteration"),
+        ({"job": {"microbatches": 2, "chunks": 2}}, "2 does not divide the 1 stages"),
+        ({"job": {"microbatches": 2, "stages": 2}}, "2 pipeline stages .* has 1"),
+        ({"job": {"num_microbatches": 2}}, "job.num_microbatches is not a field"),
+        ({"job": {"microbatches": 2}, "num_microbatches": 3}, "microbatches twice"),
         ({"job": {"replicas": 0}}, "job.replicas should be greater than 0"),
         ({"job": [1]}, "job should be"),
     ],
@@ -460,16 +460,19 @@ def test_rows_of_ranks_make_one_with_the_largest_time_and_the_mean_energy(tmp_pa
     assert profile.time_spread(1, "forward", 1410) == 0.0
     assert profile.stragglers == ()
     assert profile.notes == [
-        "rows of 4 ranks are put together: the largest time, the mean energy per GPU, the spread "
-        "of times as noise"
+        "largest times and mean energies per GPU of 4 ranks, whose times' spread is the noise"
     ]
 
 
 def test_a_straggler_among_ranks_is_named(tmp_path: Path) -> None:
     text = ZEUS + zeus_rows({0: 1, 1: 1, 2: 1, 3: 1.12}) + zeus_rows({2: 1.5, 3: 1.68}, 900)
-    (straggler,) = read(tmp_path, text).stragglers
+    profile = read(tmp_path, text)
+    (straggler,) = profile.stragglers
     assert (straggler.rank, straggler.stage) == (3, 1)
     assert straggler.slowdown == pytest.approx(1.12)
+    assert profile.notes[1] == (
+        "rank 3 straggles: it takes 1.12 times as long as other ranks of stage 1"
+    )
 
 
 def test_one_rank_on_each_stage_is_an_ordinary_profile(tmp_path: Path) -> None:

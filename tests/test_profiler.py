@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -17,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import envplan
+from envplan.devices.modelled import gpu
+from envplan.devices.modelled_backend import ModelledDevice
 from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Valley
 from envplan.runtime import Profiler
-from envplan.runtime.metering import Seen, powers
+from envplan.runtime.metering import EnergyLog, Seen, powers
 from envplan.runtime.profile_parts import merge_parts
 from envplan.runtime.windows import measure
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
@@ -121,7 +124,7 @@ def test_gpu_is_one_that_cuda_leaves_to_the_job(
 def test_killed_guard_ends_profiling_and_not_training(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     def kill(step: int) -> None:
         if step == 4:
-            guard = profiler._guard
+            guard = profiler._clocks.guard
             assert guard is not None
             os.kill(guard.pid, signal.SIGKILL)
             guard._process.wait()
@@ -156,6 +159,40 @@ def test_energy_counter_that_fails_leaves_training_alone(
     assert "measured nothing" in caplog.text
     assert not (tmp_path / "profile.csv").exists()
     assert fake_nvml.locked() is None
+
+
+def test_reasons_that_cannot_be_read_cost_no_reading_of_the_energy(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    fake_nvml.fail("throttle")
+    with started(tmp_path) as profiler:
+        train(profiler)
+    assert Profile.read_csv(tmp_path / "profile.csv").num_stages == 1
+
+
+@pytest.mark.parametrize("kind", ["init", "handle", "limit"])
+def test_driver_that_hangs_at_the_start_leaves_training_alone(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
+    monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.5)
+    fake_nvml.hang(kind)
+    with started(tmp_path) as profiler:
+        train(profiler, steps=3)
+    fake_nvml.hang()
+    assert fake_nvml.calls(kind="lock") == []
+
+
+def test_driver_that_hangs_at_the_end_does_not_keep_training(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envplan.runtime.guard._CLOSE_TIMEOUT_S", 0.3)
+    with started(tmp_path) as profiler:
+        train(profiler, steps=4)
+        fake_nvml.hang("energy", "reset")
+    assert fake_nvml.locked() is not None
+    fake_nvml.hang()
+    assert fake_nvml.wait_until_free(60) is not None
 
 
 def test_failed_training_does_not_wait_for_the_parts_of_others(
@@ -376,6 +413,48 @@ def test_reading_that_came_late_and_is_known_to_spoils_nothing(place: int, late:
     found = powers(seen_at(moved[order], counter[order], unsure[order]), edges, kinds, 2)
     assert found is not None
     assert found.watts == pytest.approx([100.0, 300.0], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("scale", "known"),
+    [(0.2, False), (1.0, True), (10.0, True)],  # of operations of 20 and 40 ms, waits of 4 ms
+)
+def test_wait_of_one_length_after_every_operation_is_not_claimed_to_be_known(
+    scale: float, known: bool
+) -> None:
+    order = [0] * 4 + [0, 1] * 28 + [1] * 4
+    spans = [(scale * (0.02, 0.04)[kind], kind) for kind in 3 * order]
+    spans = [pair for operation in spans for pair in (operation, (scale * 0.004, 2))]
+    edges = [0.0, *np.cumsum([seconds for seconds, _ in spans])]
+    kinds = [kind for _, kind in spans]
+    watts = np.array([200.0, 250.0, 80.0])
+    chance = np.random.default_rng(1)
+    polls = np.cumsum(0.01 + np.abs(chance.normal(0, 0.001, int(edges[-1] / 0.011))))
+    counter = np.interp(polls, edges, [0.0, *np.cumsum(watts[kinds] * np.diff(edges))])
+    gaps = np.diff(polls)  # the counter has its value at the poll, not between it and the last
+    found = powers(
+        seen_at(polls[1:] - gaps / 2, counter[1:], gaps / np.sqrt(12)), edges, kinds, len(watts)
+    )
+    assert found is not None
+    error = np.sqrt(np.diag(found.covariance))
+    assert (np.abs(found.watts - watts) < 2.5 * error).all()
+    assert (error[2] < 0.5 * found.watts[2]) == known
+
+
+def test_counter_that_is_set_back_starts_anew() -> None:
+    joules = iter([50.0, 60.0, 70.0, 0.5, *(float(k) for k in range(1, 10**6))])
+
+    class Counter(ModelledDevice):
+        def energy(self) -> int:
+            return int(1e3 * next(joules))
+
+    log = EnergyLog(Counter(gpu("a40"), 0, time.monotonic_ns), poll=0.001)
+    begin = time.perf_counter()
+    while not (seen := log.take(begin, math.inf)).joules or 50.0 in seen.joules:
+        time.sleep(0.001)
+    log.close()
+    assert max(seen.joules) - min(seen.joules) < 50.0
+    assert seen.joules == sorted(seen.joules)
 
 
 def test_kinds_that_readings_cannot_tell_apart_share_the_energy_by_time() -> None:

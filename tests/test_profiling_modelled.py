@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile
-from envplan.profiling.builtin import BUILTINS, build
 from envplan.profiling.modelled import (
     WORKLOADS,
+    ModelledJob,
     Sizes,
     model_of,
     modelled_profile,
@@ -19,7 +19,13 @@ from envplan.profiling.modelled import (
 )
 from envplan.profiling.workloads import TransformerModel
 
-JOB = next(builtin for builtin in BUILTINS if builtin.name == "a40-gpt3-1.3b-4stage")
+JOB = ModelledJob(
+    name="a40-gpt3-1.3b-4stage",
+    gpu="a40",
+    model=WORKLOADS["gpt"],
+    num_stages=4,
+    num_microbatches=32,
+)
 
 
 def rows(profile: Profile, instruction: str) -> list[tuple[int, int, int]]:
@@ -35,7 +41,7 @@ def rows(profile: Profile, instruction: str) -> list[tuple[int, int, int]]:
 
 
 def test_without_a_step_the_rows_are_those_of_the_built_in_profile() -> None:
-    made, built = modelled_profile(JOB), build(JOB)
+    made, built = modelled_profile(JOB), Profile.builtin(JOB.name)
     for instruction in ("forward", "backward", BLOCKING):
         assert rows(made, instruction) == rows(built, instruction)
 
@@ -82,8 +88,8 @@ def test_a_new_width_keeps_the_width_of_a_head() -> None:
     [
         ("gpt", Sizes(image_size=224), "--image-size does not go with workload gpt"),
         ("wide-resnet", Sizes(heads=2), "--heads does not go with workload wide-resnet"),
-        ("t5", Sizes(vocabulary_size=0), "--vocabulary-size must be at least 1"),
-        ("bert", Sizes(layers=0), "--layers must be at least 1"),
+        ("t5", Sizes(vocabulary_size=0), "--vocabulary-size must be 1 to"),
+        ("bert", Sizes(layers=0), "--layers must be 1 to 1000"),
         ("bert", Sizes(hidden_size=1000, heads=3), "does not divide into 3 heads"),
         ("wide-resnet", Sizes(image_size=8), "--image-size must be at least 32"),
     ],

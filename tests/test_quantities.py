@@ -53,7 +53,7 @@ def test_text_gives_the_number(quantity: Quantity, text: str, value: float) -> N
         (TIME, "1_000", "a time"),
         (TIME, "1h30", "a time"),
         (TIME, "-1", "a number from 0 up, not -1"),
-        (TIME.within(0, 10), "11s", "at most 10, not 11"),
+        (TIME.within(0, 10), "11s", "at most 10, not 11s"),
         (LONG_TIME, "14", "a time with a unit"),
         (COUNT, "0", "at least 1, not 0"),
         (COUNT, "2.5", "a whole number"),
@@ -67,7 +67,7 @@ def test_what_is_no_such_quantity_is_refused(quantity: Quantity, text: str, word
         quantity.parse(text, "--x")
 
 
-@given(st.floats(min_value=0, allow_infinity=False))
+@given(st.floats(0, 1e9))
 def test_a_plain_number_is_read_exactly(value: float) -> None:
     assert TIME.parse(repr(value), "--x") == value
 

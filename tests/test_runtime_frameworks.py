@@ -23,7 +23,7 @@ from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime import Shim
 from fake_nvml import FakeNvml, fake_nvml
-from shim_helpers import A40, frequency_plan
+from shim_helpers import A40, Listener, frequency_plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -97,6 +97,10 @@ class OptimizerStep:
     """As deepspeed.runtime.pipe.schedule has it."""
 
 
+class InferenceSchedule(list[Any]):
+    """As deepspeed.runtime.pipe.schedule has it."""
+
+
 class Engine:
     """Executes instructions as deepspeed.PipelineEngine does."""
 
@@ -121,39 +125,22 @@ class Engine:
         OptimizerStep: _step,
     }
 
-    def _execute(self, instruction: type, **arguments: int) -> None:
-        self._INSTRUCTION_MAP[instruction].__get__(self)(**arguments)
+    def _exec_schedule(self, schedule: list[Any]) -> None:
+        for instruction, arguments in schedule:
+            self._INSTRUCTION_MAP[instruction].__get__(self)(**arguments)
 
     def train_batch(self) -> str:
+        schedule: list[Any] = []
         for operation in PIPELINES["deepspeed"].operations:
             if operation.stage == self.stage_id:
                 kind = ForwardPass if operation.instruction == "forward" else BackwardPass
-                self._execute(kind, buffer_id=operation.microbatch % 2)
-        self._execute(OptimizerStep)
+                schedule.append((kind, {"buffer_id": operation.microbatch % 2}))
+        self._exec_schedule([*schedule, (OptimizerStep, {})])
         return "loss"
 
     def eval_batch(self) -> str:
-        self._execute(ForwardPass, buffer_id=0)
+        self._exec_schedule(InferenceSchedule([(ForwardPass, {"buffer_id": 0})]))
         return "logits"
-
-
-class Listener:
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        self.heard.append((instruction, microbatch, chunk))
-
-    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        assert self.heard[-1] == (instruction, microbatch, chunk)
-
-    def step(self) -> None:
-        self.heard.append("step")
-
-    def full_speed(self) -> None:
-        self.heard.append("full speed")
 
 
 def operations(pipeline: Pipeline, stage: int = 0) -> list[Any]:
@@ -164,10 +151,11 @@ def operations(pipeline: Pipeline, stage: int = 0) -> list[Any]:
 def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
     engine, listener = Engine(), Listener()
     steps: list[int] = []
+    taken = engine.train_batch
     detach = deepspeed.attach(listener, engine=engine, after_step=lambda: steps.append(1))
     assert engine.train_batch() == "loss"
     assert engine.eval_batch() == "logits"
-    engine.train_batch()
+    taken()  # before the plan was followed, and all the same
     one = [*operations(PIPELINES["deepspeed"]), "step"]
     assert listener.heard == [*one, "full speed", *one]
     assert len(steps) == 2
@@ -215,6 +203,16 @@ def test_megatron_schedules_tell_of_every_operation(schedules: Any, name: str, s
     assert listener.heard == [*order, "step", *order, "step", "full speed"]
     detach()
     assert vars(schedules) == before
+
+
+def test_megatron_schedule_that_was_taken_before_is_told_of(schedules: Any) -> None:
+    listener = Listener()
+    taken: Callable[..., Any] = schedules.forward_backward_pipelining_with_interleaving
+    detach = megatron.attach(listener)
+    taken(order=operations(PIPELINES["megatron"]), models=[object()])
+    detach()
+    (why,) = set(listener.heard)
+    assert why.startswith("missed: what get_forward_backward_func returns was taken before")
 
 
 def test_megatron_that_is_missing_is_one_line(tmp_path: Path) -> None:

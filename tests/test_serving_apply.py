@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.apply import given_clocks
 from envplan.devices import DeviceError
+from envplan.enforce.clocks import given_clocks
 from envplan.errors import InputError
 from envplan.serving.apply import (
     SCHEMA_FILE,

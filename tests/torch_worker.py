@@ -137,7 +137,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         job.step(0)
         x = torch.zeros(2 * MICROBATCHES, WIDTH)
         job.schedule.eval(*([x] if job.is_first else []), **({"target": x} if job.is_last else {}))
-        asked = shim._asked
+        asked = shim._clocks.asked
         job.step(1)
         mismatches = shim.mismatches
     job.step(2)

@@ -103,6 +103,114 @@ void test_cheaper_operation_of_a_series_goes_first() {
   CHECK((trace.flows() == std::vector<Power>{1, 4, 4}));
 }
 
+void test_many_equal_chains_pay_together() {
+  std::vector<Arc> arcs;
+  const Index chains = 50, length = 20, sink = chains * (length - 1) + 1;
+  for (Index c = 0; c < chains; ++c) {
+    const Index first = c * (length - 1) + 1, last = first + length - 2;
+    arcs.push_back({0, first, 0});
+    for (Index v = first; v < last; ++v) arcs.push_back({v, v + 1, 0});
+    arcs.push_back({last, sink, 0});
+  }
+  const Trace trace = traced(make(sink + 1, arcs, {{{10, 7, 5}, {2, 3}}}));
+  CHECK((trace.times() == std::vector<Time>{200, 140, 100}));
+  CHECK((trace.flows() == std::vector<Power>{100, 150, 150}));
+  CHECK(trace.costs()[2] == 60 * 100 + 40 * 150);
+}
+
+// Equal operations (s, m) after (s - 1, m) and (s, m - 1): every way through is critical, always.
+Walk lattice(Index stages, Index microbatches) {
+  std::vector<Arc> arcs;
+  const auto begin = [&](Index s, Index m) { return 2 * (m * stages + s); };
+  for (Index m = 0; m < microbatches; ++m) {
+    for (Index s = 0; s < stages; ++s) {
+      arcs.push_back({begin(s, m), begin(s, m) + 1, 0});
+      if (s + 1 < stages) arcs.push_back({begin(s, m) + 1, begin(s + 1, m), 1});
+      if (m + 1 < microbatches) arcs.push_back({begin(s, m) + 1, begin(s, m + 1), 1});
+    }
+  }
+  return make(2 * stages * microbatches, arcs, {{{10, 7, 5}, {2, 3}}, {{0}, {}}});
+}
+
+void test_all_ties_in_a_lattice() {
+  // A diagonal of k operations costs 2 k a ns for 3 ns, then 3 k for 2; cheapest diagonals first.
+  const Trace trace = traced(lattice(3, 6));
+  CHECK((trace.times() == std::vector<Time>{80, 74, 70, 64, 48, 40}));
+  CHECK((trace.flows() == std::vector<Power>{2, 3, 4, 6, 9, 9}));
+}
+
+// 1F1B on equal stages but a heavier last one: operation (s, m, 0) is a forward, (s, m, 1) its
+// backward.
+Walk equal_stages(Index stages, Index microbatches) {
+  const auto begin = [&](Index s, Index m, Index back) {
+    return 1 + 2 * ((s * microbatches + m) * 2 + back);
+  };
+  const Index sink = 1 + 4 * stages * microbatches;
+  std::vector<Arc> arcs;
+  for (Index s = 0; s < stages; ++s) {
+    std::vector<Index> order;  // begins of the stage's operations
+    const Index ahead = std::min(stages - s, microbatches);
+    for (Index k = 0; k < microbatches + ahead; ++k) {
+      if (k < microbatches) order.push_back(begin(s, k, 0));
+      if (k + 1 >= ahead && k + 1 - ahead < microbatches)
+        order.push_back(begin(s, k + 1 - ahead, 1));
+    }
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      arcs.push_back({k == 0 ? 0 : order[k - 1] + 1, order[k], 2});
+    }
+    arcs.push_back({order.back() + 1, sink, 2});
+    for (Index m = 0; m < microbatches; ++m) {
+      const Index last = s + 1 == stages ? 3 : 0;
+      arcs.push_back({begin(s, m, 0), begin(s, m, 0) + 1, last});
+      arcs.push_back({begin(s, m, 1), begin(s, m, 1) + 1, last + 1});
+      if (s + 1 < stages) {
+        arcs.push_back({begin(s, m, 0) + 1, begin(s + 1, m, 0), 2});
+        arcs.push_back({begin(s + 1, m, 1) + 1, begin(s, m, 1), 2});
+      } else {
+        arcs.push_back({begin(s, m, 0) + 1, begin(s, m, 1), 2});
+      }
+    }
+  }
+  const auto curve = [](Time fastest) {
+    Curve c{{fastest}, {}};
+    for (Power level = 1; level <= 12; ++level) {
+      c.durations.insert(c.durations.begin(), c.durations.front() + fastest * (10 + level) / 400);
+      c.slopes.insert(c.slopes.begin(), fastest * 64 / (level * level));
+    }
+    return c;
+  };
+  return make(sink + 1, arcs,
+              {curve(56000), curve(133000), {{0}, {}}, curve(65000), curve(152000)});
+}
+
+// A step that fills one path at a time takes more searches, the more microbatches there are.
+void test_work_with_equal_stages_grows_with_the_pipeline() {
+  const auto work = [](Index microbatches) {
+    return static_cast<double>(traced(equal_stages(6, microbatches)).walk().touched());
+  };
+  CHECK(work(96) < 2.5 * work(48));
+}
+
+void test_walk_ends_where_it_is_told() {
+  const Walk walk = lattice(4, 8);
+  Trace whole = traced(walk);
+  for (Time t = walk.min_time(); t <= walk.max_time(); ++t) {
+    Trace ended(walk, -1);
+    while (ended.run(1, t)) {
+    }
+    CHECK(ended.times().back() == t);
+    std::vector<Time> here(walk.num_nodes()), there(walk.num_nodes());
+    ended.walk().event_times(here.data());
+    whole.at(t).event_times(there.data());
+    CHECK(here == there);
+    CHECK(ended.walk().cost() == whole.at(t).cost());
+  }
+  Trace first(walk, 2);  // one breakpoint is recorded, wherever it is to end
+  while (first.run(1, walk.max_time())) {
+  }
+  CHECK(first.times().size() == 1 && first.times()[0] < walk.max_time());
+}
+
 // The bridge of Phillips and Dessouky: speeding up both ends lets the middle slow down again.
 void test_bridge_relaxes_the_middle() {
   const Walk walk = make(4, {{0, 1, 0}, {0, 2, 1}, {1, 2, 2}, {1, 3, 1}, {2, 3, 0}},
@@ -202,6 +310,10 @@ int main() {
   test_slack_is_used_before_anything_is_paid();
   test_all_ties_in_series_make_one_breakpoint();
   test_cheaper_operation_of_a_series_goes_first();
+  test_many_equal_chains_pay_together();
+  test_all_ties_in_a_lattice();
+  test_work_with_equal_stages_grows_with_the_pipeline();
+  test_walk_ends_where_it_is_told();
   test_bridge_relaxes_the_middle();
   test_start_at_a_flow_meets_the_walk();
   test_any_time_is_rebuilt_from_its_snapshot();

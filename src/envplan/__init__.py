@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 from envplan.errors import EnvplanError, InputError, NoAnswerError
 
 if TYPE_CHECKING:
+    from envplan.check import check_file
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
-    from envplan.freqplan import FrequencyPlan
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
+    from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
     from envplan.planners import PLANNERS, compare, forwards_ahead
@@ -42,6 +44,7 @@ __all__ = [
     "EnvplanError",
     "FrequencyPlan",
     "Frontier",
+    "FrontierFile",
     "InputError",
     "MinimumCut",
     "NoAnswerError",
@@ -54,6 +57,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "builtin_profiles",
+    "check_file",
     "compare",
     "forwards_ahead",
     "minimum_cut",
@@ -69,7 +73,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "FrequencyPlan": "envplan.freqplan",
+    "check_file": "envplan.check",
+    "FrequencyPlan": "envplan.enforce.freqplan",
+    "FrontierFile": "envplan.frontier_file",
     "Frontier": "envplan.solve",
     "trace_frontier": "envplan.solve",
     "plan_from_clocks": "envplan.solve",

@@ -45,9 +45,9 @@ def _opened(path: str, flags: int) -> int:
     """A descriptor for reading; a pipe is given up if nobody writes to it."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            if not select.select([descriptor], [], [], PIPE_LIMIT_S)[0]:
-                raise OSError(None, f"nobody wrote to this pipe for {PIPE_LIMIT_S:g} s")
+        pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        if pipe and not select.select([descriptor], [], [], PIPE_LIMIT_S)[0]:
+            raise OSError(None, f"nobody wrote to this pipe for {PIPE_LIMIT_S:g} s")
         os.set_blocking(descriptor, True)
     except BaseException:
         os.close(descriptor)

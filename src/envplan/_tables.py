@@ -27,6 +27,7 @@ __all__ = ["MAX_TABLE_BYTES", "Table", "parse_table", "read_table"]
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
+_LONGEST_HEADER: Final = 100_000
 _LONGEST_QUOTE: Final = 40
 
 Row = TypeVar("Row", bound=BaseModel)
@@ -144,9 +145,12 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
 
     skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
     first = skipped.count("\n") + 1
+    text = text.lstrip()
+    if (names := re.split("[\r\n]", text[:_LONGEST_HEADER])[0].count(",")) >= _MOST_COLUMNS:
+        raise InputError(f"has more than {names} columns", path=path, line=first)
     try:
         frame = pd.read_csv(
-            io.StringIO(text.lstrip()),
+            io.StringIO(text),
             header=None,
             dtype=object,
             na_filter=False,
@@ -177,8 +181,6 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
 def _check_header(
     header: Sequence[str], fields: dict[str, FieldInfo], needs: str, path: Path | None, line: int
 ) -> None:
-    if len(header) > _MOST_COLUMNS:
-        raise InputError(f"has {len(header)} columns, more than {_MOST_COLUMNS}", path=path)
     counts = Counter(header)
     unknown = {_folded(name): name for name in header if name not in fields}
     for name, field in fields.items():

@@ -1,6 +1,13 @@
-"""Jobs and numbers in words, as tables, pictures and pages show them."""
+"""Jobs, profiles and numbers in words, as tables, pictures, pages and proofs show them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envplan.profile import Profile
 
 
 def counted(count: int, noun: str) -> str:
@@ -20,3 +27,37 @@ def job_in_words(schedule: str, stages: int, chunks: int, microbatches: int, gpu
         f"{schedule}, {counted(stages, 'stage')}{each}, {counted(microbatches, 'microbatch')}, "
         f"{counted(gpus, 'GPU')}"
     )
+
+
+def exact_seconds(seconds: float) -> str:
+    """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
+    text = f"{seconds:.9f}".rstrip("0")
+    return text.removesuffix(".")
+
+
+def significant(value: float, digits: int) -> str:
+    """A number in fixed notation with about so many significant digits."""
+    return f"{value:.{_decimals(value, digits)}f}"
+
+
+def column(values: Sequence[float], digits: int) -> list[str]:
+    """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
+    decimals = _decimals(max(map(abs, values)), digits)
+    return [f"{value:.{decimals}f}" for value in values]
+
+
+def signed_percent(percent: float) -> str:
+    """A change in percent; one that rounds to nothing has no sign."""
+    text = f"{percent:+.2f}"
+    return text[1:] if float(text) == 0 else text
+
+
+def _decimals(value: float, digits: int) -> int:
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
+
+
+def describe_profile(profile: Profile) -> str:
+    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
+    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
+    known += profile.adjustments.in_words()
+    return profile.name + (f" ({', '.join(known)})" if known else "")

@@ -8,16 +8,16 @@ again, so a cluster costs no more than one of its pipelines.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from envplan._files import decimal, decoded, read_bounded
+from pydantic import BaseModel, Field
+
+from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, as_referenced, check_reference, replay_plan
 from envplan.profile import Profile
@@ -41,10 +41,17 @@ MAX_REPLICAS: Final = 10**6
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
 MAX_SLOWDOWN: Final = 1e6
-MAX_TABLE_BYTES: Final = 256 * 2**20
-_COLUMNS: Final = ("iteration", "replica", "slowdown")
 
 Progress = Callable[[int, int], None]
+
+
+class _Slowdown(BaseModel):
+    iteration: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
+    replica: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
+    slowdown: Annotated[
+        float,
+        Field(gt=0, le=MAX_SLOWDOWN, description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,30 +305,19 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
         InputError: the file cannot be read, an iteration is missing, a replica is unknown or twice
             in an iteration, or a slowdown is not above 0; says the line.
     """
-    rows = _read_table(path)
+    table = read_table(path, _Slowdown, kind="a table of stragglers")
     iterations: dict[int, dict[int, float]] = {}
-    for line, cells in rows:
-        if len(cells) != len(_COLUMNS):
-            raise InputError(
-                f"has {len(cells)} values where the header has {len(_COLUMNS)}",
-                path=path,
-                line=line,
+    for number, row in enumerate(table.rows()):
+        if row.replica >= replicas:
+            raise table.error(
+                number,
+                f"{row.replica} is unknown; the cluster has replicas 0 to {replicas - 1}",
+                "replica",
             )
-        iteration = _whole(cells[0], "iteration", path, line)
-        replica = _whole(cells[1], "replica", path, line)
-        if replica >= replicas:
-            raise InputError(
-                f"{replica} is unknown; the cluster has replicas 0 to {replicas - 1}",
-                path=path,
-                line=line,
-                column="replica",
-            )
-        stragglers = iterations.setdefault(iteration, {})
-        if replica in stragglers:
-            raise InputError(
-                f"repeats replica {replica} of iteration {iteration}", path=path, line=line
-            )
-        stragglers[replica] = _slowdown(cells[2], path, line)
+        stragglers = iterations.setdefault(row.iteration, {})
+        if row.replica in stragglers:
+            raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")
+        stragglers[row.replica] = row.slowdown
     for expected in range(len(iterations)):
         if expected not in iterations:
             raise InputError(
@@ -330,44 +326,6 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
                 path=path,
             )
     return [iterations[k] for k in range(len(iterations))]
-
-
-def _read_table(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Line number and cells of each row below the header."""
-    text = decoded(read_bounded(path, MAX_TABLE_BYTES), path)
-    try:
-        lines = [
-            (number, [cell.strip() for cell in cells])
-            for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1)
-            if any(cell.strip() for cell in cells)
-        ]
-    except csv.Error as error:
-        raise InputError(f"is not a CSV table ({error})", path=path) from None
-    if not lines or tuple(lines[0][1]) != _COLUMNS:
-        raise InputError(f"the header must be {','.join(_COLUMNS)}", path=path, line=1)
-    if len(lines) == 1:
-        raise InputError("has a header but no rows", path=path)
-    return lines[1:]
-
-
-def _whole(text: str, column: str, path: str | os.PathLike[str], line: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise InputError(
-            f"{text[:40]!r} is not a whole number from 0 up", path=path, line=line, column=column
-        )
-    return int(text)
-
-
-def _slowdown(text: str, path: str | os.PathLike[str], line: int) -> float:
-    try:
-        return check_slowdown(decimal(text))
-    except (ValueError, InputError):
-        raise InputError(
-            f"{text[:40]!r} is not a factor above 0 and up to {MAX_SLOWDOWN:g}",
-            path=path,
-            line=line,
-            column="slowdown",
-        ) from None
 
 
 def check_slowdown(factor: float) -> float:
@@ -485,7 +443,8 @@ class _Paces:
 
     def until(self, pace: _Pace, sync_ns: int) -> int:
         """fJ of a replica that goes at a pace and then waits until sync_ns."""
-        return pace.energy_fj + self._power_uw * (sync_ns - pace.time_ns)
+        waiting_fj: int = self._power_uw * (sync_ns - pace.time_ns)
+        return pace.energy_fj + waiting_fj
 
     def stretched(self, pace: _Pace, time_ns: int) -> int:
         """fJ of a replica that takes time_ns for it, at the same average power."""

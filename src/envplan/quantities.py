@@ -79,9 +79,8 @@ class Quantity:
                 else f"{name} must be a number from {self.least:g} up, not {text}"
             )
         if value > self.most:
-            raise InputError(
-                f"{name} must be at most {self._shown(self.most)}, not {self._shown(value)}"
-            )
+            found = self._shown(value) if self.whole else text
+            raise InputError(f"{name} must be at most {self._shown(self.most)}, not {found}")
         return value
 
     def _value(self, text: str) -> float | None:
@@ -103,6 +102,7 @@ class Quantity:
 
 
 TIME: Final = Quantity(
+    most=1e9,
     what="a time, such as 5ms, 7.5s, 2h or 1d12h",
     units={
         "ns": "1e-9", "us": "1e-6", "ms": "0.001", "s": "1", "m": "60", "min": "60", "h": "3600",

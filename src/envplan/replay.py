@@ -290,7 +290,7 @@ class Replay:
 
     def energy_until(self, sync_ns: int) -> int:
         """Energy if everybody waits until a time, fJ."""
-        waiting_uw = sum(self.problem.blocking_power_uw.tolist())
+        waiting_uw = int(self.problem.blocking_power_uw.sum())
         return self.energy_fj + waiting_uw * (sync_ns - self.makespan_ns)
 
     @cached_property

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from envplan.costs import Pair, Run, Spent, spent
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import (
+    AnyLimit,
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
-    Limit,
     PeakPower,
 )
 from envplan.plan import Plan, gap_over, replay_plan
@@ -188,7 +188,7 @@ class _Together:
     @cached_property
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
-        times = self.times_ns.tolist()
+        times: list[int] = self.times_ns.tolist()
         low, high = 0, len(times) - 1
         while low < high:
             middle = (low + high) // 2
@@ -299,9 +299,9 @@ class _Together:
         except NoAnswerError:
             return None
 
-    def _shares(self, frontier: Frontier) -> list[Limit]:
+    def _shares(self, frontier: Frontier) -> list[AnyLimit]:
         """The limits that one kind keeps so that all together keep the request's."""
-        shares: list[Limit] = []
+        shares: list[AnyLimit] = []
         for limit in self.request.limits:
             if isinstance(limit, PeakPower):
                 part = _drawn(frontier) / sum(_drawn(other) for other in self.frontiers)

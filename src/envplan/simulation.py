@@ -341,7 +341,7 @@ class Timeline:
         if self.sync_time_ns > self.iteration_time_ns:
             waiting_uw = self.replay.problem.blocking_power_uw.sum()
             times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)
-        return times, power_uw * (self.num_gpus / UW_PER_W)
+        return times, power_uw.astype(np.float64) * (self.num_gpus / UW_PER_W)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""

@@ -50,6 +50,7 @@ struct gpu {
   int32_t energy_counter; /* 1: there is one */
   int32_t mig;
   int32_t locked; /* MHz, or 0: the driver chooses */
+  uint32_t hang;  /* bit k: calls of kind k do not return */
   uint64_t throttle;
   uint64_t lock_delay_ns;  /* how long setting a clock takes */
   uint64_t energy_step_ns; /* how often the counter is updated; 0: always */
@@ -148,11 +149,19 @@ static struct gpu* find(void* handle) {
   return &state->gpus[index];
 }
 
+/* Wait for as long as calls of a kind hang on a GPU. */
+static void hang(const struct gpu* gpu, int kind) {
+  const volatile uint32_t* kinds = gpu ? &gpu->hang : NULL;
+  struct timespec pause = {0, 1000000};
+  while (kinds && kind >= 0 && (*kinds >> kind & 1)) nanosleep(&pause, NULL);
+}
+
 /* Start a call on a GPU: `gpu` is it, or the call returns. Every BEGIN is followed by END. */
 #define BEGIN(kind)                              \
   if (users == 0) return UNINITIALIZED;          \
-  enter();                                       \
   struct gpu* gpu = find(handle);                \
+  hang(gpu, (kind));                             \
+  enter();                                       \
   int result = gpu ? SUCCESS : INVALID_ARGUMENT; \
   if (gpu && (kind) >= 0) result = fault(&gpu->faults[(kind)])
 
@@ -186,6 +195,7 @@ int nvmlInitWithFlags(unsigned flags) {
   int result = map_state();
   pthread_mutex_unlock(&mutex);
   if (result != SUCCESS) return result;
+  hang(&state->gpus[0], INIT);
   enter();
   result = fault(&state->gpus[0].faults[INIT]);
   if (result == SUCCESS) users++;
@@ -245,6 +255,7 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
   if (users == 0) return UNINITIALIZED;
   if ((int)index >= state->num_gpus) return INVALID_ARGUMENT;
+  hang(&state->gpus[index], HANDLE);
   enter();
   int result = fault(&state->gpus[index].faults[HANDLE]);
   leave();

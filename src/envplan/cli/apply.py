@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envplan.cli.command import CLOCKS, JOB, MOST, one_of, option
-from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
+from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, numbers, one_of, option
+from envplan.cli.inputs import naming
 from envplan.cli.options import (
     ContextParallel,
     DataParallel,
@@ -18,12 +18,13 @@ from envplan.cli.options import (
     PlanOptions,
     TensorParallel,
 )
+from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.apply import Clocks
-    from envplan.freqplan import FrequencyPlan, StageClocks
+    from envplan.enforce.clocks import Clocks
+    from envplan.enforce.freqplan import FrequencyPlan, StageClocks
     from envplan.plan import Plan
     from envplan.profile import Profile
 
@@ -62,9 +63,12 @@ def apply(
         ),
     ] = 8,
     devices: Annotated[
-        str | None,
+        Numbers | None,
         option(
-            "--devices I[,I...]", JOB, "Devices of a node's ranks in turn, instead of 0, 1, 2, ..."
+            "--devices I[,I...]",
+            JOB,
+            "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
+            numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
         ),
     ] = None,
     gpu: Annotated[
@@ -124,22 +128,17 @@ def apply(
     """
     if ladder and format != "envplan":
         raise InputError(f"--format {format} has no place for a ladder; leave out --ladder")
-    node = _devices(devices, gpus_per_node)
+    if devices is not None and len(set(devices)) < len(devices):
+        raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    if not dry_run:
-        check_outputs(file, inputs=[("the plan", source.plan)])
-
-    from envplan.apply import apply_plan
     from envplan.cli.output import spinner
-    from envplan.plan import Plan
-    from envplan.topology import Topology
+    from envplan.enforce.apply import apply_plan
+    from envplan.enforce.topology import Topology
 
     plan, force = source.plan, source.force
-    solved = Plan.load(plan)
+    solved, profile = load_plan(source, None if dry_run else file)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=plan)
-    profile = _profile(solved, plan, source.profile)
-    refuse_overwriting(profile, file)
     topology = Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order)
     known = _clocks(profile, gpu, clocks, backend, force)
     with spinner("applying the plan", quiet=show.quiet), naming(plan):
@@ -148,7 +147,7 @@ def apply(
             profile,
             topology=topology,
             clocks=known,
-            devices=node,
+            devices=devices or range(gpus_per_node),
             min_dwell=min_dwell,
             ladder=ladder is not False,
             force=force,
@@ -175,25 +174,6 @@ def _sha256(plan: Path) -> str | None:
     return hashlib.sha256(plan.read_bytes()).hexdigest() if plan.is_file() else None
 
 
-def _devices(text: str | None, gpus_per_node: int) -> list[int]:
-    if text is None:
-        return list(range(gpus_per_node))
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 6 for part in parts):
-        raise InputError(f"--devices must list device numbers, as in 0,2,4,6, not {text}")
-    numbers = [int(part) for part in parts]
-    if len(set(numbers)) < len(numbers):
-        raise InputError(f"--devices names a device twice: {text}")
-    return numbers
-
-
-def _profile(plan: Plan, file: Path, name: str | None) -> Profile:
-    from envplan.plan import find_profile
-    from envplan.profile import Profile
-
-    return Profile.open(name) if name is not None else find_profile(plan.profile, file)
-
-
 def _clocks(
     profile: Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
 ) -> Clocks | list[Clocks] | None:
@@ -202,7 +182,7 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.apply import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -311,7 +291,7 @@ def _dwell_note(applied: FrequencyPlan) -> str:
 
 
 def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
-    from envplan.cli.output import column, print_table, say, signed_percent
+    from envplan.cli.output import ITERATION, changes, print_table, say, titled
 
     layout = applied.layout
     say(
@@ -319,15 +299,14 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
-    rows = []
-    for name, digits, old, new in (
-        ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
-        ("energy (J)", 5, planned_j, applied.energy_j),
-    ):
-        change = signed_percent(100 * (new / old - 1)) if old else "-"
-        rows.append([name, *column([old, new], digits), change])
-    modelled = ", modelled" if plan.profile.source == "modelled" else ""
-    print_table(f"One iteration, all GPUs{modelled}", ("", "plan", "applied", "change (%)"), rows)
+    rows = changes(
+        [
+            ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
+            ("energy (J)", 5, planned_j, applied.energy_j),
+        ]
+    )
+    title = titled(ITERATION, plan.profile.source)
+    print_table(title, ("", "plan", "applied", "change (%)"), rows)
     _print_stages(applied, dry_run=dry_run)
     for note in notes:
         say(note)

@@ -83,9 +83,12 @@ def chosen_planner(
     ):
         if is_given and how.planner != EnvPipe.name:
             raise InputError(f"{name} goes with --planner envpipe, not {how.planner}")
-    if how.planner == "frontier":
+    if how.planner == "frontier" and how.clocks_file is None:
         return planner
-    timed = ("target_time", "slowdown") if planner.takes_target else ()
+    if how.clocks_file is not None and how.planner != "frontier":
+        raise InputError(f"--clocks and --planner {how.planner} exclude each other; leave one out")
+    who = how.planner if how.clocks_file is None else "--clocks"
+    timed = ("target_time", "slowdown") if who != "--clocks" and planner.takes_target else ()
     asked = {
         f"--{name.replace('_', '-')}": getattr(target, name)
         for name in _TARGETS
@@ -103,7 +106,7 @@ def chosen_planner(
         if value:
             takes = " or ".join(f"--{one.replace('_', '-')}" for one in timed) or "no target"
             raise InputError(
-                f"{name} goes with --planner frontier; {how.planner} takes {takes} and knows no "
-                f"limits, so leave {name} or --planner out"
+                f"{name} goes with --planner frontier; {who} takes {takes} and knows no limits, so "
+                f"leave one of the two out"
             )
     return EnvPipe(how.reconfigure) if how.reconfigure is not None else planner

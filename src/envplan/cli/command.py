@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 from envplan.errors import InputError
 from envplan.quantities import Quantity
 
-__all__ = ["Command", "add", "option", "plot_option"]
+__all__ = ["Command", "add", "check_type", "file_of", "numbers", "one_of", "option", "plot_option"]
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 MOST, JOB, TARGET = "Most used", "Job", "Target"
@@ -73,6 +73,25 @@ def one_of(*choices: str) -> Callable[[str, str], str]:
         return text
 
     return chosen
+
+
+class Numbers(list[int]):
+    """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
+
+
+def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
+    """What an option takes that lists whole numbers, separated by commas."""
+
+    def listed(text: str, name: str) -> Numbers:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+            raise InputError(f"{name} must list numbers, as in {example}, not {text}")
+        for number in map(int, parts):
+            if not least <= number <= most:
+                raise InputError(f"{name} must be from {least} to {most}, not {number}")
+        return Numbers(map(int, parts))
+
+    return listed
 
 
 def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:

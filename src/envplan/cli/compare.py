@@ -17,7 +17,6 @@ from envplan.cli.options import (
     JobOptions,
     OutputOptions,
     Reconfigure,
-    parse_slots,
 )
 from envplan.errors import InputError
 from envplan.quantities import PERCENT, TIME
@@ -73,7 +72,7 @@ def compare(
       envplan compare a40-gpt3-1.3b-4stage --straggler-slowdown 10
       envplan compare a40-gpt3-1.3b-4stage --price 0.25 --iterations 100000
     """
-    slots = parse_slots(job.activation_slots)
+    slots = job.slots
     rescheduled = job.schedule == "envpipe"
     if not rescheduled:
         job = replace(job, activation_slots=None)
@@ -122,7 +121,7 @@ def compare(
 
 def _draw(comparison: Comparison, path: Path) -> None:
     if path.suffix.lower() == ".html":
-        from envplan.cli.frontier import distinct
+        from envplan.frontier_file import distinct
         from envplan.plotting.page import save_page
         from envplan.plotting.report import frontier_page
 
@@ -135,20 +134,29 @@ def _draw(comparison: Comparison, path: Path) -> None:
 
 
 def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, say
+    from envplan.cli.output import (
+        ITERATION,
+        describe_job,
+        exact_seconds,
+        print_columns,
+        say,
+        titled,
+    )
 
     frontier = comparison.frontier
-    modelled = ", modelled" if frontier.profile.metadata.source == "modelled" else ""
+    source = frontier.profile.metadata.source
     say(describe_job(frontier))
-    _print_columns(f"One iteration, all GPUs{modelled}", _columns(comparison))
+    print_columns(titled(ITERATION, source), _columns(comparison), words=2)
     if comparison.straggler_time is not None:
         until = exact_seconds(comparison.straggler_time)
-        _print_columns(
-            f"Until a straggler is finished at {until} s{modelled}", _straggler_columns(comparison)
+        print_columns(
+            titled(f"Until a straggler is finished at {until} s", source),
+            _straggler_columns(comparison),
+            words=2,
         )
     if priced:
         title, columns = comparison_columns(priced)
-        _print_columns(f"{title}{modelled}", {**_names(comparison), **columns})
+        print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -163,13 +171,6 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
         say(note)
     if plot is not None:
         say(f"wrote {plot}")
-
-
-def _print_columns(title: str, columns: dict[str, list[str]]) -> None:
-    from envplan.cli.output import print_table
-
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    print_table(title, list(columns), rows, words=2)
 
 
 def _columns(comparison: Comparison) -> dict[str, list[str]]:

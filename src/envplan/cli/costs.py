@@ -26,15 +26,14 @@ def cost_rows(plan: Plan) -> list[tuple[str, int, float, float]]:
 
 def print_costs(plan: Plan) -> None:
     """The run's table and what it was chosen for; nothing where there is no run."""
-    from envplan.cli.output import print_table
+    from envplan.cli.output import print_table, titled
 
     costs = plan.costs
     if costs is None or costs.run is None:
         return
-    modelled = ", modelled" if plan.profile.source == "modelled" else ""
     of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
     print_table(
-        f"The run: {costs.iterations} iterations{of}, all GPUs{modelled}",
+        titled(f"The run: {costs.iterations} iterations{of}, all GPUs", plan.profile.source),
         ("", "max frequency", "plan", "saved", "saved (%)"),
         _run_rows(costs, costs.run),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from envplan.cli.inputs import JsonOption
+from envplan.devices import BACKENDS, DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: How long one GPU may take to answer, s.
+_PATIENCE_S = 10.0
 
-class BackendName(StrEnum):
-    """Where GPUs come from."""
-
-    nvml = "nvml"
-    modelled = "modelled"
-
-
+BackendName = StrEnum("BackendName", [(name, name) for name in BACKENDS])  # type: ignore[misc]
+_DEFAULT = BackendName(DEFAULT_BACKEND)
 BackendOption = Annotated[
     BackendName,
     typer.Option("--backend", help="GPUs of this machine (nvml), or modelled ones."),
@@ -31,7 +29,7 @@ BackendOption = Annotated[
 
 
 def devices(
-    backend: BackendOption = BackendName.nvml,
+    backend: BackendOption = _DEFAULT,
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="NAME", help="Which modelled GPU; default: all.")
     ] = None,
@@ -48,14 +46,14 @@ def devices(
       envplan devices --backend modelled --gpu a40 --json
     """
     from envplan.cli.output import print_json, print_table, say
+    from envplan.devices import backend_class
     from envplan.errors import InputError
 
-    if backend is BackendName.nvml:
-        if gpu is not None:
-            raise InputError("--gpu names a modelled GPU; add --backend modelled")
-        found = _describe_all("nvml")
-    else:
-        found = [entry for key in _models(gpu) for entry in _describe_all("modelled", gpu=key)]
+    models = backend_class(backend).models()
+    if gpu is not None and not models:
+        raise InputError("--gpu names a modelled GPU; add --backend modelled")
+    options = [{"gpu": model} for model in ([gpu] if gpu else models)]
+    found = [entry for option in options or [{}] for entry in _describe_all(backend, **option)]
     if json:
         print_json(found)
         return
@@ -66,61 +64,33 @@ def devices(
 
 
 _HEADERS = (
-    "GPU",
-    "name",
-    "driver",
-    "clocks (MHz)",
-    "limit (W)",
-    "now (MHz)",
-    "now (W)",
-    "energy",
-    "may set clocks",
+    *("GPU", "name", "driver", "clocks (MHz)", "limit (W)"),
+    *("now (MHz)", "now (W)", "energy", "may set clocks"),
 )
-
-
-_FIELDS = (
-    "index",
-    "name",
-    "uuid",
-    "driver",
-    "source",
-    "supported_clocks_mhz",
-    "power_limit_w",
-    "clock_mhz",
-    "power_w",
-    "throttle_reasons",
-    "energy_source",
-    "mig",
-    "refusal",
-)
-
-
-def _models(key: str | None) -> list[str]:
-    from envplan.devices.modelled import GPUS
-
-    return list(GPUS) if key is None else [key]
 
 
 def _describe_all(name: str, **options: Any) -> list[dict[str, Any]]:
-    from envplan.devices import backend
+    from envplan.devices import opened
 
-    source = backend(name, **options)
-    try:
+    with opened(name, **options) as source:
         found = [_describe_or_say(device, k) for k, device in enumerate(source.devices())]
-    finally:
-        source.close()
-    label = options.get("gpu")
-    return [{"gpu": label, **entry} for entry in found]
+    return [{"gpu": options.get("gpu"), **entry} for entry in found]
 
 
 def _describe_or_say(device: Device, index: int) -> dict[str, Any]:
-    """What is known of a GPU; of one that the driver has lost, only why it is not."""
-    from envplan.devices import DeviceError
+    """What is known of a GPU; of one that is lost or hangs, only why it is not."""
+    from envplan.devices import DeviceError, within
 
     try:
-        return _describe(device)
+        return within(_PATIENCE_S, lambda: _describe(device), f"GPU {index}")
     except DeviceError as error:
         return {**dict.fromkeys(_FIELDS), "index": index, "refusal": str(error)}
+
+
+_FIELDS = (
+    *("index", "name", "uuid", "driver", "source", "supported_clocks_mhz", "power_limit_w"),
+    *("clock_mhz", "power_w", "throttle_reasons", "energy_source", "mig", "refusal"),
+)
 
 
 def _describe(device: Device) -> dict[str, Any]:

@@ -71,12 +71,14 @@ def frontier(
     check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
     traced = job.trace(quiet=show.quiet)
     refuse_overwriting(traced.profile, plot, output, animate)
-    from envplan.cli.output import progress_bar
+    from envplan.cli.output import progress_bar, say
+    from envplan.frontier_file import FrontierFile, distinct
 
     with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(traced.sample_plans(plans, progress=progress))
+    document = FrontierFile.from_plans(traced, along)
     if output is not None:
-        _write(traced, along, output)
+        document.save(output)
     if plot is not None:
         _draw(traced, along, plot, compare=compare)
     if animate is not None:
@@ -85,28 +87,9 @@ def frontier(
         with progress_bar("drawing frames", quiet=show.quiet) as progress:
             animate_frontier(traced, along, animate, progress=progress)
     if show.json:
-        _print_json(traced, along)
+        say(document.to_json().rstrip())
     elif not show.quiet:
         _print(traced, along, [path for path in (output, plot, animate) if path])
-
-
-def distinct(plans: list[Plan]) -> list[Plan]:
-    """The plans without those that another one beats or equals in both time and energy."""
-    kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda p: (p.iteration_time, p.energy)):
-        if not kept or plan.energy < kept[-1].energy:
-            kept.append(plan)
-    return kept
-
-
-def _write(traced: Frontier, plans: list[Plan], path: Path) -> None:
-    from envplan.cli.frontier_file import FrontierFile
-
-    document = FrontierFile.of(traced, plans)
-    if path.suffix.lower() == ".csv":
-        document.save_csv(path)
-    else:
-        document.save_json(path)
 
 
 def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
@@ -130,30 +113,26 @@ def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> 
         plot_frontier(traced, plans, path)
 
 
-def _print_json(traced: Frontier, plans: list[Plan]) -> None:
-    from envplan.cli.frontier_file import FrontierFile
-    from envplan.cli.output import say
-
-    say(FrontierFile.of(traced, plans).to_json().rstrip())
-
-
 def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, print_table, say
-
-    modelled = ", modelled" if traced.profile.metadata.source == "modelled" else ""
-    say(describe_job(traced))
-    print_table(
-        f"One iteration, all GPUs{modelled}",
-        ("", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)", "power (W)"),
-        _rows(traced, plans),
+    from envplan.cli.output import (
+        ITERATION,
+        describe_job,
+        exact_seconds,
+        print_columns,
+        say,
+        titled,
     )
+
+    say(describe_job(traced))
+    source = traced.profile.metadata.source
+    print_columns(titled(ITERATION, source), _columns(traced, plans))
     say(
         f"T_min {exact_seconds(traced.min_time)} s, "
         f"T_star {exact_seconds(traced.min_energy_time)} s"
     )
     if not any(path.suffix.lower() in _PLOT_TYPES for path in written):
         _sketch(traced, plans)
-    say(_verdict(plans) + (" (modelled)" if modelled else ""))
+    say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
     for path in written:
         say(f"wrote {path}")
 
@@ -171,7 +150,7 @@ def _sketch(traced: Frontier, plans: list[Plan]) -> None:
     say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
 
 
-def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:
+def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[str]]:
     from envplan.cli.output import column, signed_percent
 
     baseline = plans[0].predicted.baseline
@@ -180,18 +159,18 @@ def _rows(traced: Frontier, plans: list[Plan]) -> list[list[str]]:
     names[1] = "T_min plan"
     if len(shown) > 1:
         names[-1] = "T_star plan"
+    slower = [0.0, *(p.predicted.slowdown_percent for p in shown)]
     least = traced.energy_at(baseline.iteration_time_s)
     baseline_gap = baseline.energy_j / least - 1 if least else 0.0
-    columns = [
-        names,
-        column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
-        [signed_percent(0), *(signed_percent(p.predicted.slowdown_percent) for p in shown)],
-        column([baseline.energy_j, *(p.energy for p in shown)], 5),
-        ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
-        [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
-        column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
-    ]
-    return [list(row) for row in zip(*columns, strict=True)]
+    return {
+        "": names,
+        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
+        "slower (%)": list(map(signed_percent, slower)),
+        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)], 5),
+        "saved (%)": ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
+        "gap (%)": [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
+        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
+    }
 
 
 def evenly(plans: list[Plan], count: int) -> list[Plan]:

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envplan.cli.command import CLOCKS, JOB, MONEY, MOST, NOISE, OUTPUT, TARGET, one_of, option
+from envplan.cli.command import (
+    CLOCKS,
+    JOB,
+    MONEY,
+    MOST,
+    NOISE,
+    OUTPUT,
+    TARGET,
+    Numbers,
+    numbers,
+    one_of,
+    option,
+)
 from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
 
@@ -116,15 +128,6 @@ Noise = Annotated[
         PERCENT,
     ),
 ]
-ActivationSlots = Annotated[
-    str | None,
-    option(
-        "--activation-slots N[,N...]",
-        JOB,
-        "Microbatches whose activations fit into a stage's memory, one number for all stages "
-        "or one for each: caps how far schedule envpipe runs ahead.",
-    ),
-]
 Reconfigure = Annotated[
     str | None,
     option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
@@ -193,7 +196,16 @@ class JobOptions:
         Path | None,
         option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
     ] = None
-    activation_slots: ActivationSlots = None
+    activation_slots: Annotated[
+        Numbers | None,
+        option(
+            "--activation-slots N[,N...]",
+            JOB,
+            "Microbatches whose activations fit into a stage's memory, one number for all stages "
+            "or one for each: caps how far schedule envpipe runs ahead.",
+            numbers("8 or 8,7,6,5", least=0),
+        ),
+    ] = None
     recompute: Annotated[
         bool,
         option(
@@ -240,22 +252,47 @@ class JobOptions:
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
+        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet)
+
+    def trace_with(
+        self,
+        profile: Profile,
+        pipeline: Pipeline,
+        replicas: int,
+        *,
+        quiet: bool,
+        full: bool = False,
+    ) -> Frontier:
+        """The frontier of a pipeline with a profile, for so many replicas. As trace."""
         from envplan.cli.output import progress_bar
         from envplan.solve import trace_frontier
 
-        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+        with progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
             return trace_frontier(
                 pipeline,
                 profile,
                 blocking_power=self.blocking_power,
                 gpus_per_stage=self.gpus_per_stage(profile),
-                replicas=self.dp or 1,
+                replicas=replicas,
+                full=full,
                 progress=progress,
             )
 
     def gpus_per_stage(self, profile: Profile) -> int:
-        """GPUs of a stage: as given, else as many as the profile was made with."""
+        """GPUs of a stage: as given, else as the profile's sidecar says."""
+        if self.tp is None and self.cp is None:
+            return profile.metadata.gpus_per_stage
         return (self.tp or profile.metadata.tensor_parallel or 1) * (self.cp or 1)
+
+    @property
+    def slots(self) -> int | list[int] | None:
+        """--activation-slots: one number for all stages, or one for each."""
+        slots = self.activation_slots
+        return slots[0] if slots is not None and len(slots) == 1 else slots
+
+    def replicas(self, profile: Profile) -> int:
+        """Replicas of the pipeline: as given, else as the profile's sidecar says."""
+        return self.dp or profile.metadata.job.replicas
 
     def _warn_of_contradictions(self, profile: Profile) -> None:
         from envplan.cli.output import warn
@@ -286,67 +323,28 @@ class JobOptions:
         return Pipeline.from_dag_file(self.dag)
 
     def _from_schedule(self, profile: Profile) -> Pipeline:
-        from envplan.pipeline import Pipeline
+        from envplan.pipeline.described import described_pipeline
         from envplan.pipeline.extras import parse_extras
 
-        microbatches = self.microbatches or profile.metadata.num_microbatches
-        schedule, stages, chunks = self._shape(profile)
-        if microbatches is None:
-            raise InputError(
-                "how many microbatches has an iteration? Give --microbatches M (profile "
-                f"{profile.name} does not say)"
-            )
-        return Pipeline(
-            schedule,
-            num_stages=stages,
-            num_microbatches=microbatches,
-            num_chunks=chunks,
-            p2p_latency=self.p2p_latency or 0.0,
-            forwards_ahead=self._forwards_ahead(profile, schedule, chunks, microbatches),
+        schedule = self.schedule or profile.metadata.schedule or "1f1b"
+        if self.activation_slots is not None and schedule != "envpipe":
+            raise InputError(f"--activation-slots goes with schedule envpipe, not {schedule}")
+        return described_pipeline(
+            profile,
+            schedule=self.schedule,
+            num_stages=self.pp,
+            num_microbatches=self.microbatches,
+            chunks=self.vp,
+            p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 
-    def _shape(self, profile: Profile) -> tuple[str, int, int]:
-        """Schedule, stages and chunks: as given, else as profile and schedule have them."""
-        from envplan.pipeline import traits
-
-        model_stages = profile.num_stages
-        schedule = self.schedule or profile.metadata.schedule or "1f1b"
-        chunks = self.vp
-        if chunks is None and self.pp is not None and model_stages % self.pp == 0:
-            chunks = model_stages // self.pp
-        if not self.schedule and schedule == "1f1b" and (chunks or 1) > 1:
-            schedule = "interleaved"  # 1F1B with chunks
-        chunks = chunks or traits(schedule).chunks
-        if model_stages % chunks:
-            given = f"--vp/--chunks {chunks}"
-            usual = f"schedule {schedule} runs {chunks} chunks on each pipeline stage; {chunks}"
-            raise InputError(
-                f"{given if self.vp else usual} does not divide the {model_stages} stages of "
-                f"profile {profile.name}"
-            )
-        stages = model_stages // chunks
-        if self.pp not in (None, stages):
-            raise InputError(
-                f"--pp {self.pp} with --vp {chunks} is {self.pp * chunks} model stages, but "
-                f"profile {profile.name} has {model_stages}"
-            )
-        return schedule, stages, chunks
-
-    def _forwards_ahead(
-        self, profile: Profile, schedule: str, chunks: int, microbatches: int
-    ) -> tuple[int, ...] | None:
-        slots = parse_slots(self.activation_slots)
-        if schedule != "envpipe":
-            if slots is not None:
-                raise InputError(f"--activation-slots goes with schedule envpipe, not {schedule}")
-            return None
-        if chunks > 1:
-            return None  # the schedule itself says why it cannot
+    def _forwards_ahead(self, profile: Profile, microbatches: int) -> tuple[int, ...]:
         from envplan.planners import forwards_ahead
 
         timed = profile.fitted(("backward",), recompute=self.recompute)
-        return forwards_ahead(timed, microbatches, slots)
+        return forwards_ahead(timed, microbatches, self.slots)
 
 
 def open_profile(path_or_name: str) -> Profile:
@@ -364,23 +362,6 @@ def open_profile(path_or_name: str) -> Profile:
             path=DEFAULT_PROFILE,
         )
     return Profile.open(path_or_name)
-
-
-def parse_slots(text: str | None) -> int | list[int] | None:
-    """The numbers that --activation-slots gives.
-
-    Raises:
-        InputError: it is no number, and no list of them.
-    """
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"--activation-slots must be a number, or one for each stage as in 8,7,6,5, not {text}"
-        ) from None
-    return numbers[0] if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,6 +454,15 @@ class PlannerOptions:
             "its own schedule unless one is named.",
         ),
     ] = "frontier"
+    clocks_file: Annotated[
+        Path | None,
+        option(
+            "--clocks FILE",
+            TARGET,
+            "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
+            "frequency plan, or a CSV) and say what they cost and what is lost.",
+        ),
+    ] = None
     reconfigure: Reconfigure = None
     explain: Annotated[
         bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")

@@ -3,51 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
+from envplan._words import column as column
+from envplan._words import describe_profile as describe_profile
+from envplan._words import exact_seconds as exact_seconds
+from envplan._words import signed_percent as signed_percent
+from envplan._words import significant as significant
+
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.solve import Frontier
 
 _PATIENCE_S = 1.0
 _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
-
-
-def exact_seconds(seconds: float) -> str:
-    """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
-    text = f"{seconds:.9f}".rstrip("0")
-    return text.removesuffix(".")
-
-
-def significant(value: float, digits: int) -> str:
-    """A number in fixed notation with about so many significant digits."""
-    return f"{value:.{_decimals(value, digits)}f}"
-
-
-def column(values: Sequence[float], digits: int) -> list[str]:
-    """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
-    decimals = _decimals(max(map(abs, values)), digits)
-    return [f"{value:.{decimals}f}" for value in values]
-
-
-def signed_percent(percent: float) -> str:
-    """A change in percent; one that rounds to nothing has no sign."""
-    text = f"{percent:+.2f}"
-    return text[1:] if float(text) == 0 else text
-
-
-def _decimals(value: float, digits: int) -> int:
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
 
 
 def print_json(document: object) -> None:
@@ -113,6 +90,30 @@ def print_table(
     say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
+def print_columns(
+    title: str, columns: Mapping[str, Sequence[str]], *, words: int = 1, wrap: Sequence[str] = ()
+) -> None:
+    """A table on stdout, given by its columns. As print_table."""
+    rows = list(zip(*columns.values(), strict=True))
+    print_table(title, list(columns), rows, words=words, wrap=wrap)
+
+
+ITERATION = "One iteration, all GPUs"
+
+
+def titled(title: str, *sources: str | None) -> str:
+    """The title of a table, which says if a profile that figures come from is modelled."""
+    return title + (", modelled" if "modelled" in sources else "")
+
+
+def changes(rows: Iterable[tuple[str, int, float, float]]) -> list[list[str]]:
+    """Rows of name, before, after and change in percent, from name, digits, before and after."""
+    return [
+        [name, *column([old, new], digits), signed_percent(100 * (new / old - 1)) if old else "-"]
+        for name, digits, old, new in rows
+    ]
+
+
 def say(line: str) -> None:
     """A line on stdout."""
     typer.echo(line)
@@ -165,13 +166,6 @@ def describe_configs(plan: Plan) -> list[str]:
     return [f"operations by config: {named}"] if counts else []
 
 
-def describe_profile(profile: Profile) -> str:
-    """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
-    known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += profile.adjustments.in_words()
-    return profile.name + (f" ({', '.join(known)})" if known else "")
-
-
 @contextmanager
 def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A callback for trace_frontier that draws a bar on a terminal once a second has passed.
@@ -179,14 +173,27 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
     Yields:
         The callback (time now, T_min), or None where nobody would see the bar.
     """
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    bar = _Bar(task)
-    try:
-        yield bar.update
-    finally:
-        bar.stop()
+    first: int | None = None
+    with _bar(quiet=quiet) as draw:
+
+        def update(now_ns: int, min_ns: int) -> None:
+            nonlocal first
+            first = now_ns if first is None else first
+            draw((first - now_ns) / max(1, first - min_ns), task)
+
+        yield update if draw.visible else None
+
+
+@contextmanager
+def counting_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int, int], None]]:
+    """Likewise for things that are counted: the callback takes (done, of how many, failed)."""
+    with _bar(quiet=quiet) as draw:
+
+        def update(done: int, count: int, failed: int) -> None:
+            known = f", {failed} failed" if failed else ""
+            draw(done / max(1, count), f"{done} of {count} {what}{known}")
+
+        yield update
 
 
 @contextmanager
@@ -204,22 +211,17 @@ def spinner(task: str, *, quiet: bool) -> Iterator[None]:
 class _Bar:
     """A rich progress bar that is imported and drawn only when it is late enough."""
 
-    def __init__(self, task: str) -> None:
-        self._task = task
+    def __init__(self, *, visible: bool) -> None:
+        self.visible = visible
         self._begin = time.monotonic()
-        self._first: int | None = None
-        self._bar: Callable[[float], None] | None = None
+        self._draw: Callable[[float, str], None] | None = None
         self.stop: Callable[[], None] = lambda: None
 
-    def update(self, now_ns: int, min_ns: int) -> None:
-        if self._first is None:
-            self._first = now_ns
-        if self._bar is None:
-            if time.monotonic() - self._begin < _PATIENCE_S:
-                return
+    def __call__(self, fraction: float, task: str) -> None:
+        if self._draw is None and self.visible and time.monotonic() - self._begin > _PATIENCE_S:
             self._show()
-        assert self._bar is not None
-        self._bar((self._first - now_ns) / max(1, self._first - min_ns))
+        if self._draw is not None:
+            self._draw(fraction, task)
 
     def _show(self) -> None:
         from rich.console import Console
@@ -233,7 +235,16 @@ class _Bar:
             console=Console(stderr=True),
             transient=True,
         )
-        task = bar.add_task(self._task, total=1.0)
+        row = bar.add_task("", total=1.0)
         bar.start()
-        self._bar = lambda fraction: bar.update(task, completed=fraction)
+        self._draw = lambda done, task: bar.update(row, completed=done, description=task)
         self.stop = bar.stop
+
+
+@contextmanager
+def _bar(*, quiet: bool) -> Iterator[_Bar]:
+    bar = _Bar(visible=not quiet and sys.stderr.isatty())
+    try:
+        yield bar
+    finally:
+        bar.stop()

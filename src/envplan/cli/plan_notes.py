@@ -19,11 +19,24 @@ def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     return [
         *describe_configs(plan),
+        *_about_given_clocks(frontier, plan),
         *_about_target(frontier, plan),
         *_about_straggler(frontier, plan),
         *_about_clocks(frontier, plan),
         *_about_noise(frontier, plan),
         *_about_costs(plan),
+    ]
+
+
+def _about_given_clocks(frontier: Frontier, plan: Plan) -> list[str]:
+    if plan.planner != "clocks":
+        return []
+    ours = frontier.plan(plan.iteration_time)
+    saved = plan.energy - ours.energy
+    return [
+        f"these clocks use {significant(saved, 4)} J ({100 * saved / plan.energy:.2f}%) more than "
+        f"ours do in the same time; leave --clocks out and give --target-time "
+        f"{exact_seconds(plan.iteration_time)} for that plan"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,27 +48,33 @@ def plan_of(
     return plan if request.run is None else priced(plan, request.run), run
 
 
+def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
+    """The plan that runs the clocks of a file."""
+    from envplan.cli.inputs import naming
+    from envplan.enforce.given_clocks import read_clocks
+    from envplan.solve import plan_from_clocks
+
+    clocks = read_clocks(file, frontier.pipeline)
+    with naming(file):
+        return plan_from_clocks(frontier.pipeline, frontier.profile, clocks, frontier=frontier)
+
+
 def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
     """EnvPipe's iterations as a table."""
-    from envplan.cli.output import column, print_table, say
+    from envplan.cli.output import column, print_columns, say
 
     iterations = run.iterations
-    columns = [
-        [str(n) for n in range(1, len(iterations) + 1)],
-        [_raised(iteration.raised, pipeline) for iteration in iterations],
-        column([iteration.iteration_time for iteration in iterations], 6),
-        column([iteration.energy for iteration in iterations], 5),
-        [str(len(iteration.critical_path)) for iteration in iterations],
-    ]
+    columns = {
+        "": [str(n) for n in range(1, len(iterations) + 1)],
+        "then raised": [_raised(iteration.raised, pipeline) for iteration in iterations],
+        "time (s)": column([iteration.iteration_time for iteration in iterations], 6),
+        "energy (J)": column([iteration.energy for iteration in iterations], 5),
+        "critical path": [str(len(iteration.critical_path)) for iteration in iterations],
+    }
     if pipeline.forwards_ahead:
         ahead = ", ".join(map(str, pipeline.forwards_ahead))
         say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
-    print_table(
-        "EnvPipe's iterations",
-        ("", "then raised", "time (s)", "energy (J)", "critical path"),
-        [list(row) for row in zip(*columns, strict=True)],
-        words=2,
-    )
+    print_columns("EnvPipe's iterations", columns, words=2)
     say(f"EnvPipe stopped: {_stop(run)}")
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.runtime.drift import Drift
 
 
@@ -47,8 +46,11 @@ def refine(
       envplan refine plan.json run.jsonl
       envplan apply plan.refined.json
     """
+    from dataclasses import asdict
+    from hashlib import sha256
+
     from envplan.cli.frontier import check_type
-    from envplan.cli.output import print_json, progress_bar
+    from envplan.cli.output import print_json, progress_bar, say
     from envplan.plan import Plan, as_referenced, check_reference, find_profile
     from envplan.profile import Profile
     from envplan.runtime.drift import measure_drift, replan, rescale
@@ -62,7 +64,7 @@ def refine(
     check_reference(old.profile, known, force=False)
     known = as_referenced(old.profile, known)
     refuse_overwriting(known, output, profile_output)
-    steps = list(steps_of_plan(read_run_log(logs), _sha256(plan)))
+    steps = list(steps_of_plan(read_run_log(logs), sha256(plan.read_bytes()).hexdigest()))
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
@@ -71,57 +73,24 @@ def refine(
         rescale(known, drifts).save_csv(profile_output)
         new = replan(old, Profile.open(str(profile_output)), progress)
     new.save(output)
+    unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
     if json:
-        print_json(_document(old, new, drifts, profile_output, output, _unmeasured(known, drifts)))
-    elif not quiet:
-        _print(old, new, drifts, profile_output, output, _unmeasured(known, drifts))
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _unmeasured(profile: Profile, drifts: Sequence[Drift]) -> list[int]:
-    """Stages of the profile that the run logs have nothing of."""
-    return sorted(set(range(profile.num_stages)) - {drift.stage for drift in drifts})
-
-
-def _document(
-    old: Plan,
-    new: Plan,
-    drifts: Sequence[Drift],
-    profile_output: Path,
-    output: Path,
-    unmeasured: Sequence[int],
-) -> dict[str, object]:
-    return {
-        "profile": str(profile_output),
-        "plan": str(output),
-        "drift": [
+        print_json(
             {
-                "stage": drift.stage,
-                "instruction": drift.instruction,
-                "factor": drift.factor,
-                "samples": drift.samples,
+                "profile": str(profile_output),
+                "plan": str(output),
+                "drift": [asdict(drift) for drift in drifts],
+                "unmeasured_stages": unmeasured,
+                "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
+                "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
             }
-            for drift in drifts
-        ],
-        "unmeasured_stages": list(unmeasured),
-        "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
-        "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
-    }
+        )
+    elif not quiet:
+        _print(old, new, drifts, unmeasured)
+        say(f"wrote {profile_output} and {output}")
 
 
-def _print(
-    old: Plan,
-    new: Plan,
-    drifts: Sequence[Drift],
-    profile_output: Path,
-    output: Path,
-    unmeasured: Sequence[int],
-) -> None:
+def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]) -> None:
     from envplan.cli.output import exact_seconds, print_table, say, signed_percent, significant
 
     print_table(
@@ -141,4 +110,3 @@ def _print(
     for name, plan in (("old plan", old), ("new plan", new)):
         time, energy = exact_seconds(plan.iteration_time), significant(plan.energy, 5)
         say(f"{name}: {time} s, {energy} J, as its own profile has it")
-    say(f"wrote {profile_output} and {output}")

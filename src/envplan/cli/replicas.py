@@ -109,30 +109,15 @@ def solve_replicas(
 
 
 def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool) -> list[Frontier]:
-    from envplan.cli.output import progress_bar
-    from envplan.solve import trace_frontier
-
     profile, pipeline = job.load()
     instructions = {op.instruction for op in pipeline.operations}
-    replicas: list[tuple[Profile, int]] = [(profile, job.dp or 1)]
+    replicas = [(profile, job.replicas(profile))]
     for name, count in kinds:
         other = open_profile(name).fitted(instructions, recompute=job.recompute)
         replicas.append((other, count))
-    frontiers = []
-    for other, count in replicas:
-        with progress_bar(f"Tracing the frontier of {other.name}", quiet=quiet) as progress:
-            frontiers.append(
-                trace_frontier(
-                    pipeline,
-                    other,
-                    blocking_power=job.blocking_power,
-                    gpus_per_stage=job.gpus_per_stage(profile),
-                    replicas=count,
-                    full=True,
-                    progress=progress,
-                )
-            )
-    return frontiers
+    return [
+        job.trace_with(other, pipeline, count, quiet=quiet, full=True) for other, count in replicas
+    ]
 
 
 def _print_planned(
@@ -150,23 +135,27 @@ def _print_planned(
 
 def print_replicas(planned: ReplicaPlans) -> None:
     """A table of all kinds of replicas, and what they take together."""
-    from envplan.cli.output import column, exact_seconds, print_table, say, significant
+    from envplan.cli.output import (
+        ITERATION,
+        column,
+        exact_seconds,
+        print_columns,
+        say,
+        significant,
+        titled,
+    )
 
     plans, waits = planned.plans, planned.waiting_energies
-    columns = [
-        [plan.profile.name for plan in plans],
-        [str(plan.job.replicas) for plan in plans],
-        column([plan.iteration_time for plan in plans], 6),
-        column([plan.energy for plan in plans], 6),
-        column(waits, 6),
-        column([plan.energy + wait for plan, wait in zip(plans, waits, strict=True)], 6),
-    ]
-    modelled = any(plan.profile.source == "modelled" for plan in plans)
-    print_table(
-        f"One iteration, all GPUs{', modelled' if modelled else ''}",
-        ("profile", "replicas", "time (s)", "energy (J)", "waiting (J)", "together (J)"),
-        [list(row) for row in zip(*columns, strict=True)],
-    )
+    together = [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)]
+    columns = {
+        "profile": [plan.profile.name for plan in plans],
+        "replicas": [str(plan.job.replicas) for plan in plans],
+        "time (s)": column([plan.iteration_time for plan in plans], 6),
+        "energy (J)": column([plan.energy for plan in plans], 6),
+        "waiting (J)": column(waits, 6),
+        "together (J)": column(together, 6),
+    }
+    print_columns(titled(ITERATION, *(plan.profile.source for plan in plans)), columns)
     say(
         f"all end at {exact_seconds(planned.sync_time)} s and use "
         f"{significant(planned.energy, 7)} J, {planned.savings_percent:.2f}% less than "

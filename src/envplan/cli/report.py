@@ -42,9 +42,9 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.frontier import distinct
     from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
+    from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from envplan.cli.inputs import JsonOption
 
 if TYPE_CHECKING:
-    from envplan.runtime.guard import GivenBack
+    from envplan.runtime.locks import GivenBack
 
 
 def reset(json: JsonOption = False) -> None:
@@ -23,14 +23,11 @@ def reset(json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from envplan.cli.output import print_json, say
-    from envplan.devices import DeviceError, backend
-    from envplan.runtime.guard import give_back_all
+    from envplan.devices import DeviceError, opened
+    from envplan.runtime.locks import give_back_all
 
-    source = backend("nvml")
-    try:
+    with opened() as source:
         outcomes = give_back_all(source.devices())
-    finally:
-        source.close()
     if json:
         print_json([asdict(outcome) for outcome in outcomes])
     failed = [outcome for outcome in outcomes if outcome.problem is not None]

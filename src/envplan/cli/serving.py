@@ -21,7 +21,7 @@ from envplan.devices import DeviceError
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.apply import Clocks
+    from envplan.enforce.clocks import Clocks
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
@@ -791,7 +791,7 @@ def _policies(text: str | None) -> tuple[str, ...]:
 def _clocks(text: str | None) -> Clocks | None:
     if text is None:
         return None
-    from envplan.apply import given_clocks
+    from envplan.enforce.clocks import given_clocks
 
     return given_clocks(text)
 

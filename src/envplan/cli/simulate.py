@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from envplan.cli.command import MOST, NOISE, file_of, option, plot_option
+from envplan.cli.command import MOST, NOISE, Numbers, file_of, numbers, option, plot_option
 from envplan.cli.costs import replay_cost_notes, replay_costs
-from envplan.cli.inputs import at_least, check_outputs, naming
+from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
     ContextParallel,
     CostOptions,
@@ -69,11 +69,12 @@ class ClusterOptions:
         ),
     ] = None
     strong_scaling: Annotated[
-        str | None,
+        Numbers | None,
         option(
             "--strong-scaling R,R,...",
             _CLUSTER,
             "The same global batch on so many replicas, with fewer microbatches each.",
+            numbers("32,64,128"),
         ),
     ] = None
 
@@ -133,11 +134,11 @@ class ClusterOptions:
                 force=force,
             )
         reports = [first]
-        if counts := _parse_counts(self.strong_scaling):
+        if self.strong_scaling:
             reports += strong_scaling(
                 plan,
                 profile,
-                counts,
+                self.strong_scaling,
                 global_batch=plan.job.microbatches * replicas,
                 slowdowns=slowdowns,
                 gpus_per_stage=gpus,
@@ -286,18 +287,6 @@ def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
     return named | dict(zip(free, unnamed, strict=False))
 
 
-def _parse_counts(text: str | None) -> list[int]:
-    if text is None:
-        return []
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"--strong-scaling must be numbers of replicas, such as 32,64,128, not {text}"
-        ) from None
-    return [at_least(count, "--strong-scaling", 1) for count in counts]
-
-
 def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
     plan = timeline.plan
     if sync_time is not None:
@@ -318,12 +307,14 @@ def _print(
     written: Sequence[str],
 ) -> None:
     from envplan.cli.output import (
+        ITERATION,
         describe_configs,
         describe_profile,
         exact_seconds,
-        print_table,
+        print_columns,
         say,
         significant,
+        titled,
     )
 
     plan, pipeline = timeline.plan, timeline.pipeline
@@ -332,9 +323,9 @@ def _print(
         f"{describe_profile(profile)}; planner {plan.planner}; {pipeline.schedule}, "
         f"{pipeline.num_stages} stages, {pipeline.num_microbatches} microbatches, {gpus} GPUs"
     )
-    modelled = ", modelled" if plan.profile.source == "modelled" else ""
+    source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
-    print_table(f"One iteration, all GPUs{modelled}{first}", _STAGE_HEADERS, _stage_rows(timeline))
+    print_columns(titled(ITERATION, source) + first, _stages(timeline))
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         until = f", waited for until {exact_seconds(timeline.sync_time)} s"
@@ -351,46 +342,33 @@ def _print(
     say(f"critical path: {_path_in_words(timeline)}")
     if len(timeline.run_times_ns) > 1:
         _print_percentiles(timeline)
-    _print_clusters(reports, modelled)
+    _print_clusters(reports, source)
     for note in (*describe_configs(plan), *notes):
         say(note)
     for output in written:
         say(f"wrote {output}")
 
 
-_STAGE_HEADERS = (
-    "stage",
-    "busy (s)",
-    "blocked (s)",
-    "busy (%)",
-    "computation (J)",
-    "blocking (J)",
-    "bubbles",
-    "usable",
-    "most stretch (s)",
-    "clock changes",
-)
-
-
-def _stage_rows(timeline: Timeline) -> list[list[str]]:
+def _stages(timeline: Timeline) -> dict[str, list[str]]:
+    """What each stage does, by column."""
     from envplan.cli.output import column
     from envplan.units import j_from_fj, s_from_ns
 
     stages = timeline.stages
     of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
-    columns = [
-        [str(use.stage) for use in stages],
-        column([s_from_ns(use.busy_ns) for use in stages], 6),
-        column([s_from_ns(use.blocked_ns) for use in stages], 6),
-        [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        column([j_from_fj(use.computation_fj) for use in stages], 6),
-        column([j_from_fj(use.blocking_fj) for use in stages], 6),
-        [str(len(bubbles)) for bubbles in of_stage],
-        [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
-        column([s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage], 4),
-        [str(len(use.clock_changes) - 1) for use in stages],
-    ]
-    return [list(row) for row in zip(*columns, strict=True)]
+    stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
+    return {
+        "stage": [str(use.stage) for use in stages],
+        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages], 6),
+        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages], 6),
+        "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
+        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages], 6),
+        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages], 6),
+        "bubbles": [str(len(bubbles)) for bubbles in of_stage],
+        "usable": [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
+        "most stretch (s)": column(stretch, 4),
+        "clock changes": [str(len(use.clock_changes) - 1) for use in stages],
+    }
 
 
 def _path_in_words(timeline: Timeline) -> str:
@@ -402,56 +380,40 @@ def _path_in_words(timeline: Timeline) -> str:
 
 
 def _print_percentiles(timeline: Timeline) -> None:
-    from envplan.cli.output import column, print_table
+    from envplan.cli.output import column, print_columns
 
     times, energies = timeline.percentiles(_PERCENTS)
-    print_table(
-        f"{len(timeline.run_times_ns)} runs",
-        ("percent of runs", "iteration time at most (s)", "energy at most (J)"),
-        list(zip(map(str, _PERCENTS), column(times, 6), column(energies, 6), strict=True)),
-    )
+    columns = {
+        "percent of runs": list(map(str, _PERCENTS)),
+        "iteration time at most (s)": column(times, 6),
+        "energy at most (J)": column(energies, 6),
+    }
+    print_columns(f"{len(timeline.run_times_ns)} runs", columns)
 
 
-def _print_clusters(reports: Sequence[ClusterReport], modelled: str) -> None:
+def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> None:
     if not reports:
         return
-    from envplan.cli.output import exact_seconds, print_table, say, significant
+    from envplan.cli.output import exact_seconds, print_columns, say, significant, titled
 
     count = len(reports[0].iterations)
-    print_table(
-        f"Cluster, {count} iteration{'s' if count > 1 else ''}{modelled}; the first row is the "
-        "plan, others are planned anew for the same global batch"
-        if len(reports) > 1
-        else f"Cluster, {count} iteration{'s' if count > 1 else ''}{modelled}",
-        (
-            "GPUs",
-            "replicas",
-            "microbatches",
-            "time (s)",
-            "max frequency (J)",
-            "plan (J)",
-            "with look-up (J)",
-            "intrinsic saved (%)",
-            "extrinsic saved (%)",
-            "total saved (%)",
-        ),
-        [
-            [
-                str(report.num_gpus),
-                str(report.replicas),
-                str(report.num_microbatches),
-                exact_seconds(report.time),
-                significant(report.baseline_energy, 6),
-                significant(report.plan_energy, 6),
-                significant(report.energy, 6),
-                f"{report.percent(report.intrinsic_savings):.2f}",
-                f"{report.percent(report.extrinsic_savings):.2f}",
-                f"{report.percent(report.baseline_energy - report.energy):.2f}",
-            ]
-            for report in reports
-        ],
-        words=0,
-    )
+    title = titled(f"Cluster, {count} iteration{'s' if count > 1 else ''}", source)
+    if len(reports) > 1:
+        title += "; the first row is the plan, others are planned anew for the same global batch"
+    columns: dict[str, Callable[[ClusterReport], str]] = {
+        "GPUs": lambda one: str(one.num_gpus),
+        "replicas": lambda one: str(one.replicas),
+        "microbatches": lambda one: str(one.num_microbatches),
+        "time (s)": lambda one: exact_seconds(one.time),
+        "max frequency (J)": lambda one: significant(one.baseline_energy, 6),
+        "plan (J)": lambda one: significant(one.plan_energy, 6),
+        "with look-up (J)": lambda one: significant(one.energy, 6),
+        "intrinsic saved (%)": lambda one: f"{one.percent(one.intrinsic_savings):.2f}",
+        "extrinsic saved (%)": lambda one: f"{one.percent(one.extrinsic_savings):.2f}",
+        "total saved (%)": lambda one: f"{one.percent(one.baseline_energy - one.energy):.2f}",
+    }
+    cells = {name: [shown(one) for one in reports] for name, shown in columns.items()}
+    print_columns(title, cells, words=0)
     straggling = [it for it in reports[0].iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)

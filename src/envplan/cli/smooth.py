@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from envplan.cli.frontier import check_type, name_bare_plot
-from envplan.cli.inputs import DEFAULT_PROFILE, JsonOption, QuietOption, check_outputs
+from envplan.cli.command import MOST, Command, expanded, file_of, option, plot_option
+from envplan.cli.inputs import check_outputs
+from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 
-_DEFAULT_OUTPUT = "smooth.csv"
-_DEFAULT_PLOT = "smooth.png"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
-
-
-class SmoothCommand(TyperCommand):
-    """The command, with a `--plot` that may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, _DEFAULT_PLOT))
+#: app.py registers the command with it.
+SmoothCommand = Command
 
 
+@expanded
 def smooth(
+    show: OutputOptions,
     profile: Annotated[
         str,
-        typer.Argument(
-            metavar="[PROFILE]",
-            help=f"Profile CSV or name of a built-in; default {DEFAULT_PROFILE}.",
-        ),
+        typer.Argument(metavar="PROFILE", help="Profile CSV, or the name of a built-in profile."),
     ] = DEFAULT_PROFILE,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Draw the smooth energy against clock, as .png, .svg or .pdf; without a name: "
-            f"{_DEFAULT_PLOT}.",
+        plot_option(
+            "smooth.png",
+            (".png", ".svg", ".pdf"),
+            "the smooth energy against clock",
+            "choose one of them",
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the smooth profile goes.")
-    ] = Path(_DEFAULT_OUTPUT),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+        Path,
+        option(
+            "-o, --output FILE",
+            MOST,
+            "Where the smooth profile goes.",
+            file_of((".csv",), "a profile is a CSV file"),
+        ),
+    ] = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.
 
@@ -60,8 +56,6 @@ def smooth(
     from envplan.profile import Profile
     from envplan.profiling.smoothing import smooth_profile
 
-    check_type(plot, "--plot", _PLOT_TYPES, "choose one of them")
-    check_type(output, "--output", (".csv",), "a profile is a CSV file")
     check_outputs(output, plot)
     source = Profile.open(profile)
     assert source.path is not None  # it was read from a file
@@ -72,9 +66,9 @@ def smooth(
 
         plot_profile(smoothed, plot)
     said = smoothed.metadata.extra["smoothed"]
-    if json:
+    if show.json:
         print_json({"profile": str(output), **said})
-    elif not quiet:
+    elif not show.quiet:
         say(f"{describe_profile(source)}: {describe_smoothing(said)}")
         for path in (output, *([plot] if plot else [])):
             say(f"wrote {path}")

@@ -47,27 +47,33 @@ def solve(
       envplan solve --target-time 14.2
       envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1 -o plan.json
       envplan solve a40-gpt3-1.3b-4stage --planner envpipe --explain
+      envplan solve --clocks freqs_pipeline_00030.py
       envplan solve --price 0.25 --iterations 100000 --deadline 21d
       envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
     if how.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
-    check_outputs(output, inputs=[("the DAG file", job.dag), *costs.files])
+    check_outputs(
+        output,
+        inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
+    )
     check_targets(target, costs)
     chosen = chosen_planner(target, how, clocks, costs)
     if replica_profile:
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
         return
     from envplan.cli.output import progress_bar
-    from envplan.cli.planning import plan_of, print_run
+    from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
     request = request_of(frontier, target, how, clocks, costs)
     run: EnvPipeRun | None = None
     with progress_bar("Planning", quiet=show.quiet) as progress:
-        if how.planner == "frontier":
+        if how.clocks_file is not None:
+            plan = plan_of_clocks(frontier, how.clocks_file)
+        elif how.planner == "frontier":
             plan = frontier.solve(request, progress=progress)
         else:
             plan, run = plan_of(chosen, frontier, request)
@@ -82,13 +88,12 @@ def solve(
 
 
 def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, print_table, say
+    from envplan.cli.output import ITERATION, describe_job, exact_seconds, print_table, say, titled
     from envplan.cli.plan_notes import plan_notes
 
     say(describe_job(frontier))
-    modelled = ", modelled" if plan.profile.source == "modelled" else ""
     print_table(
-        f"One iteration, all GPUs{modelled}",
+        titled(ITERATION, plan.profile.source),
         ("", "max frequency", "plan", "change (%)"),
         _rows(plan),
     )
@@ -105,31 +110,19 @@ def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
 
 
 def _rows(plan: Plan) -> list[list[str]]:
-    from envplan.cli.output import column, signed_percent
+    from envplan.cli.output import changes
 
     before, after = plan.predicted.baseline, plan.predicted
-    rows = []
-    for name, digits, old, new in (
+    rows = [
         ("iteration time (s)", 6, before.iteration_time_s, after.iteration_time_s),
         ("energy (J)", 5, before.energy_j, after.energy_j),
-        *_straggler_row(plan),
-        ("average power (W)", 4, before.average_power_w, after.average_power_w),
-        *cost_rows(plan),
-    ):
-        change = signed_percent(100 * (new / old - 1)) if old > 0 else "-"
-        rows.append([name, *column([old, new], digits), change])
-    until = after.until_straggler
+    ]
+    gap, until = ("certified gap (%)", after.gap), after.until_straggler
     if until is not None:
-        return [*rows, ["certified gap with waiting (%)", "", f"{100 * until.gap:.3f}", ""]]
-    return [*rows, ["certified gap (%)", "", f"{100 * after.gap:.3f}", ""]]
-
-
-def _straggler_row(plan: Plan) -> list[tuple[str, int, float, float]]:
-    """Energy until the straggler ends, before and after, where there is one to wait for."""
-    until = plan.predicted.until_straggler
-    if until is None:
-        return []
-    return [("energy with waiting (J)", 5, until.baseline_energy_j, until.energy_j)]
+        rows.append(("energy with waiting (J)", 5, until.baseline_energy_j, until.energy_j))
+        gap = ("certified gap with waiting (%)", until.gap)
+    rows.append(("average power (W)", 4, before.average_power_w, after.average_power_w))
+    return [*changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
 
 
 def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None) -> None:

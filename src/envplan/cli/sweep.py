@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +63,7 @@ def sweep(
     """
     if jobs is not None and ray is not None:
         raise InputError("--jobs and --ray exclude each other; give one of them")
+    from envplan.cli.output import counting_bar
     from envplan.sweep import read_config, run_sweep, write_table
     from envplan.sweep.running import journal_of
     from envplan.sweep.table import check_table
@@ -73,18 +72,12 @@ def sweep(
     check_outputs(output, plot, inputs=[("the sweep's file", config)])
     read = read_config(config)
     journal = journal_of(output)
-    with _progress(quiet=show.quiet) as progress:
-        try:
-            result = run_sweep(
-                read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress.update
-            )
-        except KeyboardInterrupt:
-            progress.close()
-            print(
-                f"what is done is kept in {journal}; the same command does the rest",
-                file=sys.stderr,
-            )
-            raise
+    try:
+        with counting_bar("points", quiet=show.quiet) as progress:
+            result = run_sweep(read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress)
+    except KeyboardInterrupt:
+        print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
+        raise
     write_table(result.rows, output)
     failed = len(result.failures)
     all_failed = failed == len(result.rows)
@@ -98,52 +91,6 @@ def sweep(
         _print(result, output, None if all_failed else plot)
     if all_failed:
         raise typer.Exit(1)
-
-
-class _Progress:
-    """How far a sweep is: on a terminal, a bar with the time left."""
-
-    def __init__(self, *, visible: bool) -> None:
-        self._visible = visible
-        self._draw: Callable[[int, int, int], None] | None = None
-        self.close: Callable[[], None] = lambda: None
-
-    def update(self, done: int, count: int, failed: int) -> None:
-        if self._visible and self._draw is None:
-            self._open(done, count)
-        if self._draw is not None:
-            self._draw(done, count, failed)
-
-    def _open(self, done: int, count: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        bar = Progress(
-            TextColumn("{task.completed} of {task.total} points{task.description}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        task = bar.add_task("", total=count, completed=done)
-        bar.start()
-        self.close = bar.stop
-
-        def draw(done: int, count: int, failed: int) -> None:
-            known = f", {failed} failed" if failed else ""
-            bar.update(task, completed=done, total=count, description=known)
-
-        self._draw = draw
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[_Progress]:
-    progress = _Progress(visible=not quiet and sys.stderr.isatty())
-    try:
-        yield progress
-    finally:
-        progress.close()
 
 
 def _print(result: SweepResult, output: Path, plot: Path | None) -> None:
@@ -168,9 +115,8 @@ def _print(result: SweepResult, output: Path, plot: Path | None) -> None:
 
 
 def _print_rows(rows: list[Row]) -> None:
-    from envplan.cli.output import column, print_table, signed_percent
+    from envplan.cli.output import ITERATION, column, print_columns, signed_percent, titled
 
-    modelled = ", modelled" if any(row.source == "modelled" for row in rows) else ""
     told = {
         "profile": [row.profile for row in rows],
         "schedule": [row.schedule or "" for row in rows],
@@ -185,9 +131,8 @@ def _print_rows(rows: list[Row]) -> None:
         "energy (J)": column([row.energy_j or 0.0 for row in rows], 5),
         "saved (%)": [f"{row.savings_percent or 0.0:.2f}" for row in rows],
     }
-    lines = [list(line) for line in zip(*columns.values(), strict=True)]
     words = sum(name in columns for name in ("profile", "schedule", "planner", "target"))
-    print_table(f"One iteration, all GPUs{modelled}", list(columns), lines, words=words)
+    print_columns(titled(ITERATION, *(row.source for row in rows)), columns, words=words)
 
 
 def _target(row: Row) -> str:

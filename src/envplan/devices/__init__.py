@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any, Final
 
-from envplan.devices.base import Backend, Device, DeviceError, DeviceInfo, PermissionDeniedError
+from envplan.devices.base import (
+    Backend,
+    Device,
+    DeviceError,
+    DeviceInfo,
+    PermissionDeniedError,
+    within,
+)
 from envplan.errors import InputError
 
 __all__ = [
     "BACKENDS",
+    "DEFAULT_BACKEND",
     "Backend",
     "Device",
     "DeviceError",
     "DeviceInfo",
     "PermissionDeniedError",
     "backend",
+    "backend_class",
+    "opened",
+    "within",
 ]
 
-#: Names of the backends, the real one first.
-BACKENDS = ("nvml", "modelled")
+#: Backends by name, the default first. A new one is one module and one line here.
+_CLASSES: Final = {
+    "nvml": ("envplan.devices.nvml", "NvmlBackend"),
+    "modelled": ("envplan.devices.modelled_backend", "ModelledBackend"),
+}
+BACKENDS: Final = tuple(_CLASSES)
+DEFAULT_BACKEND: Final = BACKENDS[0]
+
+#: How long a driver may take to start or to stop, s.
+_PATIENCE_S: Final = 30.0
+_CLOSE_S: Final = 5.0
 
 
-def backend(name: str, **options: Any) -> Backend:
+def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
+    """What a backend is and can do, without starting it.
+
+    Raises:
+        InputError: there is no such backend.
+    """
+    if name not in _CLASSES:
+        raise InputError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+    module, class_name = _CLASSES[name]
+    found: type[Backend] = getattr(import_module(module), class_name)
+    return found
+
+
+def backend(name: str = DEFAULT_BACKEND, **options: Any) -> Backend:
     """A source of GPUs, ready for use. Close it when done.
 
     Args:
@@ -32,12 +68,20 @@ def backend(name: str, **options: Any) -> Backend:
         DeviceError: there is no driver, or it does not work; says what to do.
         InputError: there is no such backend, or no such modelled GPU.
     """
-    if name == "nvml":
-        from envplan.devices.nvml import NvmlBackend
+    return backend_class(name)(**options)
 
-        return NvmlBackend(**options)
-    if name == "modelled":
-        from envplan.devices.modelled_backend import ModelledBackend
 
-        return ModelledBackend(**options)
-    raise InputError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+@contextmanager
+def opened(name: str = DEFAULT_BACKEND, **options: Any) -> Iterator[Backend]:
+    """A source of GPUs for as long as the context lasts; a driver that hangs is not waited for.
+
+    Raises:
+        DeviceError: as for `backend`, or the driver does not start in time.
+        InputError: as for `backend`.
+    """
+    source = within(_PATIENCE_S, lambda: backend(name, **options), "the driver")
+    try:
+        yield source
+    finally:
+        with suppress(DeviceError):
+            within(_CLOSE_S, source.close, "the driver")

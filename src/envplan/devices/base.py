@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from envplan.errors import EnvplanError
+
+T = TypeVar("T")
 
 
 class DeviceError(EnvplanError):
@@ -91,10 +94,46 @@ def device_at(devices: Sequence[Device], index: int) -> Device:
     return devices[index]
 
 
-class Backend(Protocol):
-    """A source of devices."""
+def within(seconds: float, ask: Callable[[], T], who: str) -> T:
+    """What a driver answers, unless it hangs: then the thread that asks is left behind.
 
-    name: str
+    Args:
+        seconds: how long to wait for it.
+        ask: asks the driver.
+        who: is asked, for the error.
+
+    Raises:
+        DeviceError: there was no answer in time.
+    """
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # it is raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="envplan-ask", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise DeviceError(f"{who}: no answer within {seconds:g} s; the driver hangs, see dmesg")
+    return answers[0]
+
+
+class Backend(Protocol):
+    """A source of devices.
+
+    Attributes:
+        name: as on the command line.
+        real: whether its GPUs are this machine's, which can be measured and which CUDA may hide.
+    """
+
+    name: ClassVar[str]
+    real: ClassVar[bool]
 
     def devices(self) -> Sequence[Device]:
         """All GPUs, by index.
@@ -102,6 +141,10 @@ class Backend(Protocol):
         Raises:
             DeviceError: there is no driver or no GPU; says so and what to do.
         """
+
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """What its option `gpu` may be, such as "a40"; empty where the GPUs are those there are."""
 
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked: give them back first."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from envplan.devices.base import DeviceError, DeviceInfo
-from envplan.devices.modelled import ModelledGpu
+from envplan.devices.modelled import GPUS, ModelledGpu
 from envplan.devices.modelled import gpu as modelled_gpu
 from envplan.errors import InputError
 
@@ -40,7 +41,8 @@ class ModelledBackend:
         InputError: there is no such model, or fewer than one GPU is wanted.
     """
 
-    name = "modelled"
+    name: ClassVar = "modelled"
+    real: ClassVar = False
 
     def __init__(
         self, gpu: str = "a40", count: int = 1, now: Callable[[], int] = time.monotonic_ns
@@ -53,6 +55,11 @@ class ModelledBackend:
     def devices(self) -> Sequence[ModelledDevice]:
         """All GPUs, by index."""
         return self._devices
+
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """The models by short name."""
+        return tuple(GPUS)
 
     def close(self) -> None:
         """Nothing to let go of."""

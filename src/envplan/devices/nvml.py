@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
 
@@ -36,7 +35,8 @@ class NvmlBackend:
         DeviceError: no driver is installed or loaded.
     """
 
-    name = "nvml"
+    name: ClassVar = "nvml"
+    real: ClassVar = True
 
     def __init__(self) -> None:
         import pynvml  # type: ignore[import-untyped]
@@ -64,6 +64,11 @@ class NvmlBackend:
             self._devices = tuple(NvmlDevice(self._nvml, index) for index in range(count))
         return self._devices
 
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """None: the GPUs are those there are."""
+        return ()
+
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked."""
         for device in self._devices or ():
@@ -79,15 +84,30 @@ class NvmlDevice:
         self._nvml = nvml
         self._index = index
         self._integral: _PowerIntegral | None = None
+        # Not functools.cached_property, which until Python 3.12 has one lock for all objects: a GPU
+        # that hangs would hold up the others.
+        self._known: dict[Callable[[], Any], Any] = {}
 
-    @cached_property
+    @property
     def _handle(self) -> Any:
         # When first needed: one GPU that is lost shall not take the others with it.
-        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+        return self._once(self._find)
 
-    @cached_property
+    @property
     def info(self) -> DeviceInfo:
         """What stays the same about it."""
+        found: DeviceInfo = self._once(self._describe)
+        return found
+
+    def _once(self, ask: Callable[[], Any]) -> Any:
+        if ask not in self._known:
+            self._known[ask] = ask()
+        return self._known[ask]
+
+    def _find(self) -> Any:
+        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+
+    def _describe(self) -> DeviceInfo:
         nvml = self._nvml
         clocks = self._supported_clocks()
         return DeviceInfo(
@@ -185,12 +205,14 @@ class NvmlDevice:
             raise self._error(error) from error
 
     def throttle_reasons(self) -> Sequence[str]:
-        """Why the clock is lower than asked for, now; empty if it is not."""
+        """Why the clock is lower than asked for, now; empty if it is not, or if nobody is told."""
         nvml = self._nvml
         try:
             bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
         except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
             bits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        except nvml.NVMLError_NotSupported:
+            return ()
         except nvml.NVMLError as error:
             raise self._error(error) from error
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
@@ -232,8 +254,11 @@ class NvmlDevice:
             return True
         return True
 
-    @cached_property
+    @property
     def _mig(self) -> bool:
+        return bool(self._once(self._has_mig))
+
+    def _has_mig(self) -> bool:
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
         except self._nvml.NVMLError:  # too old a card or a driver to know of it

@@ -9,13 +9,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final
 
-from envplan.devices.base import Device, DeviceError
+from envplan.devices.base import Backend, Device, DeviceError, device_at
 
-__all__ = ["gpu_of_rank", "planned_gpu", "visible_gpus"]
+__all__ = ["Counted", "choose", "gpu_of_rank", "planned_gpu", "visible_gpus"]
 
 _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class Counted(StrEnum):
+    """Who counts GPUs."""
+
+    BY_DRIVER = "driver"
+    BY_PLAN = "plan"
+    BY_CUDA = "cuda"
+
+
+def choose(source: Backend, number: int, counted: Counted) -> Device:
+    """The GPU of a number, as the driver, a plan or CUDA count them.
+
+    Raises:
+        DeviceError: there is none, or CUDA hides it from this process.
+    """
+    devices = source.devices()
+    if source.real and counted is Counted.BY_PLAN:
+        number = planned_gpu(devices, number)
+    elif source.real and counted is Counted.BY_CUDA:
+        number = gpu_of_rank(devices, number)
+    return device_at(devices, number)
 
 
 def visible_gpus(devices: Sequence[Device]) -> list[int]:

@@ -7,7 +7,7 @@ arcs of constant duration from an end to a begin, and a source and a sink hold i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,30 @@ class Network:
             self.limit,
             self.num_nodes - 2,
             self.num_nodes - 1,
+        )
+
+    @property
+    def steepest_uw(self) -> int:
+        """A slope, uW, that the frontier has nowhere above T_min: all operations get faster."""
+        finite = np.where(self.limit < _kernel.INFINITE, self.limit, 0)
+        steepest = np.maximum.reduceat(finite, self.curve_begin[:-1])
+        return int(steepest[self.curve].sum()) + 1
+
+    def with_deadline(self, deadline_ns: int) -> Network:
+        """The same network with one more activity, from its source to its sink, of that duration.
+
+        It earns nothing and takes any flow. So an optimum of more flow than the frontier is steep
+        at the deadline is the optimum at the deadline, and the last arc carries what is over.
+        """
+        source, sink = self.num_nodes - 2, self.num_nodes - 1
+        return replace(
+            self,
+            tail=_int32(self.tail, np.array([source])),
+            head=_int32(self.head, np.array([sink])),
+            curve=_int32(self.curve, np.array([len(self.curve_begin) - 1])),
+            curve_begin=_int32(self.curve_begin, np.array([len(self.duration) + 1])),
+            duration=np.append(self.duration, deadline_ns),
+            limit=np.append(self.limit, _kernel.INFINITE),
         )
 
 

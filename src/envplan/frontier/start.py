@@ -1,4 +1,4 @@
-"""Where the walk starts: a flow close to the optimum at T_star, for the kernel to repair.
+"""Where the walk starts: a flow close to the optimum, for the kernel to repair.
 
 At T_star the flow value is the power of all waiting GPUs. Any guess gives the exact same start;
 only the repair takes longer. Two guesses are good ones:
@@ -39,8 +39,8 @@ _REPEATING = (
     "zb-v",
     "dualpipe-v",
 )
-# Of the pipeline that stands for a long one; fewer where that is hardly longer.
-_ROUNDS = 4
+# Of the pipeline that stands for a long one. With fewer its middle is not steady enough to repeat.
+_FEWEST_ROUNDS, _ROUNDS = 3, 4
 
 
 def start_at_t_star(
@@ -56,18 +56,63 @@ def start_at_t_star(
     Args:
         part: stop earlier, where going slower saves this part of the power of all waiting GPUs.
     """
-    stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
-    few = len(pipeline.operations) <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
-    rounds = min(_ROUNDS, microbatches // stages - 1)
-    # Some schedules of several chunks need two rounds at least.
-    repeats = pipeline.schedule in _REPEATING and rounds >= min(2, pipeline.num_chunks)
-    rough = few or not repeats
-    if rough:
+    short = _short_pipeline(pipeline)
+    if short is None:
         guess = _chain_flow(pipeline, blocking_power_uw, network)
     else:
-        short = rounds * stages + microbatches % stages
-        guess = _repeated_flow(pipeline, short, profile, blocking_power_uw)
-    trace.start(guess // part, sum(blocking_power_uw) // part, rough=rough)
+        short_network = build_network(short, profile, blocking_power_uw)
+        short_trace = short_network.trace()
+        start_at_t_star(short_trace, short, profile, blocking_power_uw, short_network)
+        guess = _repeated_flow(pipeline, short, short_network, short_trace.state()[1])
+    trace.start(guess // part, sum(blocking_power_uw) // part, rough=short is None)
+
+
+def state_at_deadline(
+    pipeline: Pipeline,
+    profile: Profile,
+    blocking_power_uw: Sequence[int],
+    network: Network,
+    deadline_ns: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The optimum of one deadline between T_min and T_star, without the frontier in between.
+
+    A short pipeline is walked from T_star to its deadline. A long one starts at the deadline, from
+    the short one's flow repeated.
+
+    Returns:
+        Event times, (nodes,), ns, and flows, (arcs,), uW, as from a trace's state_at. A later
+        deadline than T_star may give the optimum of T_star.
+    """
+    trace = network.trace()
+    short = _short_pipeline(pipeline)
+    if short is None:
+        start_at_t_star(trace, pipeline, profile, blocking_power_uw, network)
+        trace.run(sum(blocking_power_uw), until=deadline_ns)
+        star_ns = int(trace.breakpoints()[0][0])
+        return trace.state_at(min(deadline_ns, star_ns))
+    short_network = build_network(short, profile, blocking_power_uw)
+    short_deadline_ns = short_network.trace().min_time * deadline_ns // trace.min_time
+    _, short_flow = state_at_deadline(
+        short, profile, blocking_power_uw, short_network, short_deadline_ns
+    )
+    guess = _repeated_flow(pipeline, short, short_network, short_flow)
+    limited = network.with_deadline(deadline_ns)
+    total = int(limited.steepest_uw)
+    spare = max(0, total - int(guess[network.tail == network.num_nodes - 2].sum()))
+    trace = limited.trace()
+    trace.start(np.append(guess, spare), total, rough=False)
+    events, flows = trace.state()
+    return events, flows[:-1]
+
+
+def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
+    """The pipeline whose optimum repeats in that of a long one, or None."""
+    stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
+    rounds = min(_ROUNDS, microbatches // stages - 1)
+    few = len(pipeline.operations) <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
+    if few or rounds < _FEWEST_ROUNDS or pipeline.schedule not in _REPEATING:
+        return None
+    return pipeline.with_microbatches(rounds * stages + microbatches % stages)
 
 
 def _chain_flow(
@@ -87,14 +132,10 @@ def _chain_flow(
 
 
 def _repeated_flow(
-    pipeline: Pipeline, short_microbatches: int, profile: Profile, blocking_power_uw: Sequence[int]
+    pipeline: Pipeline, short: Pipeline, short_network: Network, flow_of_short: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    short = pipeline.with_microbatches(short_microbatches)
-    network = build_network(short, profile, blocking_power_uw)
-    trace = network.trace()
-    start_at_t_star(trace, short, profile, blocking_power_uw, network)
-    short_flow = trace.flows().tolist()
-
+    """The flow of a short pipeline, its middle round as often as a long one has it."""
+    short_flow = flow_of_short.tolist()
     first_edge = len(short.operations)
     flow_of = dict(zip(short.operations, short_flow[:first_edge], strict=True))
     edge_flow_of = {
@@ -103,14 +144,16 @@ def _repeated_flow(
             _edges(short), short_flow[first_edge : first_edge + len(short.succ)], strict=True
         )
     }
-    standing_for = _Repetition(pipeline.num_stages, pipeline.num_microbatches, short_microbatches)
+    standing_for = _Repetition(
+        pipeline.num_stages, pipeline.num_microbatches, short.num_microbatches
+    )
     images = [standing_for(op) for op in pipeline.operations]
     # DualPipeV splits the backwards at its ends only, so an image may not be there.
     flow = [flow_of.get(image, 0) for image in images]
     flow += [
         edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0) for i, j in _edges(pipeline)
     ]
-    ends = len(network.tail) - first_edge - len(short.succ)
+    ends = len(short_network.tail) - first_edge - len(short.succ)
     flow += short_flow[len(short_flow) - ends :]
     return np.array(flow, np.int64)
 

@@ -11,7 +11,7 @@ from envplan.limits.base import Limit, Setting
 from envplan.limits.energy_budget import EnergyBudget
 from envplan.limits.min_hold import MinHold
 from envplan.limits.peak_power import PeakPower
-from envplan.limits.probability import HoldsWithProbability
+from envplan.limits.probability import HoldsWithProbability, Robustness
 
 AnyLimit = Annotated[
     MinHold | PeakPower | AveragePower | EnergyBudget | HoldsWithProbability,
@@ -26,5 +26,6 @@ __all__ = [
     "Limit",
     "MinHold",
     "PeakPower",
+    "Robustness",
     "Setting",
 ]

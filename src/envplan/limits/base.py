@@ -41,9 +41,12 @@ class Limit(Model):
     """A condition on the replay of a plan; the base of all limits.
 
     Attributes:
+        kind: what files call it.
         is_local: single moves can mend it: the search pays for breaking it move by move. A limit
             that is not is a condition on the whole plan, which the search over the time keeps.
     """
+
+    kind: str
 
     @property
     def is_local(self) -> bool:

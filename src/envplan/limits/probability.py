@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from envplan._model import Model
+from envplan.costs.model import Iterations
 from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.noise import (
@@ -28,13 +30,49 @@ from envplan.noise import (
 from envplan.units import ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan, Robustness
+    from envplan.plan import Plan
     from envplan.replay import Replay
 
 #: Fresh replays that prove a share; so many can prove up to 0.999.
 RUNS: Final = 10_000
 #: Replays that the search looks at for each candidate; the same draws for all of them.
 SEARCH_RUNS: Final = 2_000
+
+
+class Robustness(Model):
+    """How sure it is that a plan holds its target under noise.
+
+    Each operation's time is multiplied by a lognormal factor of its own with mean 1.
+    """
+
+    probability: Annotated[float, Field(gt=0, lt=1)] = Field(description="asked for")
+    noise: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="standard deviation of times, as a fraction of them; absent: by the profile's "
+        "column time_std",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    runs: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        description="replays with noise drawn from the seed"
+    )
+    held_runs: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        description="those of them that ended by the target"
+    )
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    share_at_least: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="the probability that this proves with the confidence (Clopper and Pearson; of "
+        "a run by Cantelli's inequality)"
+    )
+    iterations: Iterations | None = Field(
+        None,
+        description="what is sure to be over by the deadline under costs is a run of so many; "
+        "absent: one iteration by the target",
+    )
+
+    @property
+    def percent_at_least(self) -> str:
+        """share_at_least in percent, rounded down."""
+        return f"{math.floor(1e4 * self.share_at_least) / 100:.2f}%"
 
 
 class HoldsWithProbability(Limit):
@@ -85,8 +123,6 @@ class HoldsWithProbability(Limit):
         Each attempt draws anew and takes half of the risk of error that is left, so that all of
         them together keep to the confidence stated.
         """
-        from envplan.plan import Robustness
-
         seed, confidence = self.seed + 1 + attempt, _confidence(attempt)
         makespans = self.makespans(replay, setting, seed, RUNS)
         held, share = proved_share(makespans, setting, confidence)
@@ -174,7 +210,7 @@ def proved_share(
 
 
 def _confidence(attempt: int) -> float:
-    return 1 - (1 - CONFIDENCE) / 2 ** (attempt + 1)
+    return 1 - (1 - CONFIDENCE) / float(2 ** (attempt + 1))
 
 
 def _stated_setting(plan: Plan, stated: Robustness, setting: Setting) -> Setting:

@@ -64,10 +64,16 @@ def check_orders(
     _refuse_deadlock(orders, present, rank_of)
 
 
-def transfers(operations: Sequence[Operation], latency: int) -> dict[tuple[int, int], int]:
-    """The dependencies between ranks, as (from, to) by index into `operations` -> `latency`.
+def transfers(
+    operations: Sequence[Operation], latency: int | Sequence[int]
+) -> dict[tuple[int, int], int]:
+    """The dependencies between ranks, as (from, to) by index into `operations` -> latency.
 
     Those within a rank are left to the order it runs in.
+
+    Args:
+        latency: of every transfer; or of those between rank r and r + 1, one for each pair. Between
+            ranks that are no neighbours it then is the longest of these.
     """
     index = {_key(op): i for i, op in enumerate(operations)}
     edges: dict[tuple[int, int], int] = {}
@@ -75,8 +81,14 @@ def transfers(operations: Sequence[Operation], latency: int) -> dict[tuple[int, 
         for key in _needs(op):
             source = index.get(key)
             if source is not None and operations[source].stage != op.stage:
-                edges[source, i] = latency
+                edges[source, i] = _latency(latency, operations[source].stage, op.stage)
     return edges
+
+
+def _latency(latency: int | Sequence[int], rank: int, other: int) -> int:
+    if isinstance(latency, int):
+        return latency
+    return latency[min(rank, other)] if abs(rank - other) == 1 else max(latency)
 
 
 def _key(op: Operation) -> _Key:

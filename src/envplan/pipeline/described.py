@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
@@ -19,44 +19,69 @@ def described_pipeline(
     profile: Profile,
     *,
     schedule: str | None = None,
+    num_stages: int | None = None,
     num_microbatches: int | None = None,
     chunks: int | None = None,
-    p2p_latency: float | None = None,
+    p2p_latency: float | list[float] | None = None,
     extras: Mapping[str, Sequence[int]] | None = None,
-    forwards_ahead: Sequence[int] | None = None,
+    forwards_ahead: Callable[[int], Sequence[int] | None] | None = None,
 ) -> Pipeline:
     """The pipeline of a profile's job, with its transfers and operations of constant time.
 
     Args:
         profile: its sidecar says the job; where it says nothing, the schedule is 1f1b and takes no
             time for transfers.
-        schedule, num_microbatches, chunks, p2p_latency, extras: instead of what the sidecar says.
-        forwards_ahead: as for Pipeline.
+        schedule, num_stages, num_microbatches, chunks, p2p_latency, extras: instead of what the
+            sidecar says. Stages or chunks alone tell the other; 1f1b with chunks is interleaved
+            unless it is asked for by name.
+        forwards_ahead: for envpipe, of a number of microbatches; as for Pipeline.
 
     Raises:
         InputError: nobody says how many microbatches an iteration has, the stages of the profile
             cannot be shared out, or as for Pipeline.
     """
     metadata, job = profile.metadata, profile.metadata.job
-    schedule = schedule or metadata.schedule or "1f1b"
-    chunks = chunks or job.chunks or traits(schedule).chunks
+    name, count = schedule or metadata.schedule or "1f1b", profile.num_stages
+    if num_stages is None and chunks is None:
+        num_stages, chunks = job.stages, job.chunks
+    if chunks is None:
+        fits = num_stages is not None and count % num_stages == 0
+        chunks = count // (num_stages or 1) if fits else traits(name).chunks
+    if schedule is None and name == "1f1b" and chunks > 1:
+        name = "interleaved"
+    if count % chunks:
+        raise InputError(
+            f"schedule {name} with {chunks} chunks on each pipeline stage (--vp): {chunks} does "
+            f"not divide the {count} stages of profile {profile.name}"
+        )
+    if num_stages not in (None, count // chunks):
+        raise InputError(
+            f"{num_stages} pipeline stages (--pp) of {chunks} chunks (--vp) are "
+            f"{num_stages * chunks} model stages, but profile {profile.name} has {count}"
+        )
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:
         raise InputError(
-            f"profile {profile.name} does not say how many microbatches an iteration has"
-        )
-    stages = profile.num_stages // chunks
-    if stages * chunks != profile.num_stages or job.num_stages not in (None, stages):
-        raise InputError(
-            f"profile {profile.name} has {profile.num_stages} stages, which are not "
-            f"{job.num_stages or 'any number of'} pipeline stages of {chunks} chunks each"
+            "how many microbatches has an iteration? Give --microbatches M (profile "
+            f"{profile.name} does not say)"
         )
     return Pipeline(
-        schedule,
-        num_stages=stages,
+        name,
+        num_stages=count // chunks,
         num_microbatches=microbatches,
         num_chunks=chunks,
-        p2p_latency=job.p2p_latency_s if p2p_latency is None else p2p_latency,
-        forwards_ahead=forwards_ahead,
+        p2p_latency=_transfers(job.p2p_latency_s, count // chunks)
+        if p2p_latency is None
+        else p2p_latency,
+        forwards_ahead=None
+        if forwards_ahead is None or name != "envpipe" or chunks > 1
+        else forwards_ahead(microbatches),
         extras=job.extras if extras is None else extras,
     )
+
+
+def _transfers(latency_s: float | list[float], stages: int) -> float | list[float]:
+    """What transfers take; where the stages are others than those described, the longest."""
+    if isinstance(latency_s, list) and len(latency_s) != stages - 1:
+        return max(latency_s)
+    return latency_s

@@ -18,29 +18,92 @@ Here is also where numbers given by a user are checked; what leaves this module 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
-from envplan._files import parse_json, read_bounded
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from envplan._documents import parse_document
+from envplan._files import AnyPath, parse_json, read_bounded
+from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.schedules import Operation, traits
 from envplan.units import ns_from_s, s_from_ns
 
-DAG_SCHEMA = "envplan/dag/v1"
+DAG_SCHEMA: Final = "envplan/dag/v1"
 #: The schedule name of a pipeline that comes from a DAG.
-DAG_SCHEDULE = "dag"
+DAG_SCHEDULE: Final = "dag"
 MAX_DAG_BYTES = 64 * 2**20
-MAX_OPERATIONS = 2**20
-MAX_LATENCY_S = 1e9
-_MAX_COUNT = 2**31 - 1
+MAX_OPERATIONS: Final = 2**20
+MAX_LATENCY_S: Final = 1e9
+_MAX_COUNT: Final = 2**31 - 1
 
-_DAG_FIELDS = frozenset({"schema", "operations"})
-_OPERATION_FIELDS = frozenset(
-    {"id", "stage", "instruction", "microbatch", "chunk", "profile_stage", "after"}
-)
-_AFTER_FIELDS = frozenset({"id", "latency"})
+
+def _identifier(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError('must be a name such as "forward"')
+    return text
+
+
+def _named(item: object) -> object:
+    return {"id": item} if isinstance(item, str) else item
+
+
+Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
+
+
+class _After(Model):
+    id: str
+    latency: Latency = 0.0
+
+
+class _Listed(Model):
+    """An operation as a DAG document lists it."""
+
+    id: Annotated[str, Field(min_length=1)]
+    stage: Index
+    instruction: Annotated[str, AfterValidator(_identifier)]
+    microbatch: Index = 0
+    chunk: Index = 0
+    profile_stage: Index | None = None
+    after: list[Annotated[_After, BeforeValidator(_named)]] = Field([])
+
+    def operation(self) -> Operation:
+        timed = self.stage if self.profile_stage is None else self.profile_stage
+        return Operation(self.stage, self.instruction, self.microbatch, self.chunk, timed)
+
+
+class _DagDocument(Model):
+    schema_id: Literal["envplan/dag/v1"] = Field(alias="schema")
+    operations: Annotated[list[_Listed], Field(min_length=1, max_length=MAX_OPERATIONS)]
+
+
+class Job(Model):
+    """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
+
+    Attributes:
+        forwards_ahead, extras: as the job has them; Pipeline checks them.
+        dag: a DAG document, for schedule `dag` alone.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    schedule: str
+    stages: Count
+    microbatches: Count
+    chunks: Count | None = None
+    p2p_latency_s: Latency | list[Latency] = 0.0
+    forwards_ahead: Any = None
+    extras: Any = None
+    dag: Any = None
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks per stage; where the job does not say, the schedule's usual number."""
+        return traits(self.schedule).chunks if self.chunks is None else self.chunks
 
 
 @dataclass(frozen=True)
@@ -72,26 +135,6 @@ class Dag:
     @property
     def num_profile_stages(self) -> int:
         return max(operation.profile_stage for operation in self.operations) + 1
-
-
-@dataclass(frozen=True)
-class Job:
-    """The part of plan.json's `job` that describes a pipeline.
-
-    Attributes:
-        p2p_latency: in seconds.
-        forwards_ahead, extras: as the job has them, not yet checked; None where it has none.
-        dag: None for a schedule.
-    """
-
-    schedule: str
-    num_stages: int
-    num_microbatches: int
-    num_chunks: int
-    p2p_latency: float
-    forwards_ahead: Any
-    extras: Any
-    dag: Dag | None
 
 
 def whole_number(value: object, what: str, *, least: int) -> int:
@@ -131,7 +174,7 @@ def latency_ns(value: object, what: str) -> int:
     return ns_from_s(seconds)
 
 
-def read_dag(path: str | os.PathLike[str]) -> object:
+def read_dag(path: AnyPath) -> object:
     """The JSON value in a DAG file, not yet checked.
 
     Raises:
@@ -147,81 +190,28 @@ def parse_dag(document: object) -> Dag:
         document: a JSON value as parsed.
 
     Raises:
-        InputError: names the operation (index and id) and the field that is wrong.
+        InputError: names the operation and the field that is wrong.
     """
-    entries = _entries(document)
-    ids = _ids(entries)
-    listed = [_operation(entry, _named(i, entry)) for i, entry in enumerate(entries)]
-    _refuse_gaps(listed)
-    by_stage = sorted(range(len(listed)), key=lambda i: listed[i].stage)  # stable: keeps the order
-    index = {ids[i]: place for place, i in enumerate(by_stage)}
-    after: dict[tuple[int, int], int] = {}
-    for i, entry in enumerate(entries):
-        for before, lag in _after(entry, _named(i, entry), index):
-            edge = (before, index[ids[i]])
-            after[edge] = max(lag, after.get(edge, 0))
-    return Dag(tuple(ids[i] for i in by_stage), tuple(listed[i] for i in by_stage), after)
-
-
-def _entries(document: object) -> list[dict[str, Any]]:
-    if not isinstance(document, dict):
-        raise InputError(f"a DAG must be an object, not {shown(document)}")
-    if document.get("schema") != DAG_SCHEMA:
-        found = shown(document["schema"]) if "schema" in document else "missing"
-        raise InputError(f'schema must be "{DAG_SCHEMA}"; it is {found}')
-    _refuse_unknown(document, _DAG_FIELDS, "the DAG")
-    entries = document.get("operations")
-    if not isinstance(entries, list):
-        raise InputError(f"operations must be a list, not {shown(entries)}")
-    if not entries:
-        raise InputError("operations is empty: a DAG needs at least one operation")
-    if len(entries) > MAX_OPERATIONS:
-        raise InputError(f"{len(entries)} operations; at most {MAX_OPERATIONS} are possible")
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise InputError(f"operation {i} must be an object, not {shown(entry)}")
-    return entries
-
-
-def _named(i: int, entry: dict[str, Any]) -> str:
-    return f"operation {i} ({shown(entry['id'])})"
-
-
-def _refuse_unknown(fields: dict[str, Any], known: frozenset[str], what: str) -> None:
-    if not fields.keys() <= known:
-        unknown = next(key for key in fields if key not in known)
-        raise InputError(
-            f"{what} has an unknown field {shown(unknown)}; known: {', '.join(sorted(known))}"
-        )
-
-
-def _ids(entries: list[dict[str, Any]]) -> list[str]:
+    listed = parse_document(document, _DagDocument, kind="DAG", schema=DAG_SCHEMA).operations
     first: dict[str, int] = {}
-    for i, entry in enumerate(entries):
-        name = entry.get("id")
-        if not isinstance(name, str) or not name:
-            found = shown(name) if "id" in entry else "missing"
-            raise InputError(f"operation {i}: id must be a non-empty string; it is {found}")
-        if name in first:
-            raise InputError(f"operation {i} has the id {shown(name)} of operation {first[name]}")
-        first[name] = i
-    return list(first)
-
-
-def _operation(entry: dict[str, Any], name: str) -> Operation:
-    _refuse_unknown(entry, _OPERATION_FIELDS, name)
-    instruction = entry.get("instruction")
-    if not isinstance(instruction, str) or not instruction.isidentifier():
-        found = shown(instruction) if "instruction" in entry else "missing"
-        raise InputError(f'{name}: instruction must be a name such as "forward"; it is {found}')
-    stage = whole_number(entry.get("stage"), f"{name}: stage", least=0)
-    return Operation(
-        stage,
-        instruction,
-        whole_number(entry.get("microbatch", 0), f"{name}: microbatch", least=0),
-        whole_number(entry.get("chunk", 0), f"{name}: chunk", least=0),
-        whole_number(entry.get("profile_stage", stage), f"{name}: profile_stage", least=0),
-    )
+    for i, entry in enumerate(listed):
+        if first.setdefault(entry.id, i) != i:
+            raise InputError(
+                f"operation {i} has the id {shown(entry.id)} of operation {first[entry.id]}"
+            )
+    operations = [entry.operation() for entry in listed]
+    _refuse_gaps(operations)
+    by_stage = sorted(range(len(listed)), key=lambda i: operations[i].stage)  # keeps their order
+    index = {listed[i].id: place for place, i in enumerate(by_stage)}
+    after: dict[tuple[int, int], int] = {}
+    for i, entry in enumerate(listed):
+        for item in entry.after:
+            if item.id not in index or item.id == entry.id:
+                itself = "itself" if item.id == entry.id else f"{shown(item.id)}, no operation's id"
+                raise InputError(f"operation {i} ({shown(entry.id)}) waits for {itself}")
+            edge = (index[item.id], index[entry.id])
+            after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
+    return Dag(tuple(index), tuple(operations[i] for i in by_stage), after)
 
 
 def _refuse_gaps(operations: list[Operation]) -> None:
@@ -230,30 +220,6 @@ def _refuse_gaps(operations: list[Operation]) -> None:
     if len(stages) <= last:
         gap = next(stage for stage in range(last) if stage not in stages)
         raise InputError(f"stage {gap} has no operations, but stage {last} has")
-
-
-def _after(entry: dict[str, Any], name: str, index: dict[str, int]) -> list[tuple[int, int]]:
-    """(index of the operation waited for, latency in ns) for each item of `after`."""
-    items = entry.get("after", [])
-    if not isinstance(items, list):
-        raise InputError(f"{name}: after must be a list, not {shown(items)}")
-    found = []
-    for item in items:
-        if isinstance(item, dict):
-            _refuse_unknown(item, _AFTER_FIELDS, f"{name}: an item of after")
-        fields = item if isinstance(item, dict) else {"id": item}
-        before = fields.get("id")
-        if not isinstance(before, str):
-            raise InputError(
-                f"{name}: after must list ids, or objects with an id; one is {shown(before)}"
-            )
-        if before == entry["id"]:
-            raise InputError(f"{name} waits for itself")
-        if before not in index:
-            raise InputError(f"{name} waits for {shown(before)}, which is no operation's id")
-        lag = latency_ns(fields.get("latency", 0), f"{name}: latency after {shown(before)}")
-        found.append((index[before], lag))
-    return found
 
 
 def dag_document(dag: Dag) -> dict[str, Any]:
@@ -277,37 +243,18 @@ def dag_document(dag: Dag) -> dict[str, Any]:
     return {"schema": DAG_SCHEMA, "operations": entries}
 
 
-def parse_job(job: object) -> Job:
-    """Read the pipeline's part of a job; other fields of the job are left alone.
+def parse_job(document: object) -> tuple[Job, Dag | None]:
+    """Read the pipeline's part of a job, and its DAG where it has one.
 
     Raises:
         InputError: names the field that is missing, wrong or at odds with the job's DAG.
     """
-    if not isinstance(job, dict):
-        raise InputError(f"job must be an object, not {shown(job)}")
-    schedule = job.get("schedule")
-    if not isinstance(schedule, str):
-        raise InputError(f"job: schedule must be a name, not {shown(schedule)}")
-    if (schedule == DAG_SCHEDULE) != (job.get("dag") is not None):
+    job = parse_document(document, Job, kind="job")
+    if (job.schedule == DAG_SCHEDULE) != (job.dag is not None):
         raise InputError('job: schedule "dag" and the field dag go together; one is missing')
-    dag = parse_dag(job["dag"]) if schedule == DAG_SCHEDULE else None
-    if dag is not None:
-        _refuse_contradiction(job, dag)
-    p2p_latency = job.get("p2p_latency_s", 0.0)
-    latency_ns(p2p_latency, "job: p2p_latency_s")
-    return Job(
-        schedule,
-        whole_number(job.get("stages"), "job: stages", least=1),
-        whole_number(job.get("microbatches"), "job: microbatches", least=1),
-        whole_number(job.get("chunks", traits(schedule).chunks), "job: chunks", least=1),
-        p2p_latency,
-        job.get("forwards_ahead"),
-        job.get("extras"),
-        dag,
-    )
-
-
-def _refuse_contradiction(job: dict[str, Any], dag: Dag) -> None:
+    if job.dag is None:
+        return job, None
+    dag = parse_dag(job.dag)
     meant = {
         "stages": dag.num_stages,
         "microbatches": dag.num_microbatches,
@@ -317,5 +264,23 @@ def _refuse_contradiction(job: dict[str, Any], dag: Dag) -> None:
         "extras": None,
     }
     for field, value in meant.items():
-        if field in job and job[field] != value:
-            raise InputError(f"job: {field} is {shown(job[field])}, but its DAG means {value}")
+        stated = getattr(job, field)
+        if field in job.model_fields_set and stated != value:
+            raise InputError(f"job: {field} is {shown(stated)}, but its DAG means {value}")
+    return job, dag
+
+
+def transfer_ns(value: object, what: str, num_stages: int) -> int | tuple[int, ...]:
+    """A latency in seconds, or one for each pair of neighbouring stages, in whole nanoseconds.
+
+    Raises:
+        InputError: as for latency_ns, or there are not num_stages - 1 of them.
+    """
+    if not isinstance(value, list | tuple):
+        return latency_ns(value, what)
+    if len(value) != num_stages - 1 or not value:
+        raise InputError(
+            f"{what} must be one number, or a list of {num_stages - 1}, one for each pair of "
+            "neighbouring stages"
+        )
+    return tuple(latency_ns(one, f"{what}[{k}]") for k, one in enumerate(value))

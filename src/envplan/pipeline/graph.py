@@ -18,7 +18,7 @@ from envplan.errors import InputError, shown
 from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.extras import checked_extras, with_extras
-from envplan.pipeline.formats import Dag, latency_ns, whole_number
+from envplan.pipeline.formats import Dag, latency_ns, transfer_ns, whole_number
 from envplan.pipeline.schedules import (
     SCHEDULES,
     Operation,
@@ -49,7 +49,8 @@ class Pipeline:
             any number, `zb-v` and `dualpipe-v` two, the others one. Default: 2 for those two, 1
             for all others.
         p2p_latency: seconds between an operation's end and the start of one on another stage
-            that needs its output.
+            that needs its output; or a list of them, one for each pair of neighbouring stages,
+            where some are joined by a slower network than others.
         forwards_ahead: for `envpipe` only: how many forwards more than in 1F1B each stage runs
             before its first backward, (num_stages). None on the last stage, never more on a stage
             than on the one before unless that one has no microbatches left. Default: none at all;
@@ -64,7 +65,8 @@ class Pipeline:
     Attributes:
         num_profile_stages: how many stages a profile must have: num_stages * num_chunks, or what
             a custom DAG uses.
-        p2p_latency_ns: the latency in whole ns; 0 for a custom DAG, whose edges have their own.
+        p2p_latency_ns: the latency in whole ns, or a tuple where each pair of neighbours has its
+            own; 0 for a custom DAG, whose edges have their own.
         forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
         extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
@@ -82,7 +84,7 @@ class Pipeline:
     num_microbatches: int
     num_chunks: int
     num_profile_stages: int
-    p2p_latency_ns: int
+    p2p_latency_ns: int | tuple[int, ...]
     forwards_ahead: tuple[int, ...]
     extras: Mapping[str, tuple[int, ...]]
     operations: tuple[Operation, ...]
@@ -99,7 +101,7 @@ class Pipeline:
         num_microbatches: int | None = None,
         *,
         num_chunks: int | None = None,
-        p2p_latency: float = 0.0,
+        p2p_latency: float | Sequence[float] = 0.0,
         forwards_ahead: Sequence[int] | None = None,
         extras: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
@@ -110,7 +112,7 @@ class Pipeline:
         chunks = traits(schedule).chunks if num_chunks is None else num_chunks
         self.num_chunks = whole_number(chunks, "num_chunks", least=1)
         self.num_profile_stages = self.num_stages * self.num_chunks
-        self.p2p_latency_ns = latency_ns(p2p_latency, "p2p_latency")
+        self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
         _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
         self.forwards_ahead = _checked_ahead(
             forwards_ahead, schedule, self.num_stages, self.num_microbatches
@@ -125,6 +127,13 @@ class Pipeline:
         stages = with_extras(stages, self.extras)
         operations = tuple(operation for stage in stages for operation in stage)
         self._build(operations, transfers(operations, self.p2p_latency_ns))
+
+    @property
+    def p2p_latency(self) -> float | list[float]:
+        """Seconds of a transfer; a list where each pair of neighbouring stages has its own."""
+        if isinstance(self.p2p_latency_ns, int):
+            return s_from_ns(self.p2p_latency_ns)
+        return [s_from_ns(latency) for latency in self.p2p_latency_ns]
 
     @classmethod
     def from_dag(cls, document: object) -> Pipeline:
@@ -189,15 +198,15 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read = formats.parse_job(job)
-        if read.dag is not None:
-            return cls._from_dag(read.dag)
+        read, dag = formats.parse_job(job)
+        if dag is not None:
+            return cls._from_dag(dag)
         return cls(
             read.schedule,
-            read.num_stages,
-            read.num_microbatches,
+            read.stages,
+            read.microbatches,
             num_chunks=read.num_chunks,
-            p2p_latency=read.p2p_latency,
+            p2p_latency=read.p2p_latency_s,
             forwards_ahead=read.forwards_ahead,
             extras=read.extras,
         )
@@ -241,7 +250,7 @@ class Pipeline:
             self.num_stages,
             num_microbatches,
             num_chunks=self.num_chunks,
-            p2p_latency=s_from_ns(self.p2p_latency_ns),
+            p2p_latency=self.p2p_latency,
             forwards_ahead=ahead,
             extras=self.extras,
         )
@@ -253,7 +262,7 @@ class Pipeline:
             "stages": self.num_stages,
             "microbatches": self.num_microbatches,
             "chunks": self.num_chunks,
-            "p2p_latency_s": s_from_ns(self.p2p_latency_ns),
+            "p2p_latency_s": self.p2p_latency,
         }
         if self.forwards_ahead:
             job["forwards_ahead"] = list(self.forwards_ahead)
@@ -346,7 +355,7 @@ class Pipeline:
         if self.num_chunks > 1:
             shape += f", num_chunks={self.num_chunks}"
         if self.p2p_latency_ns:
-            shape += f", p2p_latency={s_from_ns(self.p2p_latency_ns)!r}"
+            shape += f", p2p_latency={self.p2p_latency!r}"
         if self.forwards_ahead:
             shape += f", forwards_ahead={list(self.forwards_ahead)}"
         if self.extras:

@@ -10,7 +10,6 @@ from envplan.plan.model import (
     PlannedOperation,
     Predicted,
     ProfileReference,
-    Robustness,
     Rung,
     Target,
     UntilStraggler,
@@ -18,6 +17,7 @@ from envplan.plan.model import (
     write_schema,
 )
 from envplan.plan.replayed import (
+    JobSetup,
     as_referenced,
     check_operations,
     check_reference,
@@ -34,11 +34,11 @@ __all__ = [
     "SCHEMA_FILE",
     "Baseline",
     "Job",
+    "JobSetup",
     "Plan",
     "PlannedOperation",
     "Predicted",
     "ProfileReference",
-    "Robustness",
     "Rung",
     "Target",
     "UntilStraggler",

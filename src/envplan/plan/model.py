@@ -9,7 +9,6 @@ correctly rounded to a float and written so that it reads back the same.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,15 +20,16 @@ from envplan._documents import json_schema, parse_document, read_json, readable_
 from envplan._files import atomic_write
 from envplan._model import Model
 from envplan._notebook import html_of
-from envplan.costs.model import MAX_ITERATIONS, Costs
+from envplan.costs.model import Costs
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import (
+    AnyLimit,
     AveragePower,
     EnergyBudget,
     HoldsWithProbability,
-    Limit,
     MinHold,
     PeakPower,
+    Robustness,
 )
 from envplan.pipeline import Pipeline
 from envplan.request import Deadline, Effort, Request
@@ -70,7 +70,9 @@ class Job(Model):
     stages: Count
     microbatches: Count
     chunks: Count
-    p2p_latency_s: Seconds
+    p2p_latency_s: Seconds | list[Seconds] = Field(
+        description="of a transfer; a list has one for each pair of neighbouring stages"
+    )
     forwards_ahead: list[Index] | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )
@@ -162,38 +164,6 @@ class Baseline(Model):
     iteration_time_s: Seconds
     energy_j: Joules
     average_power_w: Watts
-
-
-class Robustness(Model):
-    """How sure it is that a plan holds its target under noise.
-
-    Each operation's time is multiplied by a lognormal factor of its own with mean 1.
-    """
-
-    probability: Annotated[float, Field(gt=0, lt=1)] = Field(description="asked for")
-    noise: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="standard deviation of times, as a fraction of them; absent: by the profile's "
-        "column time_std",
-    )
-    seed: Index
-    runs: Count = Field(le=10**6, description="replays with noise drawn from the seed")
-    held_runs: Index = Field(description="those of them that ended by the target")
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    share_at_least: Annotated[float, Field(ge=0, le=1)] = Field(
-        description="the probability that this proves with the confidence (Clopper and Pearson; of "
-        "a run by Cantelli's inequality)"
-    )
-    iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS)] | None = Field(
-        None,
-        description="what is sure to be over by the deadline under costs is a run of so many; "
-        "absent: one iteration by the target",
-    )
-
-    @property
-    def percent_at_least(self) -> str:
-        """share_at_least in percent, rounded down."""
-        return f"{math.floor(1e4 * self.share_at_least) / 100:.2f}%"
 
 
 class UntilStraggler(Model):
@@ -415,10 +385,10 @@ class Plan(Model):
         return parse_document(document, cls, kind="plan", schema=PLAN_SCHEMA, path=path)
 
 
-def told_limits(plan: Plan) -> list[Limit]:
+def told_limits(plan: Plan) -> list[AnyLimit]:
     """The limits that a plan's fields tell of, whatever its request says."""
     target, job, sure = plan.target, plan.job, plan.predicted.robustness
-    limits: list[Limit] = []
+    limits: list[AnyLimit] = []
     if job.min_dwell_s:
         limits.append(MinHold(time_s=job.min_dwell_s))
     if target.peak_power_w is not None:

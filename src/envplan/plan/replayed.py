@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import InputError
+from envplan.frontier import BlockingPowerSource
 from envplan.pipeline import Pipeline
 from envplan.plan.model import Job, Plan, ProfileReference, Rung
 from envplan.profile import Adjustments, Profile, builtin_paths
@@ -64,6 +67,43 @@ def problem_of(job: Job, profile: Profile) -> Problem:
             f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
         )
     return Problem(pipeline, profile, [uw_from_w(power) for power in powers])
+
+
+@dataclass(frozen=True)
+class JobSetup:
+    """What a job runs by a profile, as build_plan takes it; a traced frontier is another one."""
+
+    job: Job
+    profile: Profile
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The job's pipeline with the profile's option tables."""
+        return problem_of(self.job, self.profile)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.problem.pipeline
+
+    @property
+    def gpus_per_stage(self) -> int:
+        return self.job.gpus_per_stage
+
+    @property
+    def replicas(self) -> int:
+        return self.job.replicas
+
+    @property
+    def num_gpus(self) -> int:
+        return self.job.num_gpus
+
+    @property
+    def blocking_power_w(self) -> tuple[float, ...]:
+        return tuple(self.job.blocking_power_w)
+
+    @property
+    def blocking_power_source(self) -> BlockingPowerSource:
+        return self.job.blocking_power_source
 
 
 def machine_of(job: Job) -> Machine:

@@ -200,7 +200,7 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         "envpipe",
         pipeline.num_stages,
         pipeline.num_microbatches,
-        p2p_latency=s_from_ns(pipeline.p2p_latency_ns),
+        p2p_latency=pipeline.p2p_latency,
         forwards_ahead=ahead,
         extras=pipeline.extras,
     )

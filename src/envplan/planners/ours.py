@@ -57,10 +57,10 @@ def best_plan_beside(
             target = Target(kind="sync-time", time_s=time_s, deadline_s=time_s)
         else:
             # Beyond T_star the relaxed plan waits for nobody, but a discrete one may be lucky.
-            kind = "time" if deadline_ns <= star_ns else "planner"
             stated_s = s_from_ns(deadline_ns)
-            asked_s = time_s if kind == "time" else stated_s
-            target = Target(kind=kind, time_s=asked_s, deadline_s=stated_s)
+            target = Target(kind="planner", time_s=stated_s, deadline_s=stated_s)
+            if deadline_ns <= star_ns:
+                target = Target(kind="time", time_s=time_s, deadline_s=stated_s)
         best = build_plan(frontier, replay, target=target)
     return best
 

@@ -101,16 +101,16 @@ class Profile:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of figures should know of the rows, a sentence each."""
+        """What a reader of figures should know of the rows, a phrase each."""
         notes = []
         if self.num_ranks:
             notes.append(
-                f"rows of {self.num_ranks} ranks are put together: the largest time, the mean "
-                "energy per GPU, the spread of times as noise"
+                f"largest times and mean energies per GPU of {self.num_ranks} ranks, whose times' "
+                "spread is the noise"
             )
         notes += [
-            f"rank {one.rank} is a straggler: it takes {one.slowdown:.2f} times as long as the "
-            f"other ranks of stage {one.stage}"
+            f"rank {one.rank} straggles: it takes {one.slowdown:.2f} times as long as other ranks "
+            f"of stage {one.stage}"
             for one in self.stragglers
         ]
         return notes

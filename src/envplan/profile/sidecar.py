@@ -20,6 +20,7 @@ _KIND: Final = "profile's sidecar"
 
 Count = Annotated[int, Strict(), Field(gt=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,10 @@ class Job:
     """The training job that a profile is of, beside schedule and microbatches.
 
     Attributes:
-        num_stages: pipeline stages (ranks); None: the profile's stages over the chunks.
+        stages: pipeline stages (ranks); None: the profile's stages over the chunks.
         chunks: model chunks of a rank; None: as many as the schedule usually has.
-        p2p_latency_s: what a transfer between stages takes, s.
+        p2p_latency_s: what a transfer between stages takes, s; a list has one for each pair of
+            neighbouring stages.
         extras: for each operation beside forwards and backwards the model stages that have it,
             such as {"optimizer": [0, 1]}.
         gpus_per_stage: tensor- times context-parallel degree; None: the tensor-parallel one.
@@ -38,9 +40,9 @@ class Job:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    num_stages: Count | None = None
+    stages: Count | None = None
     chunks: Count | None = None
-    p2p_latency_s: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 0.0
+    p2p_latency_s: Seconds | list[Seconds] = 0.0
     extras: dict[str, list[int]] = field(default_factory=dict)
     gpus_per_stage: Count | None = None
     replicas: Count = 1
@@ -114,10 +116,10 @@ class ProfileMetadata:
         if not isinstance(document, dict):
             raise InputError("must hold one JSON object, {...}")
         job = document.pop("job", None)
-        for name in ("schedule", "num_microbatches"):
+        for name, field_name in (("schedule", "schedule"), ("microbatches", "num_microbatches")):
             if not isinstance(job, dict) or name not in job:
                 continue
-            if document.setdefault(name, job[name]) != job.pop(name):
+            if document.setdefault(field_name, job[name]) != job.pop(name):
                 raise InputError(f"says {name} twice, and not the same", column="job")
         known = {name: document.pop(name) for name in _WRITTEN if document.get(name) is not None}
         gpu = known.get("gpu")

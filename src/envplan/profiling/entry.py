@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from envplan.errors import EnvplanError, InputError
 from envplan.profiling.sweep import Workload
 
-__all__ = ["load_entry"]
+__all__ = ["explained", "load_entry"]
 
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
@@ -36,30 +37,18 @@ def load_entry(entry: str, device: str) -> Workload:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    option = f"--entry {entry}:"
+    with explained(f"{option} {module_name} does not import", ""):
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise InputError(
-            f"--entry {entry}: {module_name} does not import: {_said(error)}"
-        ) from None
     function = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"--entry {entry}: {module_name} has no function {name}")
-    try:
+        raise InputError(f"{option} {module_name} has no function {name}")
+    with explained(
+        f"{option} {name}() failed",
+        f"{option} what {name}() makes does not fit in memory; make stages smaller or let it "
+        "return them on the CPU, they are moved to the GPU one by one",
+    ):
         made = function()
-    except EnvplanError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's function raises
-        if _out_of_memory(error):
-            raise InputError(
-                f"--entry {entry}: what {name}() makes does not fit in memory; make stages smaller "
-                "or let it return them on the CPU, they are moved to the GPU one by one"
-            ) from None
-        raise InputError(f"--entry {entry}: {name}() failed: {_said(error)}") from None
-    return _as_workload(made, entry, device)
-
-
-def _as_workload(made: Any, entry: str, device: str) -> Workload:
     if all(callable(getattr(made, method, None)) for method in _METHODS):
         return _Guarded(made, entry)
     try:
@@ -68,8 +57,8 @@ def _as_workload(made: Any, entry: str, device: str) -> Workload:
         stages = []
     if not stages:
         raise InputError(
-            f"--entry {entry}: must return a pair of a module and its sample inputs for each "
-            f"stage, not {type(made).__name__}"
+            f"{option} must return a pair of a module and its sample inputs for each stage, not "
+            f"{type(made).__name__}"
         )
     from envplan.profiling.torch_workloads import TorchWorkload
 
@@ -95,29 +84,34 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._workload, name)
-        return partial(_guarded, found) if callable(found) else found
+        return partial(_guarded, name, found) if callable(found) else found
 
 
-def _guarded(method: Callable[..., Any], *arguments: Any) -> Any:
-    try:
+def _guarded(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    where = f"{name}({', '.join(map(str, arguments))}) of the workload"
+    with explained(
+        f"{where} fails",
+        f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
+    ):
         return method(*arguments)
+
+
+@contextmanager
+def explained(failed: str, too_large: str) -> Iterator[None]:
+    """Whatever a user's code raises, SystemExit too, becomes an InputError.
+
+    Args:
+        failed: what to say, before the exception's own words.
+        too_large: what to say if memory ran out; "": as for others.
+    """
+    try:
+        yield
     except EnvplanError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's method raises
-        name = getattr(method, "__name__", "a method")
-        where = f"{name}({', '.join(map(str, arguments))})"
-        if _out_of_memory(error):
-            raise InputError(
-                f"{where} of the workload does not fit in the GPU's memory; choose more stages or "
-                "a smaller microbatch"
-            ) from None
-        raise InputError(f"{where} of the workload fails: {_said(error)}") from error
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the host or, as torch says it, on the GPU."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    except (Exception, SystemExit) as error:
+        # As torch says it, without importing torch.
+        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if memory and too_large:
+            raise InputError(too_large) from None
+        said = f": {error}" if str(error) else ""
+        raise InputError(f"{failed}: {type(error).__name__}{said}") from error

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
-from envplan.devices.modelled import gpu
+from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError, shown
-from envplan.profile import BLOCKING, Profile
+from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
 from envplan.profiling import models
-from envplan.profiling.builtin import Builtin, build
+from envplan.profiling.sizes import Sizes
 from envplan.profiling.workloads import (
     ConvolutionalModel,
     EncoderDecoderModel,
     Model,
+    StageWork,
     TransformerModel,
+    Work,
+    stage_works,
 )
-from envplan.units import j_from_fj, s_from_ns
 
-__all__ = ["WORKLOADS", "Sizes", "model_of", "modelled_profile", "spaced_clocks"]
+__all__ = ["WORKLOADS", "ModelledJob", "Sizes", "model_of", "modelled_profile", "spaced_clocks"]
 
 #: The workloads that sizes may be given for, and what each is without any.
 WORKLOADS: Final[dict[str, Model]] = {
@@ -34,42 +36,78 @@ WORKLOADS: Final[dict[str, Model]] = {
 #: Bottleneck blocks of the four groups, by the number of layers that ResNets are named after.
 _BLOCKS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
-_TRANSFORMER_SIZES: Final = frozenset(
-    {"layers", "hidden_size", "heads", "vocabulary_size", "sequence_length"}
-)
-_CONVOLUTIONAL_SIZES: Final = frozenset({"layers", "width_factor", "image_size"})
-#: Far beyond any model, and within what can be reckoned.
+#: Fields of a model that a size sets.
+_TRANSFORMER: Final[dict[str, tuple[str, ...]]] = {
+    "layers": ("num_layers",),
+    "hidden_size": ("hidden_size",),
+    "heads": ("num_heads",),
+    "vocabulary_size": ("vocabulary_size",),
+    "sequence_length": ("sequence_length",),
+}
+_FIELDS: Final[dict[type, dict[str, tuple[str, ...]]]] = {
+    TransformerModel: _TRANSFORMER,
+    EncoderDecoderModel: _TRANSFORMER
+    | {
+        "layers": ("num_encoder_layers", "num_decoder_layers"),
+        "sequence_length": ("source_length", "target_length"),
+    },
+    ConvolutionalModel: {
+        "layers": ("blocks",),
+        "width_factor": ("width_factor",),
+        "image_size": ("image_size",),
+    },
+}
 _MOST_LAYERS: Final = 1000
 _LARGEST: Final = 10_000_000
+_SMALLEST_IMAGE: Final = 32
+
+#: Clocks below these are left out: every valley lies above.
+_LOWEST_CLOCK_MHZ: Final = {"v100": 450}
+_LOWEST_CLOCK_ELSEWHERE_MHZ: Final = 600
+
+#: Average over an operation of its activity, 1 being what settles the clock under the power limit.
+#: The backward's lies between that of the A40 stages in the Perseus artifact (0.966) and that of
+#: the Zeus documentation's A40 profile (283.6 W under a limit of 300 W: 0.92).
+_FORWARD_ACTIVITY: Final = 1.0
+_BACKWARD_ACTIVITY: Final = 0.94
+
+_PRECISION: Final = {"half": "Mixed precision", "single": "Single precision without tensor cores"}
+_SPLIT: Final = (
+    "The backward is split: every product with weights costs the same FLOPs for gradients of its "
+    "inputs as for those of its weights; attention's core, which has no weights, and all traffic "
+    "but the sums of gradients belong to backward_input."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a workload; None leaves what the workload has by itself.
+class ModelledJob:
+    """What a modelled profile is of.
 
     Attributes:
-        layers: transformer layers, for t5 of the encoder and of the decoder each; for wide-resnet
-            50, 101 or 152.
-        hidden_size: width of a transformer.
-        heads: attention heads; a new width without it keeps the width of a head.
-        vocabulary_size: words; 0 leaves out embedding and head of gpt and bert.
-        sequence_length: tokens of a sample, for t5 on either side.
-        width_factor: how much wider than ResNet's the 3x3 convolutions are.
-        image_size: pixels on a side.
+        name: the profile's name.
+        gpu: short name of the modelled GPU.
+        model: what is trained.
+        num_stages: pipeline stages.
+        num_microbatches: default for planning.
+        microbatch_size: samples per microbatch.
+        tensor_parallel: GPUs that share a stage.
+        recompute: whether backwards recompute their forward.
+        precision: "half" (mixed) or "single".
+        split_backward: whether gradients of inputs and of weights are operations of their own.
+        schedule: that the job runs.
     """
 
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    vocabulary_size: int | None = None
-    sequence_length: int | None = None
-    width_factor: int | None = None
-    image_size: int | None = None
-
-    def given(self) -> dict[str, int]:
-        """Those that are not None."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+    name: str
+    gpu: str
+    model: Model
+    num_stages: int
+    num_microbatches: int
+    microbatch_size: int = 4
+    tensor_parallel: int = 1
+    recompute: bool = False
+    precision: str = "half"
+    split_backward: bool = False
+    schedule: str = "1f1b"
 
 
 def model_of(workload: str, sizes: Sizes) -> Model:
@@ -82,87 +120,49 @@ def model_of(workload: str, sizes: Sizes) -> Model:
     if usual is None:
         raise InputError(f"there is no workload {workload!r}; there are: {', '.join(WORKLOADS)}")
     given = sizes.given()
-    convolutional = isinstance(usual, ConvolutionalModel)
-    fitting = _CONVOLUTIONAL_SIZES if convolutional else _TRANSFORMER_SIZES
-    for name in given:
-        if name not in fitting:
-            raise InputError(f"{_option(name)} does not go with workload {workload}")
-        if given[name] < (0 if name == "vocabulary_size" else 1):
-            raise InputError(f"{_option(name)} must be at least 1, not {given[name]}")
-        most = _MOST_LAYERS if name == "layers" else _LARGEST
-        if given[name] > most:
-            raise InputError(f"{_option(name)} must be at most {most}, not {shown(given[name])}")
     if not given:
         return usual
+    known = _FIELDS[type(usual)]
+    words_may_be_none = isinstance(usual, TransformerModel)
+    for name, value in given.items():
+        option = "--" + name.replace("_", "-")
+        if name not in known:
+            raise InputError(f"{option} does not go with workload {workload}")
+        least = 0 if name == "vocabulary_size" and words_may_be_none else 1
+        most = _MOST_LAYERS if name == "layers" else _LARGEST
+        if not least <= value <= most:
+            raise InputError(f"{option} must be {least} to {most}, not {shown(value)}")
+    changed: dict[str, Any] = {to: value for name, value in given.items() for to in known[name]}
+    hidden = given.get("hidden_size")
     match usual:
         case ConvolutionalModel():
-            return _resnet(usual, given)
-        case EncoderDecoderModel():
-            return _t5(usual, given)
+            return _resnet(usual, given, changed)
         case TransformerModel():
-            return _transformer(usual, given, workload)
-    raise AssertionError(workload)
+            hidden = hidden or usual.hidden_size
+            heads = given.get("heads", max(1, hidden * usual.num_heads // usual.hidden_size))
+            if hidden % heads:
+                raise InputError(
+                    f"--hidden-size {hidden} does not divide into {heads} heads; set --heads"
+                )
+            layers = given.get("layers", usual.num_layers)
+            changed |= {"num_heads": heads, "name": f"{workload.upper()} of {layers}"}
+        case EncoderDecoderModel():
+            hidden = hidden or usual.hidden_size
+            layers = given.get("layers", usual.num_encoder_layers)
+            wide = usual.feed_forward_size * hidden // usual.hidden_size
+            changed |= {"feed_forward_size": wide, "name": f"T5 of 2 x {layers}"}
+    changed["name"] += f" layers x {hidden}"
+    return replace(usual, **changed)  # type: ignore[type-var]
 
 
-def _option(size: str) -> str:
-    return "--" + size.replace("_", "-")
-
-
-def _transformer(usual: TransformerModel, given: dict[str, int], workload: str) -> Model:
-    hidden = given.get("hidden_size", usual.hidden_size)
-    layers = given.get("layers", usual.num_layers)
-    return replace(
-        usual,
-        name=f"{workload.upper()} of {layers} layers x {hidden}",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=_heads(usual.num_heads, usual.hidden_size, hidden, given),
-        vocabulary_size=given.get("vocabulary_size", usual.vocabulary_size),
-        sequence_length=given.get("sequence_length", usual.sequence_length),
-    )
-
-
-def _t5(usual: EncoderDecoderModel, given: dict[str, int]) -> Model:
-    hidden = given.get("hidden_size", usual.hidden_size)
-    layers = given.get("layers", usual.num_encoder_layers)
-    if given.get("vocabulary_size") == 0:
-        raise InputError("--vocabulary-size must be at least 1 for workload t5, not 0")
-    return replace(
-        usual,
-        name=f"T5 of 2 x {layers} layers x {hidden}",
-        num_encoder_layers=layers,
-        num_decoder_layers=layers,
-        hidden_size=hidden,
-        num_heads=given.get("heads", usual.num_heads),
-        feed_forward_size=usual.feed_forward_size * hidden // usual.hidden_size,
-        vocabulary_size=given.get("vocabulary_size", usual.vocabulary_size),
-        source_length=given.get("sequence_length", usual.source_length),
-        target_length=given.get("sequence_length", usual.target_length),
-    )
-
-
-def _heads(usual_heads: int, usual_hidden: int, hidden: int, given: dict[str, int]) -> int:
-    heads = given.get("heads", max(1, hidden * usual_heads // usual_hidden))
-    if hidden % heads:
-        raise InputError(f"--hidden-size {hidden} does not divide into {heads} heads; set --heads")
-    return heads
-
-
-def _resnet(usual: ConvolutionalModel, given: dict[str, int]) -> Model:
+def _resnet(usual: ConvolutionalModel, given: dict[str, int], changed: dict[str, Any]) -> Model:
     layers = given.get("layers", 101)
     if layers not in _BLOCKS:
         raise InputError(f"--layers of workload wide-resnet must be 50, 101 or 152, not {layers}")
-    image = given.get("image_size", usual.image_size)
-    if image < 32:
-        raise InputError(f"--image-size must be at least 32, not {image}")
-    width = given.get("width_factor", usual.width_factor)
-    return replace(
-        usual,
-        name=f"Wide-ResNet-{layers}-{width}",
-        blocks=_BLOCKS[layers],
-        width_factor=width,
-        image_size=image,
-    )
+    model = replace(usual, **changed | {"blocks": _BLOCKS[layers]})
+    if model.image_size < _SMALLEST_IMAGE:
+        raise InputError(f"--image-size must be at least {_SMALLEST_IMAGE}, not {model.image_size}")
+    return replace(model, name=f"Wide-ResNet-{layers}-{model.width_factor}")
 
 
 def spaced_clocks(clocks: tuple[int, ...], step: int) -> list[int]:
@@ -179,49 +179,96 @@ def spaced_clocks(clocks: tuple[int, ...], step: int) -> list[int]:
     return taken
 
 
-def modelled_profile(job: Builtin, *, step: int = 0, schedule: str = "1f1b") -> Profile:
-    """The profile of a job on a modelled GPU.
+def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
+    """The profile of a job on a modelled GPU, made today.
 
     Args:
         job: what is trained, on what.
         step: MHz between clocks at least; 0 takes all.
-        schedule: what the sidecar says the job runs.
 
     Raises:
         InputError: there is no such GPU, or the model cannot be split so.
     """
-    highest, lowest = gpu(job.gpu).clocks_mhz[0], gpu(job.gpu).clocks_mhz[-1]
-    if step > highest - lowest:
+    device = gpu(job.gpu)
+    if step > device.clocks_mhz[0] - device.clocks_mhz[-1]:
         raise InputError(f"--step {step} is wider than the clocks of {job.gpu} are apart")
-    built = build(job)
-    extra = {**built.metadata.extra, **({"step_mhz": step} if step else {})}
-    metadata = replace(
-        built.metadata,
-        date=date.today().isoformat(),
-        envplan_version=version("envplan"),
-        schedule=schedule,
-        extra=extra,
+    stages = stage_works(
+        job.model,
+        num_stages=job.num_stages,
+        microbatch_size=job.microbatch_size,
+        tensor_parallel=job.tensor_parallel,
+        recompute=job.recompute,
+        precision=job.precision,
+        cost=lambda work: device.time_s(
+            work.flops, work.traffic, device.clocks_mhz[0], job.precision
+        ),
     )
-    clocks = frozenset(spaced_clocks(gpu(job.gpu).clocks_mhz, step))
-    return Profile.from_rows(_rows(built, clocks), name=job.name, metadata=metadata)
+    lowest = _LOWEST_CLOCK_MHZ.get(device.key, _LOWEST_CLOCK_ELSEWHERE_MHZ)
+    clocks = [clock for clock in spaced_clocks(device.clocks_mhz, step) if clock >= lowest]
+    layers = [stage.num_layers for stage in stages]
+    extra: dict[str, Any] = {"layers_per_stage": layers}
+    if isinstance(job.model, TransformerModel):
+        extra["sequence_length"] = job.model.sequence_length
+    if job.recompute:
+        extra[INCLUDES_RECOMPUTATION] = True
+    extra["assumptions"] = _assumptions(job, device, layers, lowest)
+    if step:
+        extra["step_mhz"] = step
+    return Profile.from_rows(
+        _rows(job, device, stages, clocks),
+        name=job.name,
+        metadata=ProfileMetadata(
+            gpu=device.name,
+            source="modelled",
+            workload=f"{job.model.name} training, {job.num_stages} stages",
+            microbatch_size=job.microbatch_size,
+            tensor_parallel=job.tensor_parallel,
+            date=date.today().isoformat(),
+            envplan_version=version("envplan"),
+            schedule=job.schedule,
+            num_microbatches=job.num_microbatches,
+            extra=extra,
+        ),
+    )
 
 
-def _rows(profile: Profile, clocks: frozenset[int]) -> Iterator[tuple[int, str, int, float, float]]:
-    for stage in range(profile.num_stages):
-        for instruction in (*profile.instructions, BLOCKING):
-            table = profile.table(stage, instruction)
-            options = zip(
-                table.frequency_mhz.tolist(),
-                table.time_ns.tolist(),
-                table.energy_fj.tolist(),
-                strict=True,
-            )
-            for clock, time_ns, energy_fj in sorted(options, reverse=True):
-                if clock in clocks:
-                    yield (
-                        stage,
-                        instruction,
-                        clock,
-                        s_from_ns(time_ns),
-                        round(j_from_fj(energy_fj), 6),
-                    )
+def _rows(
+    job: ModelledJob, device: ModelledGpu, stages: Sequence[StageWork], clocks: Sequence[int]
+) -> Iterator[tuple[int, str, int, float, float]]:
+    for number, stage in enumerate(stages):
+        backwards = ("backward_input", "backward_weight") if job.split_backward else ("backward",)
+        for instruction in ("forward", *backwards):
+            work: Work = getattr(stage, instruction)
+            activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
+            for clock in clocks:
+                time_s = device.time_s(work.flops, work.traffic, clock, job.precision)
+                energy_j = time_s * device.power_w(clock, activity)
+                yield number, instruction, clock, round(time_s, 9), round(energy_j, 6)
+        for clock in clocks:
+            yield number, BLOCKING, clock, 1.0, round(device.blocking_power_w(clock), 6)
+
+
+def _assumptions(
+    job: ModelledJob, device: ModelledGpu, layers: list[int], lowest: int
+) -> list[str]:
+    recompute = "with recomputation" if job.recompute else "no recomputation"
+    kernels = "attention without kernel fusion, fused cross entropy"
+    if isinstance(job.model, ConvolutionalModel):
+        kernels = "normalization and activation not fused into convolutions"
+    elif isinstance(job.model, TransformerModel) and job.model.fused_attention:
+        kernels = "fused attention, fused cross entropy"
+    return [
+        "Modelled, not measured: t = a + b / f, P = P_static + k f V(f)^2, held to "
+        f"{device.power_limit_w:g} W; parameters and their sources are in "
+        "envplan.devices.modelled, residuals against measured points in docs/profiles.md.",
+        f"{job.model.describe()}; layers per stage {layers}, the least imbalanced split.",
+        f"{_PRECISION[job.precision]}, {recompute} of activations, {kernels}; "
+        f"{device.compute_efficiency:.0%} of the peak reached in matrix products and "
+        f"{device.memory_efficiency:.0%} of the bandwidth elsewhere.",
+        "Whether the memory of the GPU holds it is not checked. Transfers between stages"
+        f"{' and between the GPUs of a stage' if job.tensor_parallel > 1 else ''}, the "
+        "optimizer step and gradient all-reduce are left out.",
+        *([_SPLIT] if job.split_backward else []),
+        f"Clocks from {device.clocks_mhz[0]} down to {lowest} MHz, memory at "
+        f"{device.memory_clock_mhz} MHz.",
+    ]

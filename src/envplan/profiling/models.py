@@ -22,58 +22,37 @@ __all__ = [
     "WIDE_RESNET_101_8",
 ]
 
+
+def _transformer(
+    name: str, layers: int, hidden: int, heads: int, words: int, tokens: int, *, fused: bool = False
+) -> TransformerModel:
+    return TransformerModel(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        vocabulary_size=words,
+        sequence_length=tokens,
+        fused_attention=fused,
+    )
+
+
 #: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1, with the 16 heads that
 #: its 2048 units make at 128 each, and the vocabulary padded to a multiple of 128.
-GPT3_1_3B: Final = TransformerModel(
-    name="GPT-3 1.3B",
-    num_layers=24,
-    hidden_size=2048,
-    num_heads=16,
-    vocabulary_size=50304,
-    sequence_length=2048,
-)
+GPT3_1_3B: Final = _transformer("GPT-3 1.3B", 24, 2048, 16, 50304, 2048)
 
 #: The same table.
-GPT3_2_7B: Final = TransformerModel(
-    name="GPT-3 2.7B",
-    num_layers=32,
-    hidden_size=2560,
-    num_heads=32,
-    vocabulary_size=50304,
-    sequence_length=2048,
-)
+GPT3_2_7B: Final = _transformer("GPT-3 2.7B", 32, 2560, 32, 50304, 2048)
 
 #: The same table, and a vocabulary that eight GPUs can share in multiples of 128. Whoever trains
 #: it on an H100 fuses attention.
-GPT3_175B: Final = TransformerModel(
-    name="GPT-3 175B",
-    num_layers=96,
-    hidden_size=12288,
-    num_heads=96,
-    vocabulary_size=51200,
-    sequence_length=2048,
-    fused_attention=True,
-)
+GPT3_175B: Final = _transformer("GPT-3 175B", 96, 12288, 96, 51200, 2048, fused=True)
 
 #: BigScience, the bloom-3b model card.
-BLOOM_3B: Final = TransformerModel(
-    name="Bloom 3B",
-    num_layers=30,
-    hidden_size=2560,
-    num_heads=32,
-    vocabulary_size=250880,
-    sequence_length=2048,
-)
+BLOOM_3B: Final = _transformer("Bloom 3B", 30, 2560, 32, 250880, 2048)
 
 #: The size that EnvPipe and Perseus call 1.3B: BERT-Large's depth at twice its width.
-BERT_1_3B: Final = TransformerModel(
-    name="BERT 1.3B",
-    num_layers=24,
-    hidden_size=2048,
-    num_heads=32,
-    vocabulary_size=30592,
-    sequence_length=512,
-)
+BERT_1_3B: Final = _transformer("BERT 1.3B", 24, 2048, 32, 30592, 512)
 
 #: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), the 3B variant; 512 tokens
 #: on either side are our assumption.
@@ -100,37 +79,12 @@ WIDE_RESNET_101_8: Final = ConvolutionalModel(
     downsampling_stem=True,
 )
 
-#: EnvPipe's benchmark: BERT-Large's layers alone.
-BERT_336M: Final = TransformerModel(
-    name="BERT 336M",
-    num_layers=24,
-    hidden_size=1024,
-    num_heads=16,
-    vocabulary_size=0,
-    sequence_length=512,
-)
+#: EnvPipe's benchmark: BERT-Large's layers alone, and those of GPT-3 Small.
+BERT_336M: Final = _transformer("BERT 336M", 24, 1024, 16, 0, 512)
+GPT_125M: Final = _transformer("GPT 125M", 12, 768, 12, 0, 2048)
 
-#: EnvPipe's benchmark: the layers of GPT-3 Small alone.
-GPT_125M: Final = TransformerModel(
-    name="GPT 125M",
-    num_layers=12,
-    hidden_size=768,
-    num_heads=12,
-    vocabulary_size=0,
-    sequence_length=2048,
-)
-
-#: GPT-3 Small in Megatron-DeepSpeed, with embedding and head.
-MEGATRON_125M: Final = TransformerModel(
-    name="Megatron 125M",
-    num_layers=12,
-    hidden_size=768,
-    num_heads=12,
-    vocabulary_size=50304,
-    sequence_length=2048,
-)
-
-#: GPT-3 1.3B in Megatron-DeepSpeed.
+#: GPT-3 Small and GPT-3 1.3B in Megatron-DeepSpeed, with embedding and head.
+MEGATRON_125M: Final = _transformer("Megatron 125M", 12, 768, 12, 50304, 2048)
 MEGATRON_1_3B: Final = replace(GPT3_1_3B, name="Megatron 1.3B")
 
 #: EnvPipe's benchmark: a stem for small images, given images of 224 x 224.

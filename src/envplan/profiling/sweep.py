@@ -18,16 +18,18 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
-from itertools import pairwise
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, TypeVar
 
-from envplan.devices.base import Device, DeviceError, DeviceInfo
+import numpy as np
+import numpy.typing as npt
+
+from envplan.devices.base import Device, DeviceError, PermissionDeniedError
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
@@ -50,6 +52,8 @@ __all__ = [
     "sweep",
 ]
 
+FloatArray = npt.NDArray[np.float64]
+
 _FORWARD, _BACKWARD = "forward", "backward"
 
 #: The two parts of a split backward: gradients of inputs, and of weights.
@@ -70,8 +74,11 @@ _READINGS_VARIANCE: Final = 2 / 12
 # Energies that differ by no more than so many standard errors may be the same.
 _NOISE: Final = 2.0
 
+# A driver that fails is asked again: so many times, with so many seconds between.
+_TRIES: Final = 5
 _RESET_TRIES: Final = 20
-_RESET_PAUSE: Final = 0.05
+_PAUSE: Final = 0.05
+_MOST_SPOILED: Final = 10
 
 
 class Workload(Protocol):
@@ -119,7 +126,8 @@ class Settings:
             clocks the driver chooses, and all rows go by the one that the first was seen at.
         target_error: relative standard error that time and energy shall meet.
         time_limit: for an operation at a clock, s; what is not good enough by then stays so.
-        warm_up: how long an operation runs at a clock before it counts, s.
+        warm_up: how long an operation runs at a clock before it counts, s; like the next two no
+            longer than the time limit allows.
         preheat: how long the first one of a run does, s: a cold GPU draws less.
         block: how long a block of repetitions is, about, s.
         counter_period: how often the driver updates the energy counter, s.
@@ -136,28 +144,6 @@ class Settings:
     block: float = 0.5
     counter_period: float = 0.1
     rises: int = 5
-
-    @classmethod
-    def within(
-        cls,
-        time_limit: float,
-        *,
-        step: int,
-        lock: bool,
-        target_error: float,
-        split_backward: bool = False,
-    ) -> Self:
-        """Settings whose shorter times fit into a time limit for an operation."""
-        return cls(
-            step=step,
-            split_backward=split_backward,
-            lock=lock,
-            target_error=target_error,
-            time_limit=time_limit,
-            warm_up=min(cls.warm_up, time_limit),
-            preheat=min(cls.preheat, time_limit),
-            block=min(cls.block, time_limit / _LEAST_BLOCKS),
-        )
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -213,49 +199,40 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
         blocks: at least one, in the order they ran in, with no pause between them.
         counter_period: of the energy counter, s.
     """
-    joules, seconds = math.fsum(b.joules for b in blocks), math.fsum(b.seconds for b in blocks)
-    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules / seconds
-    kept = _typical(blocks, reading)
-    used = [blocks[k] for k in kept]
-    count = sum(block.count for block in used)
-    times = [block.seconds / block.count for block in used]
-    energies = [block.joules / block.count for block in used]
+    count, seconds, joules = np.array([(b.count, b.seconds, b.joules) for b in blocks]).T
+    reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
+    times, powers = seconds / count, joules / seconds
+    used = _typical(times, 0.0) & _typical(powers, reading / seconds.min())
+    samples, total = int(used.sum()), count[used].sum()
+    times, energies = times[used], (joules / count)[used]
 
     # Each stretch of blocks without a gap begins and ends with a reading; variation beyond what
     # the readings explain is the operation's own.
-    stretches = 1 + sum(after != before + 1 for before, after in pairwise(kept))
-    readings = reading * math.sqrt(stretches) / count
-    per_block = reading * len(used) / count
-    own = max(0.0, _variance(energies) - per_block**2) / len(used)
+    stretches = 1 + int((np.diff(np.flatnonzero(used)) > 1).sum())
+    readings = reading * math.sqrt(stretches) / total
+    per_block = reading * samples / total
+    own = max(0.0, _variance(energies) - per_block**2) / samples
     return Measurement(
-        time=math.fsum(block.seconds for block in used) / count,
-        energy=math.fsum(block.joules for block in used) / count,
-        time_error=math.sqrt(_variance(times) / len(used)),
+        time=float(seconds[used].sum() / total),
+        energy=float(joules[used].sum() / total),
+        time_error=math.sqrt(_variance(times) / samples),
         energy_error=math.sqrt(own + readings**2),
-        samples=len(used),
+        samples=samples,
     )
 
 
-def _typical(blocks: Sequence[Block], reading: float) -> list[int]:
-    """Indices of the blocks that are no outliers in time or power."""
-    times = [block.seconds / block.count for block in blocks]
-    powers = [block.joules / block.seconds for block in blocks]
-    shortest = min(block.seconds for block in blocks)
-    far_times = _outliers(times, least=1e-3 * statistics.median(times))
-    far_powers = _outliers(powers, least=reading / shortest + 1e-3 * statistics.median(powers))
-    return [k for k in range(len(blocks)) if k not in far_times | far_powers]
+def _typical(values: FloatArray, noise: float) -> npt.NDArray[np.bool_]:
+    """Which values are no outliers, their standard deviation being that of the noise at least."""
+    middle = np.median(values)
+    spread = _MEDIAN_DEVIATION * np.median(np.abs(values - middle))
+    typical: npt.NDArray[np.bool_] = np.abs(values - middle) <= _OUTLIER * max(
+        spread, noise + 1e-3 * middle
+    )
+    return typical
 
 
-def _outliers(values: Sequence[float], *, least: float) -> set[int]:
-    """Indices of values too far from the median, by a standard deviation of at least `least`."""
-    middle = statistics.median(values)
-    spread = _MEDIAN_DEVIATION * statistics.median(abs(value - middle) for value in values)
-    far = _OUTLIER * max(spread, least)
-    return {k for k, value in enumerate(values) if abs(value - middle) > far}
-
-
-def _variance(values: Sequence[float]) -> float:
-    return statistics.variance(values) if len(values) > 1 else 0.0
+def _variance(values: FloatArray) -> float:
+    return float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -277,6 +254,15 @@ class Progress:
     done: int
     total: int
     seconds_left: float | None
+
+    def __str__(self) -> str:
+        clock = "current clocks" if self.frequency is None else f"{self.frequency} MHz"
+        line = f"stage {self.stage} of {self.num_stages}, {clock}"
+        if self.seconds_left is None:
+            return line
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        left = f"{minutes} min" if minutes else f"{seconds} s"
+        return f"{line}, {100 * self.done / self.total:.0f}%, up to about {left} left"
 
 
 @dataclass(frozen=True)
@@ -320,15 +306,15 @@ def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
 
 def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
     """Time (ns) and energy (fJ) of forward and whole backward, by clock."""
-    parts = (_BACKWARD,) if profile.has(stage, _BACKWARD) else SPLIT
-    forward, *backward = (_options(profile, stage, name) for name in (_FORWARD, *parts))
+    parts = (_FORWARD, _BACKWARD) if profile.has(stage, _BACKWARD) else (_FORWARD, *SPLIT)
+    options = [
+        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
+        for part in parts
+    ]
+    clocks = set(options[0]).intersection(*options[1:])
     return {
-        clock: (
-            time_ns + sum(part[clock][0] for part in backward),
-            energy_fj + sum(part[clock][1] for part in backward),
-        )
-        for clock, (time_ns, energy_fj) in forward.items()
-        if all(clock in part for part in backward)
+        clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
+        for clock in sorted(clocks, reverse=True)
     }
 
 
@@ -348,14 +334,6 @@ def _summary(profile: Profile, stage: int) -> StageSummary:
         time_at_highest=s_from_ns(sums[highest][0]),
         time_at_valley=s_from_ns(sums[valley][0]),
     )
-
-
-def _options(profile: Profile, stage: int, instruction: str) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) by clock."""
-    table = profile.table(stage, instruction)
-    clocks, times = table.frequency_mhz.tolist(), table.time_ns.tolist()
-    options = zip(clocks, times, table.energy_fj.tolist(), strict=True)
-    return {clock: (time_ns, energy_fj) for clock, time_ns, energy_fj in options}
 
 
 def sweep(
@@ -410,7 +388,7 @@ def sweep(
         )
     if settings.lock and (refusal := device.can_lock(probe=True)):
         raise DeviceError(refusal + "; or --no-lock measures at the current clocks only")
-    device.energy()  # one that cannot tell it is refused before its clock is touched
+    _patiently(device.energy)  # one that cannot tell it is refused before its clock is touched
     shared = {
         "gpu": info.name,
         "uuid": info.uuid,
@@ -424,7 +402,7 @@ def sweep(
         metadata or ProfileMetadata(),
         gpu=info.name,
         driver=info.driver,
-        source=info.source,
+        source=info.source,  # type: ignore[arg-type]
         workload=workload.description,
         date=date.today().isoformat(),
         envplan_version=version("envplan"),
@@ -432,48 +410,66 @@ def sweep(
     timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
     with SweepFile(path, shared, known) as file:
         begun = {row.stage for row in file.rows}
-        _try_out(workload, settings, (s for s in range(workload.num_stages) if s not in begun))
+        for stage in range(workload.num_stages):
+            if stage not in begun:
+                for instruction in settings.instructions:
+                    getattr(workload, instruction)(stage)
+                workload.synchronize()
+        running = _Sweep(workload, device, file, settings, progress, now, timer)
         with hold():
             try:
-                _Sweep(workload, device, file, settings, progress, now, timer).run()
+                running.run()
             finally:
                 if settings.lock:
-                    _give_back(device)
-        waiting = getattr(workload, "waiting", None) or _SPINNING
-        more = {"times": timer.name, "blocking_power": waiting}
-        file.finish({**_findings(file.rows, settings, info), **more})
+                    _give_back(device, running.locked)
+        file.finish(
+            {
+                "energy_source": info.energy_source,
+                "rows_throttled": sum(bool(row.throttle) for row in file.rows),
+                "rows_over_target_error": sum(
+                    row.error > settings.target_error for row in file.rows
+                ),
+                "times": timer.name,
+                "blocking_power": getattr(workload, "waiting", None) or _SPINNING,
+                **running.findings,
+            }
+        )
     return Profile.read_csv(path)
 
 
-def _try_out(workload: Workload, settings: Settings, stages: Iterable[int]) -> None:
-    """Run every operation of some stages once."""
-    for stage in stages:
-        for instruction in settings.instructions:
-            getattr(workload, instruction)(stage)
-        workload.synchronize()
+T = TypeVar("T")
 
 
-def _give_back(device: Device) -> None:
-    """Reset the clock though the driver may fail for a while.
+def _patiently(ask: Callable[[], T], tries: int = _TRIES) -> T:
+    """What the driver answers, though it may fail for a while.
 
     Raises:
         DeviceError: it failed every time.
     """
-    for _ in range(_RESET_TRIES - 1):
+    for _ in range(tries - 1):
         try:
-            return device.reset_clock()
+            return ask()
+        except PermissionDeniedError:
+            raise
         except DeviceError:
-            time.sleep(_RESET_PAUSE)
-    return device.reset_clock()
+            time.sleep(_PAUSE)
+    return ask()
 
 
-def _findings(rows: Sequence[Row], settings: Settings, info: DeviceInfo) -> dict[str, Any]:
-    """What the sidecar says of a sweep that ended."""
-    return {
-        "energy_source": info.energy_source,
-        "rows_throttled": sum(bool(row.throttle) for row in rows),
-        "rows_over_target_error": sum(row.error > settings.target_error for row in rows),
-    }
+def _give_back(device: Device, locked: int | None) -> None:
+    """Reset the clock.
+
+    Raises:
+        DeviceError: the driver failed every time, so that the clock may stay where it is.
+    """
+    try:
+        _patiently(device.reset_clock, _RESET_TRIES)
+    except DeviceError as error:
+        at = "" if locked is None else f" at {locked} MHz"
+        raise DeviceError(
+            f"the clock could not be given back, so the GPU may stay{at} until `envplan reset`: "
+            f"{error}"
+        ) from error
 
 
 @dataclass
@@ -500,65 +496,66 @@ class Valley:
         return self.risen >= self.rises
 
 
-@dataclass
 class _Sweep:
-    workload: Workload
-    device: Device
-    file: SweepFile
-    settings: Settings
-    progress: Callable[[Progress], None] | None
-    now: Callable[[], float]
-    timer: Timer
+    """A sweep that is under way.
 
-    def __post_init__(self) -> None:
-        supported = self.device.info.supported_clocks
+    Attributes:
+        locked: the clock that was set last, MHz.
+        findings: what the sidecar shall say beside the rows.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        file: SweepFile,
+        settings: Settings,
+        progress: Callable[[Progress], None] | None,
+        now: Callable[[], float],
+        timer: Timer,
+    ) -> None:
+        self.workload, self.device, self.file, self.settings = workload, device, file, settings
+        self.progress, self.now, self.timer = progress, now, timer
+        self.locked: int | None = None
+        self.findings: dict[str, Any] = {}
         self._clocks: list[int | None] = [None]
-        if self.settings.lock:
-            self._clocks = list(spaced_clocks(supported, self.settings.step))
-        self._locked: int | None = None
+        if settings.lock:
+            self._clocks = list(spaced_clocks(device.info.supported_clocks, settings.step))
+        self._known = {
+            (row.stage, row.instruction, row.frequency if settings.lock else None): row
+            for row in file.rows
+        }
         self._cold = True
-        self._done = 0
-        self._measured = 0
-        self._begin = self.now()
+        self._done = self._measured = 0
+        self._begin = now()
 
     def run(self) -> None:
         for stage in range(self.workload.num_stages):
-            self._sweep_stage(stage)
-
-    def _sweep_stage(self, stage: int) -> None:
-        valley = Valley(self.settings.rises)
-        for position, clock in enumerate(self._clocks):
-            rows = [self._row(stage, name, clock) for name in self.settings.instructions]
-            if stage == 0:  # any stage waits alike
-                self._row(stage, BLOCKING, clock)
-            energy = math.fsum(row.energy for row in rows)
-            error = math.hypot(*(row.energy_error for row in rows))
-            if valley.passed(energy, error):
-                left = len(self._clocks) - position - 1
-                self._done += left * (len(rows) + (stage == 0))
-                return
+            valley = Valley(self.settings.rises)
+            for position, clock in enumerate(self._clocks):
+                rows = [self._row(stage, name, clock) for name in self.settings.instructions]
+                if stage == 0:  # any stage waits alike
+                    self._row(stage, BLOCKING, clock)
+                energy = math.fsum(row.energy for row in rows)
+                error = math.hypot(*(row.energy_error for row in rows))
+                if valley.passed(energy, error):
+                    left = len(self._clocks) - position - 1
+                    self._done += left * (len(rows) + (stage == 0))
+                    break
 
     def _row(self, stage: int, instruction: str, clock: int | None) -> Row:
         """The row of the file, measured unless it is there already."""
-        row = self._present(stage, instruction, clock)
+        row = self._known.get((stage, instruction, clock))
         if row is None:
             self._report(stage, clock)
-            if clock is not None and clock != self._locked:
-                self.device.lock_clock(clock)
-                self._locked = clock
+            if clock is not None and clock != self.locked:
+                _patiently(partial(self.device.lock_clock, clock))
+                self.locked = clock
             row = self._measure(stage, instruction, clock)
             self.file.append(row)
             self._measured += 1
         self._done += 1
         return row
-
-    def _present(self, stage: int, instruction: str, clock: int | None) -> Row | None:
-        for row in self.file.rows:
-            if (row.stage, row.instruction) == (stage, instruction) and (
-                clock is None or row.frequency == clock
-            ):
-                return row
-        return None
 
     def _report(self, stage: int, clock: int | None) -> None:
         if self.progress is None:
@@ -572,40 +569,56 @@ class _Sweep:
     def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
         settings = self.settings
         run = self._operation(stage, instruction)
-        warm_up = settings.preheat if self._cold else settings.warm_up
-        count = max(1, math.ceil(settings.block / self._warm_up(run, warm_up)))
+        warm_up = min(settings.preheat if self._cold else settings.warm_up, settings.time_limit)
+        block = min(settings.block, settings.time_limit / _LEAST_BLOCKS)
+        count = max(1, math.ceil(block / self._warm_up(run, warm_up)))
         self._cold = False
         begin = self.now()
         blocks: list[Block] = []
         seen: list[int] = []
-        reasons: dict[str, None] = {}
-        energy = self.device.energy()
+        reasons: set[str] = set()
+        energy: int | None = _patiently(self.device.energy)
+        spoiled = 0
         while True:
             self.timer.start()
             for _ in range(count):
                 run()
             self.timer.stop()
-            seen.append(self.device.clock())  # while there is still work queued
-            reasons.update(dict.fromkeys(self.device.throttle_reasons()))
+            with suppress(DeviceError):  # while there is still work queued
+                seen.append(self.device.clock())
+            reasons.update(self._throttle_reasons())
             self.workload.synchronize()
-            seconds, energy_before = self.timer.seconds(), energy
-            energy = self.device.energy()
-            blocks.append(Block(count, seconds, (energy - energy_before) / 1e3))
-            found = summarize(blocks, settings.counter_period)
+            before, energy = energy, self._energy()
             spent = self.now() - begin
-            if found.meets(settings.target_error) or spent >= settings.time_limit:
-                break
+            if before is not None and energy is not None and energy >= before:
+                blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
+                found = summarize(blocks, settings.counter_period)
+                if found.meets(settings.target_error) or spent >= settings.time_limit:
+                    break
+                continue
+            # Blocks count only where one reading follows the other: begin anew.
+            if before is not None and energy is not None:
+                self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
+            blocks.clear()
+            spoiled += 1
+            if spoiled > _MOST_SPOILED:
+                raise DeviceError(
+                    f"the energy counter of the {self.device.info.name} fell or could not be read "
+                    f"{spoiled} times while one operation ran; nothing can be measured on it"
+                )
         if found.energy <= 0:
             raise DeviceError(
                 f"the energy counter of the {self.device.info.name} stood still for "
                 f"{spent:.1f} s of work; nothing can be measured on it"
             )
         root = math.sqrt(found.samples)
-        observed = round(statistics.median(seen))
+        observed = round(statistics.median(seen)) if seen else clock or 0
+        # Without locks all rows go by the clock that the first one was seen at.
+        named = self.file.rows[0].frequency if self.file.rows else observed
         return Row(
             stage=stage,
             instruction=instruction,
-            frequency=self._name(observed) if clock is None else clock,
+            frequency=named if clock is None else clock,
             time=found.time,
             energy=found.energy,
             time_std=found.time_error * root,
@@ -615,18 +628,29 @@ class _Sweep:
             throttle="+".join(sorted(reasons)),
         )
 
-    def _name(self, observed: int) -> int:
-        """The frequency of all rows of a sweep without locks: what its first row saw."""
-        return self.file.rows[0].frequency if self.file.rows else observed
+    def _energy(self) -> int | None:
+        """The counter, mJ; None if it could only be read too late for the block before it."""
+        with suppress(DeviceError):
+            return self.device.energy()
+        _patiently(self.device.energy)
+        return None
+
+    def _throttle_reasons(self) -> Sequence[str]:
+        """Why the clock is held back, as far as the driver tells: no figure depends on it."""
+        try:
+            return self.device.throttle_reasons()
+        except DeviceError as error:
+            self.findings["throttle_untold"] = str(error)
+            return ()
 
     def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
-        if instruction == _FORWARD:
-            return partial(self.workload.forward, stage)
-        if instruction != BLOCKING:
+        if instruction == BLOCKING:
+            period = min(self.settings.block, self.settings.counter_period)
+            return partial(self.workload.wait, period)
+        if instruction != _FORWARD:
             self.workload.forward(stage)
-            run: Callable[[int], None] = getattr(self.workload, instruction)
-            return partial(run, stage)
-        return partial(self.workload.wait, min(self.settings.block, self.settings.counter_period))
+        run: Callable[[int], None] = getattr(self.workload, instruction)
+        return partial(run, stage)
 
     def _warm_up(self, run: Callable[[], None], seconds: float) -> float:
         """Run for so long at least; returns the time of one repetition in the end, s."""

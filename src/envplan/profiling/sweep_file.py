@@ -8,11 +8,12 @@ import fcntl
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
+
+from pydantic import TypeAdapter
 
 from envplan._files import append_whole, atomic_write
 from envplan.errors import InputError
@@ -67,16 +68,7 @@ class Row:
 
 
 _COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Row))
-_TYPES: Final[dict[str, Any]] = {
-    "stage": int,
-    "frequency": int,
-    "time": float,
-    "energy": float,
-    "time_std": float,
-    "energy_std": float,
-    "samples": int,
-    "clock": int,
-}
+_ROW: Final = TypeAdapter(Row)
 
 
 class SweepFile:
@@ -107,12 +99,18 @@ class SweepFile:
         if self.path.is_file() and self.path.stat().st_size:
             _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
             _restore_raw(self.path)
-        self._descriptor = _opened(self.path)
+        self._metadata = metadata
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise InputError(
+                f"cannot be written ({error.strerror}); choose a path in a folder you can write to",
+                path=path,
+            ) from error
         try:
             self._lock()
-            self._write_sidecar(metadata, complete=False)
+            self._write_sidecar(complete=False)
             self.rows = self._read()
-            self._metadata = metadata
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -124,24 +122,19 @@ class SweepFile:
             InputError: the disk is full.
         """
         values = dataclasses.astuple(row)
-        self._add(_line([_plain(value) for value in values]))
+        self._add([nine_digits(value) if isinstance(value, float) else value for value in values])
         self.rows.append(row)
 
     def finish(self, extra: Mapping[str, Any]) -> None:
         """Note in the sidecar that the sweep has ended, and what was found."""
         self._metadata = replace(self._metadata, extra={**self._metadata.extra, **extra})
-        self._write_sidecar(self._metadata, complete=True)
+        self._write_sidecar(complete=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None and not self.rows:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self.rows:
             for file in (self.path, self._sidecar):
                 file.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -155,9 +148,9 @@ class SweepFile:
                 path=self.path,
             ) from None
 
-    def _write_sidecar(self, metadata: ProfileMetadata, *, complete: bool) -> None:
-        extra = {**metadata.extra, _PARAMETERS: self._parameters, _COMPLETE: complete}
-        atomic_write(self._sidecar, replace(metadata, extra=extra).to_json())
+    def _write_sidecar(self, *, complete: bool) -> None:
+        extra = {**self._metadata.extra, _PARAMETERS: self._parameters, _COMPLETE: complete}
+        atomic_write(self._sidecar, replace(self._metadata, extra=extra).to_json())
 
     def _read(self) -> list[Row]:
         """The rows so far; a last line without its end is cut off."""
@@ -166,47 +159,36 @@ class SweepFile:
         if len(whole) < len(content):
             os.ftruncate(self._descriptor, len(whole))
         if not whole:
-            self._add(_line(_COLUMNS))
+            self._add(_COLUMNS)
             return []
-        lines = list(csv.reader(whole.decode("utf-8", errors="replace").splitlines()))
-        if lines[0] != list(_COLUMNS):
+        header, *lines = _lines(whole)
+        if header != list(_COLUMNS):
             raise InputError(
                 "is not the file of a sweep: its header differs; choose another file",
                 path=self.path,
                 line=1,
             )
-        return [self._parsed(number, values) for number, values in enumerate(lines[1:], start=2)]
+        rows = []
+        for number, values in enumerate(lines, start=2):
+            try:
+                rows.append(_ROW.validate_python(dict(zip(_COLUMNS, values, strict=True))))
+            except ValueError:
+                raise InputError(
+                    "is not a row of a sweep; delete the line to have it measured again",
+                    path=self.path,
+                    line=number,
+                ) from None
+        return rows
 
-    def _parsed(self, line: int, values: list[str]) -> Row:
+    def _add(self, values: Sequence[object]) -> None:
         try:
-            cells = dict(zip(_COLUMNS, values, strict=True))
-            return Row(**{name: _TYPES.get(name, str)(text) for name, text in cells.items()})
-        except ValueError:
-            raise InputError(
-                "is not a row of a sweep; delete the line to have it measured again",
-                path=self.path,
-                line=line,
-            ) from None
-
-    def _add(self, line: str) -> None:
-        try:
-            append_whole(self._descriptor, line.encode("utf-8"))
+            append_whole(self._descriptor, _line(values).encode("utf-8"))
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror}); run the same command again to continue "
                 "once there is room",
                 path=self.path,
             ) from error
-
-
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    except OSError as error:
-        raise InputError(
-            f"cannot be written ({error.strerror}); choose a path in a folder you can write to",
-            path=path,
-        ) from error
 
 
 def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any]) -> None:
@@ -219,40 +201,30 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
     if path.read_bytes().count(b"\n") < 2:  # nothing but a header: there is nothing to protect
         return
     for name in dict.fromkeys([*parameters, *there]):
-        if there.get(name) != parameters.get(name):
+        old, new = (
+            "not set" if one.get(name) is None else str(one[name]) for one in (there, parameters)
+        )
+        if old != new:
             raise InputError(
-                f"is of a sweep with {name} {_shown(there.get(name))}, not "
-                f"{_shown(parameters.get(name))}; choose another file with -o, or delete this one "
-                "to start anew",
+                f"is of a sweep with {name} {old}, not {new}; choose another file with -o, or "
+                "delete this one to start anew",
                 path=path,
             )
 
 
 def _restore_raw(path: Path) -> None:
     """Undo the smoothing of a sweep, if it has been smoothed."""
-    header, *rows = csv.reader(path.read_text("utf-8", errors="replace").splitlines() or [""])
-    if header != [*_COLUMNS, *RAW_COLUMNS]:
-        return
-    lines = [_line(_COLUMNS)]
-    for values in rows:
-        cells = dict(zip(header, values, strict=False))
-        cells |= {"time": cells.get("raw_time", ""), "energy": cells.get("raw_energy", "")}
-        lines.append(_line(cells.get(name, "") for name in _COLUMNS))
-    atomic_write(path, "".join(lines))
+    header, *rows = _lines(path.read_bytes()) or [[]]
+    if header == [*_COLUMNS, *RAW_COLUMNS]:
+        lines = [_COLUMNS, *([*row[:3], *row[-2:], *row[5:-2]] for row in rows)]
+        atomic_write(path, "".join(map(_line, lines)))
 
 
-def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)
+def _lines(content: bytes) -> list[list[str]]:
+    return list(csv.reader(content.decode("utf-8", errors="replace").splitlines()))
 
 
-def _line(values: Any) -> str:
+def _line(values: Sequence[object]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()
-
-
-def _plain(value: object) -> object:
-    """A float with nine significant digits and no exponent."""
-    if isinstance(value, float):
-        return nine_digits(value)
-    return value

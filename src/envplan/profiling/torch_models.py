@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from envplan.errors import InputError
 from envplan.profiling.workloads import (
+    Bottleneck,
     ConvolutionalModel,
     EncoderDecoderModel,
     Model,
@@ -346,7 +347,7 @@ def _resnet_stage(
     model: ConvolutionalModel, begin: int, end: int, layers: int, how: How
 ) -> tuple[nn.Module, tuple[Any, ...]]:
     """ResNet: images for the first stage, feature maps that shrink and deepen for others."""
-    blocks = _blocks(model)
+    blocks = model.bottlenecks()
     stem = _Stem(model) if begin == 0 else None
     head = _Classifier(blocks[-1].out, model.classes) if end == layers else None
     chain = _Chain(stem, [_Bottleneck(block) for block in blocks[begin:end]], head, how.recompute)
@@ -355,38 +356,6 @@ def _resnet_stage(
         size = model.image_size
         return chain, (torch.randint(256, (batch, 3, size, size), dtype=torch.uint8),)
     return chain, (torch.randn(batch, first.channels, first.size, first.size, dtype=how.dtype),)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Sizes of a bottleneck block.
-
-    Attributes:
-        channels: coming in; width: in between; out: going out.
-        stride: of the 3x3 convolution.
-        size: pixels on a side of the maps coming in.
-        projects: whether the way around the block has a convolution, too.
-    """
-
-    channels: int
-    width: int
-    out: int
-    stride: int
-    size: int
-    projects: bool
-
-
-def _blocks(model: ConvolutionalModel) -> list[_Block]:
-    made = []
-    channels = 64
-    size = model.image_size // 4 if model.downsampling_stem else model.image_size
-    for group, count in enumerate(model.blocks):
-        for number in range(count):
-            stride = 2 if group > 0 and number == 0 else 1
-            width, out = 64 * 2**group * model.width_factor, 256 * 2**group
-            made.append(_Block(channels, width, out, stride, size, projects=number == 0))
-            channels, size = out, size // stride
-    return made
 
 
 class _Stem(nn.Module):
@@ -406,7 +375,7 @@ class _Stem(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    def __init__(self, block: _Block) -> None:
+    def __init__(self, block: Bottleneck) -> None:
         super().__init__()
         self.narrow = _convolution(block.channels, block.width, 1)
         self.look = _convolution(block.width, block.width, 3, stride=block.stride)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
+from envplan.profiling.entry import explained
 from envplan.profiling.timers import EventTimer, Timer
 from envplan.profiling.torch_models import How, Stage, model_stages
 from envplan.profiling.waiting import Peers
@@ -203,21 +204,12 @@ class TorchWorkload:
         moved = value.detach().to(self._device)
         return moved.requires_grad_(moved.is_floating_point())
 
-    @contextmanager
-    def _explained(self, stage: int, what: str) -> Iterator[None]:
-        try:
-            yield
-        except torch.cuda.OutOfMemoryError:
-            raise InputError(
-                f"stage {stage} does not fit in the GPU's memory; choose more stages or a smaller "
-                "microbatch"
-            ) from None
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:  # whatever the user's module raises
-            raise InputError(
-                f"the {what} of stage {stage} fails: {type(error).__name__}: {error}"
-            ) from error
+    def _explained(self, stage: int, what: str) -> AbstractContextManager[None]:
+        return explained(
+            f"the {what} of stage {stage} fails",
+            f"stage {stage} does not fit in the GPU's memory; choose more stages or a smaller "
+            "microbatch",
+        )
 
 
 class _Recorded:

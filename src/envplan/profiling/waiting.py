@@ -17,14 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 from envplan.devices.base import DeviceError
 
-__all__ = ["Peers", "main"]
+__all__ = ["Peers", "run"]
 
 _READY: Final = b"ready\n"
 _DONE: Final = b"done\n"
@@ -36,7 +36,7 @@ _WAITER, _SENDER = 0, 1
 
 
 class Peers:
-    """The two processes.
+    """The two processes; a context that ends them.
 
     Args:
         backend: of torch.distributed: "nccl", or "gloo" on the CPU.
@@ -56,14 +56,27 @@ class Peers:
         environments: Sequence[Mapping[str, str]] = ({}, {}),
     ) -> None:
         self.description = f"of a GPU that waits to receive from another through {backend}"
-        self._folder = tempfile.TemporaryDirectory(prefix="envplan-waiting-")
-        self._said = [(Path(self._folder.name) / f"stderr{rank}").open("wb+") for rank in (0, 1)]
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="envplan-")))
+        self._said: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, environment in enumerate(environments):
-                self._processes.append(self._started(backend, device, rank, environment))
-            for process in self._processes:
-                self._expect(process, _READY, _START_LIMIT)
+                said = self._stack.enter_context((folder / f"stderr{rank}").open("wb+"))
+                self._said.append(said)
+                command = [sys.executable, "-m", __name__, backend, device, str(rank)]
+                process = subprocess.Popen(
+                    [*command, str(folder / "store")],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    bufsize=0,
+                    env={**os.environ, **environment},
+                    start_new_session=True,  # Ctrl-C is for the sweep, which ends them
+                )
+                self._stack.callback(_end, process)
+                self._processes.append(process)
+            self._expect(_READY, _START_LIMIT)
         except BaseException:
             self.close()
             raise
@@ -80,66 +93,38 @@ class Peers:
                 process.stdin.write(f"{seconds}\n".encode())
             except OSError:
                 raise self._failure() from None
-        for process in self._processes:
-            self._expect(process, _DONE, seconds + _GRACE)
+        self._expect(_DONE, seconds + _GRACE)
 
     def close(self) -> None:
         """End both, whatever they are doing."""
-        for process in self._processes:
+        for process in self._processes:  # both learn of it before either is waited for
             assert process.stdin is not None
             process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(_END_LIMIT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-        for file in self._said:
-            file.close()
-        self._folder.cleanup()
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _started(
-        self, backend: str, device: str, rank: int, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        store = str(Path(self._folder.name) / "store")
-        return subprocess.Popen(
-            [sys.executable, "-m", "envplan.profiling.waiting", backend, device, str(rank), store],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said[rank],
-            bufsize=0,
-            env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C is for the sweep, which ends them
-        )
-
-    def _expect(self, process: subprocess.Popen[bytes], word: bytes, limit: float) -> None:
-        """Read until the word comes, past whatever libraries print.
+    def _expect(self, word: bytes, limit: float) -> None:
+        """Read until both have said the word, past whatever libraries print.
 
         Raises:
-            DeviceError: the process ends, or says nothing for too long.
+            DeviceError: one ends, or says nothing for too long.
         """
-        assert process.stdout is not None
         deadline = time.monotonic() + limit
-        while select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            line = process.stdout.readline()
-            if line == word:
-                return
-            if not line:
-                break
-        raise self._failure()
+        for process in self._processes:
+            assert process.stdout is not None
+            line = b""
+            while line != word:
+                left = max(0.0, deadline - time.monotonic())
+                if not select.select([process.stdout], [], [], left)[0]:
+                    raise self._failure()
+                line = process.stdout.readline()
+                if not line:
+                    raise self._failure()
 
     def _failure(self) -> DeviceError:
         """With the last line that either of them said."""
@@ -151,14 +136,18 @@ class Peers:
         return DeviceError(f"two processes cannot wait for each other: {reason}")
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Be one of the two processes, until stdin ends."""
-    backend, device, rank, store = arguments
-    run(backend, device, int(rank), store, sys.stdin.buffer, sys.stdout.buffer)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_END_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def run(backend: str, device: str, rank: int, store: str, asks: IO[bytes], says: IO[bytes]) -> None:
-    """Wait, or keep the other waiting, once for each number of seconds that is asked for."""
+    """Be one of the two: wait, or keep the other waiting, for each number of seconds asked for."""
     import torch
     from torch import distributed
 
@@ -193,4 +182,5 @@ def run(backend: str, device: str, rank: int, store: str, asks: IO[bytes], says:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    name, where, number, meeting = sys.argv[1:]
+    run(name, where, int(number), meeting, sys.stdin.buffer, sys.stdout.buffer)

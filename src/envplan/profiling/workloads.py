@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial, reduce
 from itertools import accumulate
-from typing import Final, Protocol
+from operator import add
+from typing import Any, Final, Protocol
 
 from envplan.errors import InputError
 
 __all__ = [
+    "Bottleneck",
     "ConvolutionalModel",
     "EncoderDecoderModel",
     "Model",
@@ -154,18 +157,14 @@ class TransformerModel:
         """
         tokens = microbatch_size * self.sequence_length
         layer = _layer(
-            _attention(
-                tokens,
-                tokens,
-                self.sequence_length,
-                hidden_size=self.hidden_size,
-                num_heads=self.num_heads,
-                inner_size=self.hidden_size,
-                tensor_parallel=tensor_parallel,
-                fused=self.fused_attention,
-            ),
-            _feed_forward(tokens, self.hidden_size, 4 * self.hidden_size, tensor_parallel),
-            _norms(2, tokens, self.hidden_size),
+            tokens,
+            [(tokens, self.sequence_length)],
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            inner_size=self.hidden_size,
+            feed_forward_size=4 * self.hidden_size,
+            tensor_parallel=tensor_parallel,
+            fused=self.fused_attention,
         )
         units = [layer] * self.num_layers
         if self.vocabulary_size:
@@ -223,33 +222,16 @@ class EncoderDecoderModel:
         """
         source = microbatch_size * self.source_length
         target = microbatch_size * self.target_length
-
-        def attention(queries: int, keys: int, key_length: int) -> _Part:
-            return _attention(
-                queries,
-                keys,
-                key_length,
-                hidden_size=self.hidden_size,
-                num_heads=self.num_heads,
-                inner_size=self.num_heads * self.head_size,
-                tensor_parallel=tensor_parallel,
-                fused=False,
-            )
-
-        def feed_forward(tokens: int) -> _Part:
-            return _feed_forward(tokens, self.hidden_size, self.feed_forward_size, tensor_parallel)
-
-        encoder = _layer(
-            attention(source, source, self.source_length),
-            feed_forward(source),
-            _norms(2, source, self.hidden_size),
+        layer = partial(
+            _layer,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            inner_size=self.num_heads * self.head_size,
+            feed_forward_size=self.feed_forward_size,
+            tensor_parallel=tensor_parallel,
         )
-        decoder = _layer(
-            attention(target, target, self.target_length),
-            attention(target, source, self.source_length),
-            feed_forward(target),
-            _norms(3, target, self.hidden_size),
-        )
+        encoder = layer(source, [(source, self.source_length)])
+        decoder = layer(target, [(target, self.target_length), (source, self.source_length)])
         units = [encoder] * self.num_encoder_layers + [decoder] * self.num_decoder_layers
         units[0] += _embedding(source, self.hidden_size)
         units[self.num_encoder_layers] += _embedding(target, self.hidden_size)
@@ -265,6 +247,25 @@ class EncoderDecoderModel:
             f"out, {self.vocabulary_size} words; encoder embedding on the first stage, decoder "
             "embedding with the first decoder layer, vocabulary head on the last stage"
         )
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Sizes of a block of a ResNet.
+
+    Attributes:
+        channels: coming in; width: in between; out: going out.
+        stride: of the 3x3 convolution.
+        size: pixels on a side of the maps coming in.
+        projects: whether the way around the block has a convolution, too.
+    """
+
+    channels: int
+    width: int
+    out: int
+    stride: int
+    size: int
+    projects: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,29 +298,36 @@ class ConvolutionalModel:
         if tensor_parallel != 1:
             raise InputError(f"{self.name} cannot be split by tensor parallelism; leave --tp out")
         units = []
-        channels = 64
-        size = self.image_size // 4 if self.downsampling_stem else self.image_size
-        for group, count in enumerate(self.blocks):
-            for block in range(count):
-                stride = 2 if group > 0 and block == 0 else 1
-                width, out = 64 * 2**group * self.width_factor, 256 * 2**group
-                convolutions = [
-                    _Convolution(channels, width, 1, size),
-                    _Convolution(width, width, 3, size // stride),
-                    _Convolution(width, out, 1, size // stride),
-                ]
-                if block == 0:
-                    convolutions.append(_Convolution(channels, out, 1, size // stride))
-                units.append(_convolved(convolutions, microbatch_size, num_layers=1))
-                channels, size = out, size // stride
+        for block in self.bottlenecks():
+            size = block.size // block.stride
+            convolutions = [
+                (block.channels, block.width, 1, block.size),
+                (block.width, block.width, 3, size),
+                (block.width, block.out, 1, size),
+            ]
+            if block.projects:
+                convolutions.append((block.channels, block.out, 1, size))
+            units.append(_convolved(convolutions, microbatch_size, num_layers=1))
+        stem = (3, 64, 3, self.image_size)
         if self.downsampling_stem:
-            stem = _Convolution(3, 64, 7, self.image_size // 2)
-        else:
-            stem = _Convolution(3, 64, 3, self.image_size)
-        head = _Convolution(channels, self.classes, 1, 1)
+            stem = (3, 64, 7, self.image_size // 2)
+        head = (block.out, self.classes, 1, 1)
         units[0] += _convolved([stem], microbatch_size, num_layers=0)
         units[-1] += _convolved([head], microbatch_size, num_layers=0)
         return units
+
+    def bottlenecks(self) -> list[Bottleneck]:
+        """The blocks, in order."""
+        made = []
+        channels = 64
+        size = self.image_size // 4 if self.downsampling_stem else self.image_size
+        for group, count in enumerate(self.blocks):
+            for number in range(count):
+                stride = 2 if group > 0 and number == 0 else 1
+                width, out = 64 * 2**group * self.width_factor, 256 * 2**group
+                made.append(Bottleneck(channels, width, out, stride, size, projects=number == 0))
+                channels, size = out, size // stride
+        return made
 
     def describe(self) -> str:
         """Its sizes, in a sentence without a full stop."""
@@ -332,66 +340,40 @@ class ConvolutionalModel:
         )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of a transformer layer: forward FLOPs, saved activations (bytes), weights.
-
-    Of the FLOPs, `weighted` are products with weights.
-    """
-
-    flops: float
-    weighted: float
-    activations: float
-    weights: float
-
-
-def _attention(
-    queries: int,
-    keys: int,
-    key_length: int,
+def _layer(
+    tokens: int,
+    contexts: Sequence[tuple[int, int]],
     *,
     hidden_size: int,
     num_heads: int,
     inner_size: int,
+    feed_forward_size: int,
     tensor_parallel: int,
-    fused: bool,
-) -> _Part:
-    """Projections, scores and their product with the values; tokens of queries and of keys.
+    fused: bool = False,
+) -> StageWork:
+    """A transformer layer: an attention to each context, then a feed-forward part, with norms.
+
+    Args:
+        tokens: that pass through it.
+        contexts: tokens that it attends to, of all samples and of one.
+        inner_size: width of all heads together.
 
     Raises:
         InputError: the heads cannot be shared out evenly.
     """
-    h, a, t = inner_size, num_heads, tensor_parallel
-    if a % t:
-        raise InputError(f"--tp {t} does not divide the {a} heads of the workload")
-    scores = 0.0 if fused else 5 * a * queries * key_length
-    return _Part(
-        flops=(4 * hidden_size * h * (queries + keys) + 4 * queries * key_length * h) / t,
-        weighted=4 * hidden_size * h * (queries + keys) / t,
-        activations=3 * queries * hidden_size + (4 * (queries + keys) * h + scores) / t,
-        weights=4 * hidden_size * h / t,
-    )
-
-
-def _feed_forward(tokens: int, hidden_size: int, inner_size: int, tensor_parallel: int) -> _Part:
-    flops = 4 * tokens * hidden_size * inner_size / tensor_parallel
-    return _Part(
-        flops=flops,
-        weighted=flops,
-        activations=3 * tokens * hidden_size + 4 * tokens * inner_size / tensor_parallel,
-        weights=2 * hidden_size * inner_size / tensor_parallel,
-    )
-
-
-def _norms(count: int, tokens: int, hidden_size: int) -> _Part:
-    return _Part(flops=0.0, weighted=0.0, activations=2 * count * tokens * hidden_size, weights=0.0)
-
-
-def _layer(*parts: _Part) -> StageWork:
-    """One transformer layer."""
-    flops = sum(part.flops for part in parts)
-    activations = sum(part.activations for part in parts)
-    weights = sum(part.weights for part in parts)
+    h, f, t = hidden_size, feed_forward_size, tensor_parallel
+    if num_heads % t:
+        raise InputError(f"--tp {t} does not divide the {num_heads} heads of the workload")
+    flops = weighted = 4 * tokens * h * f / t
+    activations = 2 * (len(contexts) + 1) * tokens * h + 3 * tokens * h + 4 * tokens * f / t
+    weights = 2 * h * f / t
+    for keys, length in contexts:
+        projections = 4 * h * inner_size * (tokens + keys) / t
+        scores = 0.0 if fused else 5 * num_heads * tokens * length
+        weighted += projections
+        flops += projections + 4 * tokens * length * inner_size / t
+        activations += 3 * tokens * h + (4 * (tokens + keys) * inner_size + scores) / t
+        weights += 4 * h * inner_size / t
     return StageWork(
         num_layers=1,
         forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
@@ -399,7 +381,7 @@ def _layer(*parts: _Part) -> StageWork:
             _BACKWARD_FLOPS * flops,
             _BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
         ),
-        backward_weight=Work(sum(part.weighted for part in parts), _GRADIENT * weights),
+        backward_weight=Work(weighted, _GRADIENT * weights),
     )
 
 
@@ -423,32 +405,25 @@ def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: 
     )
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """A convolution with its normalization and activation; size is that of its output."""
-
-    channels_in: int
-    channels_out: int
-    kernel: int
-    size: int
-
-
 def _convolved(
-    convolutions: Sequence[_Convolution], microbatch_size: int, *, num_layers: int
+    convolutions: Sequence[tuple[int, int, int, int]], microbatch_size: int, *, num_layers: int
 ) -> StageWork:
-    forward, backward, backward_weight = Work(0.0, 0.0), Work(0.0, 0.0), Work(0.0, 0.0)
-    for one in convolutions:
-        pixels = microbatch_size * one.size**2
-        weights = one.channels_in * one.channels_out * one.kernel**2
+    """Convolutions (channels in and out, kernel, size of the output) with their normalization and
+    activation."""
+    none = Work(0.0, 0.0)
+    total = StageWork(num_layers, none, none, none)
+    for channels, out, kernel, size in convolutions:
+        pixels = microbatch_size * size**2
+        weights = channels * out * kernel**2
         flops = 2.0 * pixels * weights
-        activations = _HALF * pixels * one.channels_out
-        forward += Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
-        backward += Work(
+        activations = _HALF * pixels * out
+        forward = Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
+        backward = Work(
             _BACKWARD_FLOPS * flops,
             _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
         )
-        backward_weight += Work(flops, _GRADIENT * weights)
-    return StageWork(num_layers, forward, backward, backward_weight)
+        total += StageWork(0, forward, backward, Work(flops, _GRADIENT * weights))
+    return total
 
 
 def stage_works(
@@ -484,13 +459,11 @@ def stage_works(
         for unit in model.units(microbatch_size, tensor_parallel)
     ]
     counts = partition([cost(unit.forward) + cost(unit.backward) for unit in units], num_stages)
-    stages = []
-    for begin, count in zip(accumulate(counts, initial=0), counts, strict=False):
-        stage = units[begin]
-        for unit in units[begin + 1 : begin + count]:
-            stage += unit
-        stages.append(stage)
-    return stages
+    begins = accumulate(counts, initial=0)
+    return [
+        reduce(add, units[begin : begin + count])
+        for begin, count in zip(begins, counts, strict=False)
+    ]
 
 
 def _adapted(unit: StageWork, bytes_factor: float, recompute: bool) -> StageWork:
@@ -533,7 +506,13 @@ def partition(costs: Sequence[float], num_stages: int) -> list[int]:
     scale = _RESOLUTION / sum(costs)
     upto = [0, *accumulate(round(cost * scale) for cost in costs)]
     least, most = _narrowest(upto, num_stages)
-    return _most_alike(upto, num_stages, least, most)
+    found = _best_split(upto, num_stages, least, most, lambda cost, rest: cost**2 + rest)
+    assert found is not None  # the bounds come from such a split
+    counts, rest = [], found[1]
+    while rest:
+        counts.append(rest[0])
+        rest = rest[1]
+    return counts
 
 
 def _narrowest(upto: Sequence[int], num_stages: int) -> tuple[int, int]:
@@ -544,44 +523,41 @@ def _narrowest(upto: Sequence[int], num_stages: int) -> tuple[int, int]:
     for least in sorted((cost for cost in sums if cost <= mean), reverse=True):
         if best and mean / least >= Fraction(best[1], best[0]):
             break  # the slowest stage takes the mean at least
-        most = _least_maximum(upto, num_stages, least)
-        if most is not None and (not best or most * best[0] < best[1] * least):
-            best = least, most
+        found = _best_split(upto, num_stages, least, upto[-1], max)
+        if found is not None and (not best or found[0] * best[0] < best[1] * least):
+            best = least, found[0]
     assert best is not None  # the least of all sums forbids nothing
     return best
 
 
-def _least_maximum(upto: Sequence[int], num_stages: int, least: int) -> int | None:
-    """The least possible cost of the slowest stage if none may cost less than `least`."""
-    number = len(upto) - 1
-    slowest: list[int | None] = [0, *[None] * number]
-    for _ in range(num_stages):
-        following: list[int | None] = [None] * (number + 1)
-        for end in range(1, number + 1):
-            choices = [
-                max(before, upto[end] - upto[begin])
-                for begin, before in enumerate(slowest[:end])
-                if before is not None and upto[end] - upto[begin] >= least
-            ]
-            following[end] = min(choices, default=None)
-        slowest = following
-    return slowest[number]
+def _best_split(
+    upto: Sequence[int],
+    num_stages: int,
+    least: int,
+    most: int,
+    join: Callable[[int, int], int],
+) -> tuple[int, Any] | None:
+    """The split into stages that cost `least` to `most` each; None if there is none.
 
+    Args:
+        upto: cost of all units before each one, and of all, (n + 1,), ascending.
+        join: the figure to be small, of a stage's cost and the figure of the stages after it; of
+            equal ones fewer units on earlier stages win.
 
-def _most_alike(upto: Sequence[int], num_stages: int, least: int, most: int) -> list[int]:
-    """The split within [least, most] with the least sum of squares, then fewest units first."""
+    Returns:
+        The figure, and units of the stages as (first, (second, ...)).
+    """
     number = len(upto) - 1
-    # From each unit to the end: least sum of squares, and the units that come first.
-    best: list[tuple[int, list[int]] | None] = [*[None] * number, (0, [])]
+    best: list[tuple[int, Any] | None] = [*[None] * number, (0, ())]  # from each unit to the end
     for _ in range(num_stages):
-        longer: list[tuple[int, list[int]] | None] = [None] * (number + 1)
+        longer: list[tuple[int, Any] | None] = [None] * (number + 1)
         for begin in range(number):
-            choices = [
-                ((upto[end] - upto[begin]) ** 2 + rest[0], [end - begin, *rest[1]])
+            choices = (
+                (join(cost, rest[0]), (end - begin, rest[1]))
                 for end in range(begin + 1, number + 1)
-                if least <= upto[end] - upto[begin] <= most and (rest := best[end]) is not None
-            ]
+                if least <= (cost := upto[end] - upto[begin]) <= most
+                and (rest := best[end]) is not None
+            )
             longer[begin] = min(choices, default=None)
         best = longer
-    assert best[0] is not None  # the bounds come from such a split
-    return best[0][1]
+    return best[0]

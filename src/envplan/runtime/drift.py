@@ -53,29 +53,30 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
     Args:
         plan: what the run's frequency plan was made from.
         profile: of that plan.
-        lines: of run logs.
+        lines: of run logs, as read_run_log gives them.
 
     Returns:
         One for each (stage, instruction) that was measured, in order.
 
     Raises:
-        InputError: the lines do not fit the plan, or hold no measured times.
+        InputError: the lines do not fit the plan, or hold no times at clocks that were set.
     """
     profile = as_referenced(plan.profile, profile)
     planned = _planned_times(plan.job.pipeline(), profile)
     factors: dict[_TableKey, list[float]] = defaultdict(list)
     samples: dict[_TableKey, int] = defaultdict(int)
     for line in lines:
-        if line["event"] != "step":
+        if line["event"] != "step" or line["step"] < WARM_UP_STEPS:
             continue
-        for stage, instruction, chunk, mhz, count, mean, config in _measurements(line):
+        stage = line["stage"]
+        for instruction, chunk, mhz, count, mean, _least, *config in line["operations"]:
             if (stage, instruction, chunk) not in planned:
                 raise InputError(
                     f"the run log has {instruction} on stage {stage}, chunk {chunk}, which the "
                     "plan has not; is it another plan's?"
                 )
             key, at_clock = planned[stage, instruction, chunk]
-            expected = at_clock(mhz, config)
+            expected = at_clock(mhz, *config)
             if mhz and expected > 0 and mean > 0:
                 factors[key].append(mean / expected)
                 samples[key] += count
@@ -131,39 +132,9 @@ def replan(
     return solve(trace_job(plan.job, profile, progress), plan.request)
 
 
-def _measurements(
-    line: Mapping[str, Any],
-) -> Iterable[tuple[int, str, int, int, int, float, str]]:
-    """(stage, instruction, chunk, MHz, count, mean time in s, config) of a `step` line.
-
-    Raises:
-        InputError: it is no such line.
-    """
-    try:
-        if line["step"] < WARM_UP_STEPS:
-            return []
-        return [
-            (
-                *(int(line["stage"]), str(name), int(chunk), int(mhz), int(count), _seconds(mean)),
-                str(*config),
-            )
-            for name, chunk, mhz, count, mean, _least, *config in line["operations"]
-        ]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise InputError("a step line of the run log is not as the shim writes them") from None
-
-
-def _seconds(value: Any) -> float:
-    """Raises: ValueError: it is no time that a profile could have."""
-    seconds = float(value)
-    if not 0 <= seconds <= s_from_ns(MAX_INTEGER):
-        raise ValueError
-    return seconds
-
-
 def _planned_times(
     pipeline: Pipeline, profile: Profile
-) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[[int, str], float]]]:
+) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[..., float]]]:
     """For each kind of operation its profile table, and time (s) by clock (MHz) and config."""
     kinds = {
         (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
@@ -172,7 +143,7 @@ def _planned_times(
     return {kind: (key, _time_at(profile, *key)) for kind, key in kinds.items()}
 
 
-def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[[int, str], float]:
+def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., float]:
     """Time (s) by clock (MHz) and config, between the profile's clocks linear in 1 / f; 0: unknown.
 
     A config that the profile does not have, or "" among several, is taken for the fastest one.
@@ -184,7 +155,7 @@ def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[[int, s
         for key in (config, None):
             fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
 
-    def at(mhz: int, config: str) -> float:
+    def at(mhz: int, config: str = "") -> float:
         times = fastest.get(config, fastest[None])
         clocks = sorted((clock for clock in times if clock), reverse=True)
         if not mhz or not clocks:

@@ -1,54 +1,66 @@
 """A small process that owns a GPU's clock for a training process and always gives it back.
 
-The owner writes clocks into a pipe and goes on; the guard sets them. The clock goes back to the
-driver when the owner says so, closes the pipe, or dies in any way: the kernel closes a dead
-process's pipe, and where forked children still hold it open the guard sees its parent change. It
-also goes back when the guard is asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU).
+The owner writes clocks into a socket and goes on; the guard sets them and says when it has. Only
+the guard calls the driver. What may happen, and what then does:
 
-A guard killed by SIGKILL can do nothing. Therefore each locks a file, one per user and GPU, and
-keeps its own number in it for as long as it may have set the clock. The kernel unlocks what a dead
-process had locked, so a file that is unlocked and not empty means a clock left behind: the next
-guard of that GPU, `Guard.close` of the owner and `envplan reset` give it back. Where a scheduler
-or a container kills everything at once, guards included, and the files may go with it, run
-`envplan reset` afterwards, for example in the epilogue of a Slurm job.
+- The owner closes the guard, ends or dies in any way: the kernel closes a dead process's socket,
+  and where forked children still hold it open the guard sees its parent change. The guard gives the
+  clock back. It also does when asked to stop (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGXCPU); other
+  signals do not end it.
+- The guard is killed: its owner, which waits for that in a thread, starts a process that gives the
+  clock back, and trains on without clocks.
+- The driver hangs, or the guard is stopped: requests are not acknowledged, and `Guard.failing` says
+  so. Neither start nor close wait for a driver without a limit. A guard that hangs when it is
+  closed is left behind, and gives the clock back once the driver answers. One that is stopped goes
+  on when it is closed, or when the next guard finds that its owner has died.
+- Guard and owner are killed together: nobody is left to do anything. Each guard marks a lock file
+  for as long as it may have set the clock (see `locks`), and the next guard of that GPU and
+  `envplan reset` give it back. Where a scheduler or a container kills everything at once, run
+  `envplan reset` afterwards, for example in the epilogue of a Slurm job. The same where the
+  training is process 1 of a container: its end kills all others there. Start it with --init.
 
 This module also is the guard's program: `python -m envplan.runtime.guard`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
+import logging
 import os
 import select
 import signal
-import stat
+import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, Final
 
-from envplan.devices import Device, DeviceError, PermissionDeniedError, backend
-from envplan.devices.base import device_at
+from envplan.devices import Device, DeviceError, DeviceInfo, backend
+from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError
+from envplan.runtime.locks import RETRY_S, LockFile, insist, recover
 
-__all__ = ["GivenBack", "Guard", "LockFile", "give_back", "give_back_all"]
+__all__ = ["Guard"]
 
-_REQUEST: Final = struct.Struct("<I")  # MHz; or one of:
+_REQUEST: Final = struct.Struct("<QQI")  # its number, from 1, when, ns, and MHz, or one of:
 _RESET: Final = 0
 _CLOSE: Final = 2**32 - 1
 
 _START_TIMEOUT_S: Final = 60.0
 _CLOSE_TIMEOUT_S: Final = 10.0
+_KILL_TIMEOUT_S: Final = 1.0
 _HANDOVER_S: Final = 5.0
 _PARENT_CHECK_S: Final = 0.2
-_RETRY_S: Final = 0.05
-_LAST_TRIES: Final = 40
+#: A request that is not acknowledged for so long counts as failing.
+_IN_TIME_S: Final = 1.0
+#: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
+_WAITING_BYTES: Final = 2**20
 
 _STOPPING: Final = (
     signal.SIGTERM,
@@ -57,8 +69,14 @@ _STOPPING: Final = (
     signal.SIGQUIT,
     signal.SIGXCPU,
 )
-#: Batch systems send these to every process of a job, such as Slurm with --signal.
-_FOR_THE_TRAINING: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+#: What the process itself has done, and its children's end. All others are for the training, such
+#: as those that batch systems send to every process of a job to warn it, and are ignored.
+_LEFT_ALONE: Final = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
+}
+
+_logger = logging.getLogger("envplan.runtime")
 
 
 class Guard:
@@ -66,34 +84,59 @@ class Guard:
 
     One thread may use it at a time. A forked child inherits it but cannot do anything with it. An
     owner that sets the clock itself may hold one all the same: the clock goes back with the owner.
+
+    Attributes:
+        info: of the GPU.
+        lost: whether it ended without having been closed.
+        silent: whether it has said its last.
+        lags: how long each request took to be carried out, ns, by its number, counted from 1; not
+            of one that a newer one overtook. `problems` fills it; whoever reads it empties it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], restore: Callable[[], str | None]) -> None:
-        assert process.stdin is not None
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        requests: socket.socket,
+        info: DeviceInfo,
+        arguments: Mapping[str, Any],
+    ) -> None:
         assert process.stdout is not None
+        self.info = info
+        self.lost = self.silent = False
+        self.lags: dict[int, int] = {}
         self._process = process
-        self._restore = restore
-        self._owner = os.getpid()
-        self._requests = process.stdin.fileno()
+        self._requests = requests
         self._reports = process.stdout.fileno()
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self._reports, False)
+        self._arguments = arguments
+        self._owner = os.getpid()
+        self._closed = False
+        self._ending = threading.Lock()
+        self._lock = threading.Lock()  # what is below, but for the numbers of requests
+
+        self._requested = self._done = 0
+        self._waiting_since = 0
+        self._unsent: bytes | None = None
+        self._lost = 0
         self._unread = b""
         self._problems: list[str] = []
-        self._lost = 0
+        self._complained = self._overdue = False
         # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
-        self._given_back = False
-        self._failing = False
-        self._alive = True
-        self._closed = False
+        self._ended: dict[str, str | None] = {}
+
+        watched = os.dup(self._reports)
+        threading.Thread(
+            target=_watch, args=(weakref.ref(self), watched), name="envplan-guard", daemon=True
+        ).start()
 
     @classmethod
     def start(
         cls,
         backend_name: str,
-        device_index: int,
+        device: int,
         *,
+        counted: Counted = Counted.BY_DRIVER,
         every_request: bool = False,
+        check: Callable[[DeviceInfo], None] | None = None,
         **options: Any,
     ) -> Guard:
         """Start a guard for one GPU and wait until it is ready.
@@ -101,53 +144,48 @@ class Guard:
         A clock that a killed guard of the same GPU left set is given back first.
 
         Args:
-            backend_name: "nvml" or "modelled".
-            device_index: which GPU, as the driver counts.
+            backend_name: one of envplan.devices.BACKENDS.
+            device: which GPU.
+            counted: by whom.
             every_request: set every clock asked for, in order, instead of only the newest when
                 the driver takes longer than the owner's operations.
+            check: is told of the GPU before it is touched, and raises what shall keep it so.
             options: for the backend; JSON values.
 
         Raises:
             DeviceError: there is no such GPU, this user may not set its clock, another guard has
-                it, or no process can be started; nothing was changed.
+                it, the driver hangs, or no process can be started; nothing was changed.
         """
         arguments = {
             "backend": backend_name,
-            "index": device_index,
+            "device": device,
+            "counted": counted,
             "options": options,
             "every_request": every_request,
             "owner": os.getpid(),
+            "handover": _HANDOVER_S,
         }
-        # -P: files in the folder that training was started in are no modules of ours. Its own
-        # session: what a terminal sends to the training's processes is not for the guard.
+        process, requests = _start_process(arguments)
         try:
-            _open_standard_streams()
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
-        try:
-            _await_ready(process)
-        except BaseException:
+            info = _device_info(_heard(process, "info", _START_TIMEOUT_S))
+            if check is not None:
+                check(info)
+            requests.send(_REQUEST.pack(0, 0, _RESET), socket.MSG_NOSIGNAL)
+            _heard(process, "ready", _START_TIMEOUT_S)
+        except BaseException as error:
             process.kill()
-            _close_pipes(process)
-            process.wait()
+            _close_ends(process, requests)
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the driver
+                process.wait(_KILL_TIMEOUT_S)
+            if isinstance(error, OSError):
+                raise DeviceError("the clock guard did not start; it was killed") from error
             raise
-
-        def restore() -> str | None:
-            source = backend(backend_name, **options)
-            try:
-                device = source.devices()[device_index]
-                return give_back(device, only_left_behind=True).problem
-            finally:
-                source.close()
-
-        return cls(process, restore)
+        if os.getpid() == 1:
+            _logger.warning(
+                "training is process 1 of its container, whose end kills the clock guard as well: "
+                "start the container with --init, or run envplan reset afterwards"
+            )
+        return cls(process, requests, info, {**arguments, "device": info.index})
 
     @property
     def pid(self) -> int:
@@ -156,51 +194,63 @@ class Guard:
 
     @property
     def alive(self) -> bool:
-        """Whether the guard was there when last written to or asked for problems."""
-        return self._alive and not self._closed
+        """Whether the guard is there, as far as is known."""
+        return not self._closed
 
     @property
     def failing(self) -> bool:
         """Whether, when `problems` was last asked, the clock was not what was asked for."""
-        return self._failing
+        return self._complained or self._overdue
+
+    @property
+    def done(self) -> int:
+        """The number of the last request that was carried out, of those that `problems` saw."""
+        return self._done
 
     def request(self, mhz: int) -> None:
         """Have the clock set soon; 0 gives it back. Never blocks, never raises; see `problems`."""
-        self._send(mhz)
+        if self._closed or os.getpid() != self._owner:
+            return
+        now = time.perf_counter_ns()
+        if self._done == self._requested:
+            self._waiting_since = now
+        self._requested += 1
+        try:
+            self._write(_REQUEST.pack(self._requested, now, mhz))
+        except struct.error:
+            with self._lock:
+                self._problems.append(f"{mhz} MHz is not a clock")
 
     def reset(self) -> None:
         """Have the clock given back to the driver soon, until the next request."""
-        self._send(_RESET)
+        self.request(_RESET)
 
     def problems(self) -> list[str]:
         """What went wrong since last asked, a line each. Never blocks."""
-        if not self._closed and self._alive and self._read_reports():
-            self._gone()
-        if self._lost:
-            self._problems.append(
-                f"the clock guard does not keep up: {self._lost} requests were dropped"
-            )
-            self._lost = 0
-        problems, self._problems = self._problems, []
+        with self._lock:
+            if not self._closed and os.getpid() == self._owner:
+                self._read_reports()
+                if self._unsent is not None:
+                    self._write(self._unsent)
+                self._look_at_the_time()
+            if self._lost:
+                self._problems.append(
+                    f"the clock guard does not keep up: {self._lost} requests were dropped"
+                )
+                self._lost = 0
+            problems, self._problems = self._problems, []
         return problems
 
     def close(self) -> None:
         """Give the clock back, end the guard and wait for it. Harmless when done before.
 
-        Where the guard was killed, this gives the clock back in its place. Never raises: a clock
-        that cannot be given back is among `problems`.
+        Where the guard was killed, this gives the clock back in its place. Never raises, and does
+        not wait for a driver that hangs: a clock that is not given back is among `problems`.
         """
-        if self._closed or os.getpid() != self._owner:
-            return
-        self._finish()
-        with suppress(OSError):
-            self._read_reports()
-        self._closed = True
-        _close_pipes(self._process)
-        if self._process.returncode is None:
-            self._problems.append("the clock guard hangs in the driver; see dmesg, envplan reset")
-        elif not self._given_back:
-            self._take_over()
+        if os.getpid() == self._owner:
+            self._end(asked=True)
+            # Not by `_watch`: a request on its way would go to whatever gets its number next.
+            self._requests.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -210,195 +260,176 @@ class Guard:
 
     def __del__(self) -> None:
         # subprocess keeps a process that runs, and so its pipes, when nobody else does.
-        _close_pipes(self._process)
+        _close_ends(self._process, self._requests)
 
-    def _send(self, mhz: int) -> None:
-        if self._closed or not self._alive or os.getpid() != self._owner:
-            return
+    def _write(self, request: bytes) -> None:
+        self._unsent = None
         try:
-            os.write(self._requests, _REQUEST.pack(mhz))
+            self._requests.send(request, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             self._lost += 1
-        except struct.error:
-            self._problems.append(f"{mhz} MHz is not a clock")
+            self._unsent = request
         except OSError:
-            self._gone()
+            pass  # it is gone, and `_watch` deals with that
 
-    def _gone(self) -> None:
-        self._alive = False
-        self._problems.append(
-            "the clock guard is gone; the clock may stay where it is until training ends "
-            "or envplan reset"
-        )
+    def _look_at_the_time(self) -> None:
+        """Notice requests that have not been acknowledged for too long."""
+        late = (time.perf_counter_ns() - self._waiting_since) / 1e9
+        overdue = self._done != self._requested and late > _IN_TIME_S
+        if overdue and not self._overdue:
+            self._problems.append(
+                f"GPU {self.info.index}: the clock asked for {late:.1f} s ago is not set yet; the "
+                "driver hangs (see dmesg), or the clock guard was stopped"
+            )
+        self._overdue = overdue
 
-    def _finish(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it is gone, or has so much to read that the end must do
-            os.write(self._requests, _REQUEST.pack(_CLOSE))
-        self._process.stdin.close()
-        try:
-            self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the driver
+    def _end(self, *, asked: bool) -> None:
+        """Make sure that the guard ends and the clock is given back; asked: by the owner."""
+        with self._ending:
+            if self._closed:
+                return
+            self._closed, self.lost = True, not asked
+            if asked:
+                with suppress(OSError):  # it has so much to read that the end must do
+                    self._requests.send(_REQUEST.pack(0, 0, _CLOSE), socket.MSG_NOSIGNAL)
+                self._requests.close()
+                self._process.send_signal(signal.SIGCONT)  # it may be stopped
+            try:
                 self._process.wait(_CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.terminate()  # for one that has much to read yet
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_KILL_TIMEOUT_S)
+            with self._lock:
+                with suppress(OSError):
+                    self._read_reports()
+                assert self._process.stdout is not None
+                self._process.stdout.close()
+                self.silent = True
+            problem = self._unrestored()
+            if not asked:
+                self._say(
+                    "the clock guard is gone; "
+                    + ("its clock was given back" if problem is None else problem)
+                )
+            elif problem is not None:
+                self._say(problem)
 
-    def _take_over(self) -> None:
-        """Give the clock back in the place of a guard that could not."""
-        try:
-            problem = self._restore()
-        except EnvplanError as error:
-            problem = str(error)
-        if problem is not None:
-            self._problems.append(f"the clock may still be set: {problem}; run: envplan reset")
+    def _unrestored(self) -> str | None:
+        """Why the clock may still be set now that the guard has ended, or None."""
+        if self._process.returncode is None:
+            problem: str | None = "the clock guard hangs and will do it once the driver answers"
+        elif self._ended:
+            problem = self._ended["problem"]
+        else:
+            problem = _recover(self._arguments)
+        return problem and f"the clock may still be set: {problem}; run: envplan reset"
 
-    def _read_reports(self) -> bool:
-        """Take in what the guard has said; whether that was the end."""
-        ended = False
+    def _say(self, problem: str) -> None:
+        with self._lock:
+            self._problems.append(problem)
+
+    def _read_reports(self) -> None:
+        """Take in what the guard has said."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._reports, 65536):
                 self._unread += chunk
-            ended = True
         *lines, self._unread = self._unread.split(b"\n")
         for said in map(_said, lines):
-            if "problem" in said:
-                self._problems.append(said["problem"])
-                self._failing = True
-            elif "recovered" in said:
-                self._failing = False
-            elif "given_back" in said:
-                self._given_back = True
-        return ended
+            if "set" in said:
+                self._done = said["set"]
+                self.lags[self._done] = said["lag"]
+                self._waiting_since = time.perf_counter_ns()
+                self._complained = False
+            elif "problem" in said:
+                if not said["again"]:  # once for each failure that lasts
+                    self._problems.append(said["problem"])
+                self._complained = True
+            elif "ended" in said:
+                self._ended = {"problem": said["ended"]}
 
 
-class LockFile:
-    """The mark that some guard of this user has, or had, a GPU's clock.
+def _watch(guard: weakref.ref[Guard], reports: int) -> None:
+    """Wait until a guard is gone, and see to it that its clock is given back."""
+    end = select.poll()
+    end.register(reports, 0)  # no interest in what it says
+    end.poll()
+    os.close(reports)
+    owner = guard()
+    if owner is not None and os.getpid() == owner._owner:
+        owner._end(asked=False)
 
-    Args:
-        uuid: of the GPU.
 
-    Raises:
-        DeviceError: the folder for such files cannot be used.
+def _recover(arguments: Mapping[str, Any]) -> str | None:
+    """Have another process give the clock back in the place of a guard; why not, or None.
+
+    It is not waited for without a limit, and goes on.
     """
-
-    def __init__(self, uuid: str) -> None:
-        self.path = _lock_folder() / f"{uuid}.lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._descriptor = os.open(self.path, flags, 0o600)
-        except OSError as error:
-            raise DeviceError(f"{self.path}: {error.strerror}; remove it") from error
-
-    def acquire(self) -> bool:
-        """Take it; False if another process has it. A dead process has nothing."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    @property
-    def holder(self) -> int | None:
-        """The guard that marked it, dead or alive; None if it is not marked."""
-        text = os.pread(self._descriptor, 64, 0).decode("ascii", "replace").strip()
-        return (int(text) if text.isdecimal() else 0) if text else None
-
-    def mark(self) -> None:
-        """From here on the clock may be set, by this process."""
-        self.clear()
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def clear(self) -> None:
-        """The clock was given back."""
-        os.ftruncate(self._descriptor, 0)
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._descriptor)
-
-
-@dataclass(frozen=True)
-class GivenBack:
-    """What became of one GPU's clock.
-
-    Attributes:
-        index: of the GPU.
-        name: of the GPU; empty where the driver does not say.
-        left_behind: whether a guard that was killed had left it set.
-        guard: a guard that lives and will set it again, or None.
-        problem: why it could not be given back, or None.
-    """
-
-    index: int
-    name: str
-    left_behind: bool
-    guard: int | None
-    problem: str | None
-
-
-def give_back(device: Device, *, only_left_behind: bool = False) -> GivenBack:
-    """Give a GPU's clock back by hand, and forget the guard that left it set.
-
-    Args:
-        device: the GPU.
-        only_left_behind: do so only where a guard was killed.
-
-    Raises:
-        DeviceError: the folder of lock files cannot be used.
-    """
-    lock = LockFile(device.info.uuid)
     try:
-        free = lock.acquire()
-        holder = lock.holder
-        problem = None
-        if not only_left_behind or (free and holder is not None):
-            problem = _try_to_reset(device)
-        if free and problem is None:
-            lock.clear()
-    finally:
-        lock.close()
-    return GivenBack(
-        index=device.info.index,
-        name=device.info.name,
-        left_behind=free and holder is not None,
-        guard=None if free else holder,
-        problem=problem,
-    )
-
-
-def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
-    """Give every GPU's clock back by hand; one that fails does not stop the others.
-
-    Args:
-        devices: all GPUs of a backend, by index.
-    """
-    outcomes = []
-    for index, device in enumerate(devices):
-        try:
-            outcomes.append(give_back(device))
-        except DeviceError as error:
-            outcomes.append(GivenBack(index, "", False, None, str(error)))
-    return outcomes
-
-
-def _try_to_reset(device: Device) -> str | None:
-    try:
-        _insist(device.reset_clock)
+        process, requests = _start_process(
+            {**arguments, "counted": Counted.BY_DRIVER, "recover": True}
+        )
     except DeviceError as error:
         return str(error)
+    try:
+        _heard(process, "recovered", _CLOSE_TIMEOUT_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_TIMEOUT_S)
+    except DeviceError as error:
+        return str(error)
+    finally:
+        _close_ends(process, requests)
     return None
 
 
-def _await_ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the guard says that it is ready.
+def _start_process(arguments: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the guard's program.
+
+    Returns:
+        The process, whose standard output are its reports, and what takes requests for it. A pipe
+        for these would end an owner that leaves SIGPIPE at its default, once the guard is gone.
 
     Raises:
-        DeviceError: it says why it cannot start, or says nothing.
+        DeviceError: it cannot be started.
     """
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while "ready" not in (said := _said(_read_line(process, deadline))):
+    _open_standard_streams()
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    requests.setblocking(False)
+    requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING_BYTES)
+    # Signals wait until the guard can deal with them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        # -P: files in the folder that training was started in are no modules of ours. Its own
+        # session: what a terminal sends to the training's processes is not for the guard.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        requests.close()
+        raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    return process, requests
+
+
+def _heard(process: subprocess.Popen[bytes], word: str, timeout: float) -> Any:
+    """What a guard that starts says under a word, which it soon does.
+
+    Raises:
+        DeviceError: it says why it cannot start, or says nothing in time.
+    """
+    deadline = time.monotonic() + timeout
+    while word not in (said := _said(_read_line(process, deadline))):
         if "refused" in said:
             raise DeviceError(said["refused"])
+    return said[word]
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
@@ -409,10 +440,11 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     """
     assert process.stdout is not None
     line = b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
     while not line.endswith(b"\n"):
-        left = max(0.0, deadline - time.monotonic())
-        if not select.select([process.stdout], [], [], left)[0]:
-            raise DeviceError(f"the clock guard did not start within {_START_TIMEOUT_S:.0f} s")
+        if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
+            raise DeviceError("the clock guard does not answer; the driver may hang, see dmesg")
         byte = os.read(process.stdout.fileno(), 1)
         if not byte:
             raise DeviceError("the clock guard did not start; what it wrote is above")
@@ -429,6 +461,10 @@ def _said(line: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def _device_info(fields: Mapping[str, Any]) -> DeviceInfo:
+    return DeviceInfo(**{**fields, "supported_clocks": tuple(fields["supported_clocks"])})
+
+
 def _open_standard_streams() -> None:
     """Open those of 0, 1 and 2 that are closed, as a daemon's may be, on nothing.
 
@@ -439,47 +475,11 @@ def _open_standard_streams() -> None:
     os.close(descriptor)
 
 
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+def _close_ends(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
+    for end in (requests, process.stdout):
+        if end is not None:
             with suppress(OSError):
-                pipe.close()
-
-
-def _lock_folder() -> Path:
-    """Where this user's lock files are: a folder that nobody else can write to."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK | os.X_OK):
-        folder = Path(runtime) / "envplan"
-    else:
-        folder = Path("/tmp") / f"envplan-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise DeviceError(f"{folder}: {error.strerror}; set XDG_RUNTIME_DIR") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise DeviceError(f"{folder} is not a folder of this user alone; remove it")
-    return folder
-
-
-def _insist(reset: Callable[[], None]) -> None:
-    """Give a clock back though the driver may fail for a while.
-
-    Raises:
-        DeviceError: it failed every time.
-    """
-    for tries_left in reversed(range(_LAST_TRIES)):
-        try:
-            reset()
-        except PermissionDeniedError:
-            raise
-        except DeviceError:
-            if not tries_left:
-                raise
-            time.sleep(_RETRY_S)
-        else:
-            return
+                end.close()
 
 
 class _GuardProcess:
@@ -489,73 +489,77 @@ class _GuardProcess:
         device: the GPU.
         owner: the process it works for, its parent.
         every_request: see `Guard.start`.
+        stop: becomes readable when the guard is asked to stop.
     """
 
-    def __init__(self, device: Device, owner: int, every_request: bool) -> None:
+    def __init__(self, device: Device, owner: int, every_request: bool, stop: int) -> None:
         self._device = device
         self._owner = owner
         self._every_request = every_request
+        self._stop = stop
+        self._requests = socket.socket(fileno=0)
+        self._requests.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._requests, select.POLLIN)
+        self._poll.register(stop, select.POLLIN)
         self._wanted = self._set = _RESET
-        self._unread = b""
+        self._number = self._told = self._failed = self._sent = 0
         self._complained: str | None = None
 
-    def run(self, stop: int) -> None:
-        """Serve requests until the owner is done or gone, or `stop` becomes readable."""
-        poll = select.poll()
-        poll.register(0, select.POLLIN)
-        poll.register(stop, select.POLLIN)
-        while True:
-            patience = _PARENT_CHECK_S if self._wanted == self._set else _RETRY_S
-            ready = dict(poll.poll(patience * 1e3))
-            if stop in ready or os.getppid() != self._owner:
-                return
-            if 0 in ready:
-                data = os.read(0, 65536)
-                if not data or not self._serve(data):
+    def told_to_start(self) -> bool:
+        """Wait for the owner to agree with the GPU; False if it does not or is gone."""
+        while self._wait(_PARENT_CHECK_S):
+            for *_, mhz in self._received():
+                return mhz != _CLOSE
+        return False
+
+    def run(self) -> None:
+        """Serve requests until the owner is done or gone, or the guard is asked to stop."""
+        while self._wait(_PARENT_CHECK_S if self._wanted == self._set else RETRY_S):
+            for number, sent, mhz in self._received():
+                if mhz == _CLOSE:
                     return
+                self._number, self._sent, self._wanted = number, sent, mhz
+                if self._every_request:
+                    break
             self._apply()  # again, where it failed
 
-    def _serve(self, data: bytes) -> bool:
-        """Handle what was read; False once the owner is done."""
-        data = self._unread + data
-        whole = len(data) - len(data) % _REQUEST.size
-        self._unread = data[whole:]
-        clocks = [mhz for (mhz,) in _REQUEST.iter_unpack(data[:whole])]
-        for mhz in clocks:
-            if mhz == _CLOSE:
-                return False
-            self._wanted = mhz
-            if self._every_request:
-                self._apply()
-        return True
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a request, not for long; False when it is time to end."""
+        ready = dict(self._poll.poll(seconds * 1e3))
+        return self._stop not in ready and os.getppid() == self._owner
+
+    def _received(self) -> Iterator[tuple[int, int, int]]:
+        """The requests that have come: number, time and clock; the end if the owner is gone."""
+        with suppress(BlockingIOError):
+            while message := self._requests.recv(_REQUEST.size):
+                yield _REQUEST.unpack(message)
+            yield 0, 0, _CLOSE
 
     def _apply(self) -> None:
-        if self._wanted == self._set:
-            return
         try:
-            if self._wanted == _RESET:
-                self._device.reset_clock()
-            else:
-                self._device.lock_clock(self._wanted)
-        except DeviceError as error:
-            self._complain(str(error))
-        else:
-            self._set = self._wanted
-            if self._complained is not None:
+            if self._wanted != self._set:
+                if self._wanted == _RESET:
+                    self._device.reset_clock()
+                else:
+                    self._device.lock_clock(self._wanted)
+                self._set = self._wanted
                 self._complained = None
-                _report(recovered=True)
-
-    def _complain(self, problem: str) -> None:
-        # Once for each failure that lasts: it is tried again many times a second.
-        if problem != self._complained:
-            self._complained = problem
-            _report(problem=problem)
+        except DeviceError as error:
+            # It is tried again many times a second.
+            if str(error) != self._complained or self._number != self._failed:
+                _report(problem=str(error), again=str(error) == self._complained)
+            self._complained, self._failed = str(error), self._number
+            return
+        if self._number != self._told:
+            self._told = self._number
+            _report(set=self._number, lag=time.perf_counter_ns() - self._sent)
 
 
 def _report(**line: Any) -> None:
-    """A line to the owner, unless it is gone or has left the pipe full."""
+    """A line of its own to the owner, unless it is gone or has left the pipe full."""
     with suppress(OSError):
-        os.write(1, json.dumps(line).encode() + b"\n")
+        os.write(1, b"\n" + json.dumps(line).encode() + b"\n")
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -566,33 +570,38 @@ def _main(arguments: Sequence[str]) -> int:
     """
     wanted = json.loads(arguments[0])
     stop = _stop_signals()
+    os.set_blocking(1, False)
     try:
         source = backend(wanted["backend"], **wanted["options"])
-        device, lock = _prepare(source.devices(), wanted["index"])
+        device = choose(source, wanted["device"], Counted(wanted["counted"]))
+        if wanted.get("recover", False):
+            if source.real:
+                recover(device)
+            _report(recovered=True)
+            return 0
+        _report(info=asdict(device.info))
+        guard = _GuardProcess(device, wanted["owner"], wanted["every_request"], stop)
+        if not guard.told_to_start():
+            return 2
+        lock = _take(device, wanted["owner"], wanted["handover"]) if source.real else None
     except EnvplanError as error:
         _report(refused=str(error))
         return 2
-    os.set_blocking(1, False)
-    _report(ready=os.getpid())
+    _report(ready=True)
+    problem = None
     try:
-        _GuardProcess(device, wanted["owner"], wanted["every_request"]).run(stop)
+        guard.run()
     finally:
         # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
-        restored = _restore(device)
-    if restored:
-        if lock is not None:
-            lock.clear()
-        _report(given_back=True)
-    return 0 if restored else 1
-
-
-def _restore(device: Device) -> bool:
-    try:
-        _insist(device.reset_clock)
-    except DeviceError as error:
-        _report(problem=f"the clock may still be set: {error}; run: envplan reset")
-        return False
-    return True
+        try:
+            insist(device.reset_clock)
+            if lock is not None:
+                lock.clear()
+                lock.close()
+        except DeviceError as error:
+            problem = str(error)
+        _report(ended=problem)
+    return 0 if problem is None else 1
 
 
 def _stop_signals() -> int:
@@ -602,47 +611,40 @@ def _stop_signals() -> int:
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in _STOPPING:
         signal.signal(number, lambda *_: None)
-    for number in _FOR_THE_TRAINING:
+    for number in signal.valid_signals() - _LEFT_ALONE - set(_STOPPING):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)  # whatever the owner had blocked
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the owner had blocked
     return readable
 
 
-def _prepare(devices: Sequence[Device], index: int) -> tuple[Device, LockFile | None]:
-    """The GPU, checked, its clock free and marked as ours.
+def _take(device: Device, owner: int, wait: float) -> LockFile:
+    """Mark a GPU as ours, its clock given back.
+
+    Args:
+        device: the GPU.
+        owner: of this guard.
+        wait: for the guard of a training that has ended, s.
 
     Raises:
-        DeviceError: there is no such GPU, its clock may not be set, or another guard has it.
+        DeviceError: its clock may not be set, or another guard has it.
     """
-    device = device_at(devices, index)
     refusal = device.can_lock(probe=True)
     if refusal is not None:
         raise DeviceError(refusal)
-    if device.info.source != "measured":
-        return device, None
     lock = LockFile(device.info.uuid)
-    if not _acquire_soon(lock):
-        raise DeviceError(
-            f"GPU {index}: another training process of this user sets its clock "
-            f"(its guard is process {lock.holder})"
+    if not lock.acquire(wait):
+        whose = (
+            f"the guard of a training that has ended, process {lock.holder}, does not end; the "
+            "driver may hang, see dmesg"
+            if lock.orphaned
+            else "another training process of this user sets its clock (its guard is process "
+            f"{lock.holder})"
         )
+        raise DeviceError(f"GPU {device.info.index}: {whose}")
     if lock.holder is not None:
-        _insist(device.reset_clock)
-    lock.mark()
-    return device, lock
-
-
-def _acquire_soon(lock: LockFile) -> bool:
-    """Take it, also from a guard that is about to end because its owner did.
-
-    That one may go on trying to give the clock back for a while: see `_insist`.
-    """
-    deadline = time.monotonic() + _HANDOVER_S
-    while not lock.acquire():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_RETRY_S)
-    return True
+        insist(device.reset_clock)
+    lock.mark(owner)
+    return lock
 
 
 if __name__ == "__main__":

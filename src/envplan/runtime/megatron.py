@@ -19,18 +19,20 @@ Schedules that overlap the forward of one microbatch with the backward of anothe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.runtime.torch import Listener, followed, profiled
+from envplan.runtime.frameworks import Hooks, Listener, followed, profiled
 
 if TYPE_CHECKING:
-    from envplan.freqplan import FrequencyPlan
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 
@@ -43,11 +45,10 @@ _SCHEDULES: Final = (
 )
 
 
-@contextmanager
 def follow(
     plan: FrequencyPlan | str | os.PathLike[str], *, stragglers: bool = True, **options: Any
-) -> Iterator[Shim]:
-    """Run Megatron's pipeline schedules under a frequency plan; every rank must do this.
+) -> AbstractContextManager[Shim]:
+    """Run Megatron's pipeline schedules under a frequency plan; on every rank.
 
     torch.distributed must have been initialized.
 
@@ -60,13 +61,13 @@ def follow(
         InputError: as for Shim, or Megatron is not installed.
     """
     _schedules()
-    with followed(plan, attach, device=_device(), stragglers=stragglers, **options) as shim:
-        yield shim
+    return followed(plan, attach, device=_device(), stragglers=stragglers, **options)
 
 
-@contextmanager
-def profile(path: str | os.PathLike[str] = "profile.csv", **options: Any) -> Iterator[Profiler]:
-    """Measure the profile of a job while it trains; every rank must do this.
+def profile(
+    path: str | os.PathLike[str] = "profile.csv", **options: Any
+) -> AbstractContextManager[Profiler]:
+    """Measure the profile of a job while it trains; on every rank.
 
     Megatron's model parallelism must have been initialized.
 
@@ -91,8 +92,7 @@ def profile(path: str | os.PathLike[str] = "profile.csv", **options: Any) -> Ite
             tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
         ),
     }
-    with profiled(path, attach, device=_device(), **{**known, **options}) as profiler:
-        yield profiler
+    return profiled(path, attach, device=_device(), **known | options)
 
 
 def attach(
@@ -111,90 +111,42 @@ def attach(
         InputError: Megatron is not installed.
     """
     schedules = _schedules()
-    names = ("forward_step", "backward_step", *_SCHEDULES)
-    originals = {name: getattr(schedules, name) for name in names}
-    steps = _Steps(listener, originals["forward_step"], originals["backward_step"], after_step)
-    schedules.forward_step = steps.forward_step
-    schedules.backward_step = steps.backward_step
-    for name in _SCHEDULES:
-        setattr(schedules, name, steps.schedule(originals[name]))
+    hooks = Hooks(listener, after_step, "what get_forward_backward_func returns")
+    forward, backward = schedules.forward_step, schedules.backward_step
+    chunks: dict[int, int] = {}  # of a model, by its id
+    forwards: Counter[int] = Counter()  # so far, of a chunk
+    places: dict[int, tuple[int, int]] = {}  # microbatch and chunk, by the id of an output
 
-    def detach() -> None:
-        for name, function in originals.items():
-            setattr(schedules, name, function)
-
-    return detach
-
-
-class _Steps:
-    """What stands in for Megatron's functions."""
-
-    def __init__(
-        self,
-        listener: Listener,
-        forward: Callable[..., Any],
-        backward: Callable[..., Any],
-        after_step: Callable[[], None] | None,
-    ) -> None:
-        self._listener = listener
-        self._forward = forward
-        self._backward = backward
-        self._after_step = after_step
-        self._training = False
-        self._chunks: dict[int, int] = {}  # of a model, by its id
-        self._forwards: dict[int, int] = {}  # so far, of a chunk
-        self._open: dict[int, tuple[int, int]] = {}  # microbatch and chunk, by id of the output
-
-    def forward_step(
-        self, forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """In the place of schedules.forward_step."""
-        if not self._training:
-            return self._forward(forward_step_func, data_iterator, model, *args, **kwargs)
+    def forward_step(func: Any, data: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         # Every schedule starts with chunk 0 and goes through the chunks in order.
-        chunk = self._chunks.setdefault(id(model), len(self._chunks))
-        microbatch = self._forwards.get(chunk, 0)
-        self._forwards[chunk] = microbatch + 1
-        self._listener.begin("forward", microbatch, chunk)
-        result = self._forward(forward_step_func, data_iterator, model, *args, **kwargs)
-        self._listener.end("forward", microbatch, chunk)
-        output = result[0] if isinstance(result, tuple) else result
-        self._open[id(_tensor(output))] = microbatch, chunk
+        chunk = chunks.setdefault(id(model), len(chunks))
+        place = forwards[chunk], chunk
+        forwards[chunk] += 1
+        run = partial(forward, func, data, model, *args, **kwargs)
+        result = hooks.operation(run, "forward", *place)
+        if hooks.training:
+            places[id(_tensor(result[0] if isinstance(result, tuple) else result))] = place
         return result
 
-    def backward_step(
-        self, input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """In the place of schedules.backward_step."""
-        place = self._open.pop(id(_tensor(output_tensor)), None)
-        if place is None:
-            return self._backward(input_tensor, output_tensor, *args, **kwargs)
-        self._listener.begin("backward", *place)
-        result = self._backward(input_tensor, output_tensor, *args, **kwargs)
-        self._listener.end("backward", *place)
-        return result
+    def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        run = partial(backward, input_tensor, output_tensor, *args, **kwargs)
+        place = places.pop(id(_tensor(output_tensor)), None)
+        return run() if place is None else hooks.operation(run, "backward", *place)
 
-    def schedule(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """In the place of one of the schedules."""
-
+    def hooked(run: Callable[..., Any]) -> Callable[..., Any]:
         def iteration(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("forward_only", False):
-                self._listener.full_speed()
-                return run(*args, **kwargs)
-            self._chunks.clear()
-            self._forwards.clear()
-            self._open.clear()
-            self._training = True
-            try:
-                result = run(*args, **kwargs)
-            finally:
-                self._training = False
-            self._listener.step()
-            if self._after_step is not None:
-                self._after_step()
-            return result
+            for known in (chunks, forwards, places):
+                known.clear()
+            training = not kwargs.get("forward_only", False)
+            return hooks.iteration(partial(run, *args, **kwargs), training=training)
 
         return iteration
+
+    hooks.replace(schedules, "forward_step", forward_step)
+    hooks.replace(schedules, "backward_step", backward_step)
+    for name in _SCHEDULES:
+        hooks.replace(schedules, name, hooked(getattr(schedules, name)))
+    return hooks.detach
 
 
 def _tensor(value: Any) -> Any:

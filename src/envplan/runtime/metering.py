@@ -7,6 +7,11 @@ power times the time spent on that kind until then. Iterations mix the kinds dif
 Where they do not, a weak prior gives them all the mean power, that is, energy is apportioned by
 time. The powers are the mean of the posterior of this linear model (Bishop, Pattern Recognition
 and Machine Learning, 3.3), the errors its spread.
+
+The counter runs some unknown time behind, or ahead of the middle between two polls. That does not
+matter where the mix changes slowly. Where it changes within milliseconds, such as with a short wait
+after every operation, it would give one kind the power of another. The model is therefore solved
+for a range of delays, each counted by its likelihood; what they disagree about is not known.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +43,9 @@ POLL_S: Final = 0.01
 
 #: Spread of powers around their mean, relative to it, before anything was read.
 _PRIOR: Final = 1.0
+
+#: Delays of the counter that are tried, in times between two readings.
+_DELAYS: Final = tuple(k / 7 for k in range(-7, 8))
 
 _SLOW_READINGS: Final = 5
 
@@ -110,19 +119,21 @@ class EnergyLog:
             try:
                 energy = self._device.energy()
                 now = time.perf_counter()
-                state = None
-                if count % _SLOW_READINGS == 0:
-                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
             except DeviceError as error:
                 self.problem = str(error)  # the next reading may succeed; fewer are fewer
                 continue
+            if count % _SLOW_READINGS == 0:
+                with suppress(DeviceError):  # it annotates only
+                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
+                    with self._lock:
+                        self._states.append(state)
             count += 1
             with self._lock:
-                if energy != last:
+                if last is not None and energy < last:  # it was set back: what it said is no more
+                    self._readings = []
+                elif energy != last:
                     unsure = (now - before) / math.sqrt(12)
                     self._readings.append(((before + now) / 2, unsure, energy / 1e3))
-                if state is not None:
-                    self._states.append(state)
             before, last = asked, energy
 
 
@@ -153,28 +164,36 @@ def powers(seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int)
     """
     import numpy as np
 
-    if len(seen.times) < 2 or seen.joules[-1] <= seen.joules[0]:
-        return None
     times, joules = np.array(seen.times), np.array(seen.joules)
+    if len(times) < 2 or joules[-1] <= joules[0]:
+        return None
     mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
-
-    # Seconds spent on each kind until each reading, and a constant: the counter at the beginning.
-    spans, place = np.diff(np.array(edges)), np.array(kinds)
-    columns = [np.ones(len(times))]
-    for kind in range(count):
-        until = np.concatenate([[0.0], np.cumsum(np.where(place == kind, spans, 0.0))])
-        columns.append(np.interp(times, edges, until))
-    design = np.stack(columns, axis=1)
-
-    # All kinds at the mean power explain this much; the rest is explained by differences from it.
-    left = joules - joules[0] - mean * design[:, 1:].sum(axis=1)
     precision = 1 / (np.array(seen.unsure) * mean) ** 2
-    weighted = design.T * precision
     prior = np.diag([0.0, *[1 / (_PRIOR * mean) ** 2] * count])
-    covariance = np.linalg.inv(weighted @ design + prior)
-    solution = covariance @ (weighted @ left)
-    rest = left - design @ solution
+
+    # Seconds spent on each kind until each edge.
+    spent = np.diff(np.array(edges)) * (np.arange(count)[:, None] == np.array(kinds))
+    until = np.concatenate([np.zeros((count, 1)), np.cumsum(spent, axis=1)], axis=1)
+
+    misfits, solutions, covariances = [], [], []
+    for delay in np.array(_DELAYS) * np.median(np.diff(times)):
+        spent_then = [np.interp(times - delay, edges, seconds) for seconds in until]
+        design = np.stack([np.ones(len(times)), *spent_then], axis=1)
+        # All kinds at the mean power explain most; the rest is explained by differences from it.
+        left = joules - joules[0] - mean * design[:, 1:].sum(axis=1)
+        weighted = design.T * precision
+        covariance = np.linalg.inv(weighted @ design + prior)
+        solution = covariance @ (weighted @ left)
+        misfits.append(precision @ (left - design @ solution) ** 2 + solution @ prior @ solution)
+        solutions.append(solution[1:])
+        covariances.append(covariance[1:, 1:])
+
     freedom = max(1, len(times) - count - 1)
-    covariance *= max(1.0, float(precision @ rest**2) / freedom)
-    watts = np.maximum(mean + solution[1:], 0.01 * mean)
-    return Powers(watts, covariance[1:, 1:])
+    noise = max(1.0, min(misfits) / freedom)
+    likelihood = np.exp((min(misfits) - np.array(misfits)) / (2 * noise))
+    weights = likelihood / likelihood.sum()
+    difference = weights @ np.array(solutions)
+    apart = np.array(solutions) - difference
+    disagreement = (apart.T * weights) @ apart
+    covariance = noise * np.tensordot(weights, np.array(covariances), 1) + disagreement
+    return Powers(np.maximum(mean + difference, 0.01 * mean), covariance)

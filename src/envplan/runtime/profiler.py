@@ -29,24 +29,31 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from time import perf_counter_ns
 from types import TracebackType
 from typing import Final, Self
 
-from envplan.devices import Device, DeviceError, backend
-from envplan.devices.base import Backend, DeviceInfo, device_at
-from envplan.devices.visible import gpu_of_rank
+from envplan.devices import (
+    DEFAULT_BACKEND,
+    Backend,
+    Device,
+    DeviceError,
+    DeviceInfo,
+    backend,
+    within,
+)
+from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep import Valley
+from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
 from envplan.runtime.metering import EnergyLog
-from envplan.runtime.moments import Follower, environment_number, recorder
 from envplan.runtime.profile_parts import Part, merge_parts, unfinished_parts
 from envplan.runtime.runlog import Marker, Moment
 from envplan.runtime.windows import Span, Window, measure, on_host
@@ -63,6 +70,8 @@ _WRITE_S: Final = 10.0
 #: How long the device may be behind the training thread at the end, s; when the job ends, less.
 _DRAIN_S: Final = 30.0
 _CLOSE_S: Final = 1.0
+#: How long the driver may take to say what the GPU is, s.
+_OPEN_S: Final = 60.0
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -79,8 +88,9 @@ class Profiler:
         world_size: number of ranks of the job; default: $WORLD_SIZE.
         stages: the model stage of each chunk of this rank; default: its rank, for one chunk and
             one GPU per stage.
-        device: index of this rank's GPU as the driver counts; default: that of $LOCAL_RANK, else
-            of the rank, among those that CUDA_VISIBLE_DEVICES leaves.
+        device: this rank's GPU; default: that of $LOCAL_RANK, else of the rank, among those that
+            CUDA_VISIBLE_DEVICES leaves.
+        counted: by whom, if `device` is given.
         frequencies: clocks to measure at, MHz; default: all that the GPU supports, `step` apart.
         step: MHz between clocks at least.
         iterations_per_frequency: that count at each clock.
@@ -105,6 +115,7 @@ class Profiler:
         world_size: int | None = None,
         stages: Sequence[int] | None = None,
         device: int | None = None,
+        counted: Counted = Counted.BY_DRIVER,
         frequencies: Sequence[int] | None = None,
         step: int = 30,
         iterations_per_frequency: int = 3,
@@ -129,22 +140,25 @@ class Profiler:
         self.path = Path(path)
         self._part = Part(self.path, self.rank, world, num_stages)
 
-        self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else recorder(marker)
         self._spans: list[Span] = []
         self._begun: Moment | None = None
         self._window: list[list[Span]] = []
-        self._at = self._asked = self._tries = self._problems = 0
-        self._clocks: list[int | None] = [None]
+        self._at = self._tries = self._problems = 0
+        self._frequencies: list[int | None] = [None]
         self._source: Backend | None = None
-        self._guard: Guard | None = None
         self._worker: _Worker | None = None
         self._ending: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._missed = False
+        if device is None:
+            local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
+            device = environment_number("Profiler", "device", "LOCAL_RANK", local_rank)
+            counted = Counted.BY_CUDA
+        guard = None
         try:
-            found = self._open(device)
-            clocks = _clocks(found.info, frequencies, step)
+            found = within(_OPEN_S, lambda: self._open(device, counted), "the driver")
+            wanted = _frequencies(found.info, frequencies, step)
             if lock:
-                self._take_clock(found.info.index, clocks)
+                guard = self._start_guard(found.info.index, wanted)
             self._worker = _Worker(
                 found, self._part, self._stages, rises, metadata or ProfileMetadata()
             )
@@ -153,11 +167,10 @@ class Profiler:
             self._part.finish(str(error))
         except InputError:
             self._part.remove()
-            if self._source is not None:
-                self._source.close()
+            self._close_source()
             raise
         self._done = self._worker is None
-        self._follower = None if marker is None else Follower(self._send, self._listen)
+        self._clocks = Clocks(guard, marker)
 
     def __enter__(self) -> Self:
         return self
@@ -179,22 +192,22 @@ class Profiler:
     @property
     def frequency(self) -> int:
         """The clock asked for, MHz; 0 when it is the driver's."""
-        return self._asked
+        return 0 if self._done else self._clocks.asked
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins."""
         if self._done:
             return
-        self._begun = begun = self._mark()
-        clock = self._clocks[self._at]
-        if clock is not None and clock != self._asked:
-            self._ask(clock, begun)
+        self._begun = begun = self._clocks.mark()
+        frequency = self._frequencies[self._at]
+        if frequency is not None and frequency != self._clocks.asked:
+            self._clocks.ask(frequency, begun)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
         if self._done or self._begun is None:
             return
-        self._spans.append((instruction, chunk, self._begun, self._mark()))
+        self._spans.append((instruction, chunk, self._begun, self._clocks.mark()))
         self._begun = None
 
     def step(self) -> None:
@@ -203,10 +216,7 @@ class Profiler:
         if self._done or not spans:
             return
         assert self._worker is not None
-        if self._follower is None:
-            self._listen()
-        else:
-            self._follower.hear()
+        self._clocks.then(self._listen)
         if self._problems:
             self._spoil()
         elif self._skip:
@@ -214,15 +224,22 @@ class Profiler:
         else:
             self._window.append(spans)
             if len(self._window) == self._iterations:
-                self._worker.measure(Window(self._clocks[self._at], self._window))
+                self._worker.measure(Window(self._frequencies[self._at], self._window))
                 self._next_clock()
-        if self._worker.enough or (self._guard is not None and not self._guard.alive):
+        guard = self._clocks.guard
+        if self._worker.enough or (guard is not None and not guard.alive):
             self._finish()
 
     def full_speed(self) -> None:
         """Something else runs now, such as an evaluation: what was being measured starts again."""
         self._spans, self._window, self._begun = [], [], None
         self._skip = max(self._skip, self._settle)
+
+    def missed(self, why: str) -> None:
+        """Operations run that the profiler is not told of; said once, on rank 0."""
+        if not self._missed and self.rank == 0:
+            _logger.warning("rank 0: nothing is profiled: %s", why)
+        self._missed = True
 
     def close(self, wait: float = _MERGE_WAIT_S) -> None:
         """Give the clock back and write what was measured.
@@ -236,41 +253,46 @@ class Profiler:
         self._finish(_CLOSE_S)
         if self._ending is not None:
             self._ending.join()
+        self._clocks.close()
         if self._worker is not None:
             self._worker.close(wait)
-        if self._source is not None:
-            self._source.close()
+        self._close_source()
 
-    def _open(self, index: int | None) -> Device:
-        """The GPU.
+    def _open(self, device: int, counted: Counted) -> Device:
+        """The GPU, its facts read.
 
         Raises:
             DeviceError: there is no such GPU, or its energy is not its own.
         """
-        self._source = backend("nvml")
-        devices = self._source.devices()
-        if index is None:
-            local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
-            index = gpu_of_rank(
-                devices, environment_number("Profiler", "device", "LOCAL_RANK", local_rank)
+        self._source = backend(DEFAULT_BACKEND)
+        found = choose(self._source, device, counted)
+        if found.info.mig:
+            raise DeviceError(
+                f"GPU {found.info.index}: MIG is on, so its energy is that of all parts together"
             )
-        return _device(devices, index)
+        return found
 
-    def _take_clock(self, index: int, clocks: Sequence[int]) -> None:
-        """Start the guard, without which only the current clock is measured."""
+    def _close_source(self) -> None:
+        if self._source is not None:
+            with suppress(DeviceError):
+                within(_CLOSE_S, self._source.close, "the driver")
+
+    def _start_guard(self, index: int, frequencies: Sequence[int]) -> Guard | None:
+        """The guard, without which only the current clock is measured."""
         try:
-            self._guard = Guard.start("nvml", index, every_request=True)
+            guard = Guard.start(DEFAULT_BACKEND, index, every_request=True)
         except DeviceError as error:
             _logger.warning("rank %d: profiles at the current clock only: %s", self.rank, error)
-        else:
-            self._clocks = list(clocks)
+            return None
+        self._frequencies = list(frequencies)
+        return guard
 
     def _next_clock(self) -> None:
         self._window = []
         self._tries = 0
         self._skip = self._settle
         self._at += 1
-        if self._at == len(self._clocks):
+        if self._at == len(self._frequencies):
             self._finish()
 
     def _spoil(self) -> None:
@@ -291,7 +313,6 @@ class Profiler:
         if self._done:
             return
         self._done = True
-        self._asked = 0
         self._spans, self._window = [], []
         assert self._worker is not None
         self._worker.finish()
@@ -303,39 +324,18 @@ class Profiler:
     def _give_back(self, patience: float) -> None:
         assert self._worker is not None
         self._worker.drained.wait(patience)
-        if self._follower is not None:
-            self._follower.close()
-        if self._guard is not None:
-            self._guard.close()
-            self._listen()
-
-    def _ask(self, clock: int, moment: Moment) -> None:
-        self._asked = clock
-        if self._follower is None:
-            self._send(clock)
-        else:
-            self._follower.send(clock, moment)
-
-    def _send(self, clock: int) -> None:
-        if self._guard is not None:
-            self._guard.request(clock)
+        self._clocks.close()
+        self._listen()
 
     def _listen(self) -> None:
         """Take note of what the guard reports."""
-        for problem in self._guard.problems() if self._guard is not None else []:
+        guard = self._clocks.guard
+        for problem in guard.problems() if guard is not None else []:
             self._problems += 1
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
 
 
-def _device(devices: Sequence[Device], index: int) -> Device:
-    """Raises: DeviceError: there is no such GPU, or its energy is not its own."""
-    device = device_at(devices, index)
-    if device.info.mig:
-        raise DeviceError(f"GPU {index}: MIG is on, so its energy is that of all parts together")
-    return device
-
-
-def _clocks(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
+def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
     """Clocks to measure at, from the highest down, MHz.
 
     Raises:
@@ -469,5 +469,11 @@ class _Worker:
                     f"({str(self._part.profile)!r})"
                 )
             time.sleep(_MERGE_PAUSE_S)
-        merge_parts(self._part.profile)
+        profile = merge_parts(self._part.profile)
         _logger.info("%s: the profile of all ranks", self._part.profile)
+        if profile.blocking_power_w is None:
+            _logger.warning(
+                "%s: the power while waiting cannot be told from that of operations; planning "
+                "takes --blocking-power",
+                self._part.profile,
+            )

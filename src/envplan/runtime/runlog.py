@@ -60,6 +60,7 @@ class Iteration:
         spans: when each of them began and ended.
         alone: how many of them, from the first on, other pipelines cannot hold up; see
             `before_reduction`.
+        facts: more for its line of the log.
     """
 
     step: int
@@ -67,6 +68,7 @@ class Iteration:
     operations: Sequence[tuple[str, int, int, str]]
     spans: Sequence[tuple[Moment, Moment]]
     alone: int
+    facts: Mapping[str, object]
 
 
 def before_reduction(operations: Sequence[tuple[str, int, int]]) -> int:
@@ -107,6 +109,7 @@ class RunLog:
         limit: bytes of `step` lines after which no more are written.
         on_time: called from the thread with the planned time of each iteration and what it took
             until other pipelines could hold it up, s.
+        on_step: called from the thread with the line of each iteration.
     """
 
     def __init__(
@@ -117,11 +120,13 @@ class RunLog:
         stage: int,
         limit: int,
         on_time: Callable[[float, float], None],
+        on_step: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._rank = rank
         self._stage = stage
         self._left = limit
         self._on_time = on_time
+        self._on_step = on_step
         self.dropped = 0
         self._file = None if path is None else _open(Path(path))
         self._queue: Queue[Iteration | dict[str, Any] | None] = Queue(_WAITING_STEPS)
@@ -167,6 +172,16 @@ class RunLog:
             self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[item.alone - 1][1]))
             if self._left > 0:
                 self._left -= self._write(line)
+            self._hand_over(line)
+
+    def _hand_over(self, line: dict[str, Any]) -> None:
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(line)
+        except Exception:  # it is not ours, and must not end training or its log
+            _logger.exception("on_step is not called again")
+            self._on_step = None
 
     def _describe(self, iteration: Iteration) -> dict[str, Any]:
         groups: dict[tuple[str, int, int, str], list[float]] = {}
@@ -179,6 +194,7 @@ class RunLog:
             "step": iteration.step,
             "planned_s": iteration.planned_s,
             "iteration_s": seconds(iteration.spans[0][0], iteration.spans[-1][1]),
+            **iteration.facts,
             "operations": [
                 [
                     *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),

@@ -8,9 +8,10 @@
                 shim.end(instruction, microbatch)
             shim.step()
 
-Clocks are set by another process, the guard, so the training thread writes a few bytes into a pipe
-at most, and only when the clock changes. Nothing that goes wrong with clocks or with the order of
-operations stops training: it is logged, and the GPU runs at its highest clock instead.
+Clocks are set by another process, the guard, so the training thread writes a few bytes into a
+socket at most, and only when the clock changes. Nothing that goes wrong with clocks or with the
+order of operations stops training: it is logged, and the GPU runs at its highest clock instead. An
+operation is logged with its clock once the guard has said that it was set, and else with 0 MHz.
 """
 
 from __future__ import annotations
@@ -18,22 +19,20 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Final, Self
 
-from envplan.devices import DeviceError, DeviceInfo
-from envplan.devices import backend as open_backend
-from envplan.devices.base import device_at
-from envplan.devices.visible import planned_gpu
-from envplan.freqplan import FrequencyPlan, RankPlan
+from envplan.devices import DEFAULT_BACKEND, DeviceError, DeviceInfo
+from envplan.devices.visible import Counted
+from envplan.enforce.freqplan import FrequencyPlan, RankPlan
+from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
-from envplan.runtime.moments import Follower, environment_number, recorder
 from envplan.runtime.runlog import (
     RUN_SCHEMA,
     Iteration,
@@ -45,7 +44,8 @@ from envplan.runtime.runlog import (
 
 _LOG_LIMIT: Final = 64 * 2**20
 _LOGGED_ERRORS: Final = 1000
-#: Steps in a row that did not follow the plan's order, after which the plan is not tried again.
+#: Steps in a row that did not follow the plan's order, after which the plan is not tried again; or
+#: that had no operation at all, after which that is said.
 _PATIENCE: Final = 3
 
 _Key = tuple[str, int, int]
@@ -64,6 +64,23 @@ class _Rung:
     configs: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step that was followed to its end, which is logged once it is known which clocks were set.
+
+    Attributes:
+        number: which, from 0.
+        rung: the plan that it followed.
+        spans: when each operation began and ended.
+        asks: (operation, request) in order: from which operation on which request counts.
+    """
+
+    number: int
+    rung: _Rung
+    spans: list[tuple[Moment, Moment]]
+    asks: list[tuple[int, int]]
+
+
 class Shim:
     """Follows a frequency plan on one rank. Not for use by several threads at once.
 
@@ -71,13 +88,16 @@ class Shim:
         plan: a frequency plan, or the path of one.
         rank: global rank; default: $RANK, as torchrun sets it.
         world_size: number of ranks of the job; default: $WORLD_SIZE, else the plan's.
-        device: index of this rank's GPU as the driver counts; default: what the plan says, or the
-            only one that CUDA_VISIBLE_DEVICES leaves.
+        device: this rank's GPU; default: what the plan says, or the only one that
+            CUDA_VISIBLE_DEVICES leaves.
+        counted: by whom, if `device` is given.
         backend: where clocks are set, "nvml" or "modelled"; options of it may follow by keyword.
         log: file that the run log is appended to (see runlog); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
         log_limit: bytes of measured times that this rank logs at most.
         every_request: see Guard.start.
+        on_step: is called for each step that followed the plan, in a thread of its own, with its
+            line of the run log.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
@@ -95,12 +115,14 @@ class Shim:
         rank: int | None = None,
         world_size: int | None = None,
         device: int | None = None,
-        backend: str = "nvml",
+        counted: Counted = Counted.BY_DRIVER,
+        backend: str = DEFAULT_BACKEND,
         log: str | os.PathLike[str] | None = "",
         log_limit: int = _LOG_LIMIT,
         every_request: bool = False,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
         marker: Callable[[], Marker] | None = None,
-        **backend_options: Any,
+        **options: Any,
     ) -> None:
         path = None if isinstance(plan, FrequencyPlan) else Path(plan)
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
@@ -122,27 +144,42 @@ class Shim:
         self._rungs = _rungs(self.plan, mine)
         self._rung = self._next_rung = self._rungs[0]
         self._at = 0
-        self._asked = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment]] = []
+        self._asks = [(0, 0)]
+        self._unlogged: deque[_Step] = deque()
         self._lost = False
-        self._lost_in_a_row = 0
+        self._lost_in_a_row = self._silent = 0
+        self._heard_of_any = False
+        self._missed = ""
 
         self.clock_errors = 0
         self._first_error = ""
         self._closed = False
-        self._closing: threading.Thread | None = None
-        self._mark: Callable[[], Moment] = perf_counter_ns if marker is None else recorder(marker)
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
-        self._guard: Guard | None = None
-        refusal = self._take_clock(backend, mine.device, device, every_request, backend_options)
-        self._follower = None if marker is None else Follower(self._send, self._hear)
+        guard: Guard | None = None
+        refusal = None
+        if device is None:
+            device, counted = mine.device, Counted.BY_PLAN
+        try:
+            guard = Guard.start(
+                backend,
+                device,
+                counted=counted,
+                every_request=every_request,
+                check=self._check_gpu,
+                **options,
+            )
+        except DeviceError as error:
+            refusal = str(error)
+        self._clocks = Clocks(guard, marker)
         self._log = RunLog(
             _log_path(log, path),
             rank=self.rank,
             stage=self.stage,
             limit=log_limit,
             on_time=self._took,
+            on_step=on_step,
         )
         self._log.event(
             "start",
@@ -172,9 +209,9 @@ class Shim:
         if self._keys[at] != (instruction, microbatch, chunk):
             self._stray("begin", (instruction, microbatch, chunk))
             return
-        self._begun = begun = self._mark()
+        self._begun = begun = self._clocks.mark()
         clock = self._rung.clocks[at]
-        if clock != self._asked and clock:
+        if clock != self._clocks.asked and clock:
             self._ask(clock, begun)
 
     @property
@@ -192,7 +229,7 @@ class Shim:
         if self._begun is None or self._keys[at] != (instruction, microbatch, chunk):
             self._stray("end", (instruction, microbatch, chunk))
             return
-        self._spans.append((self._begun, self._mark()))
+        self._spans.append((self._begun, self._clocks.mark()))
         self._begun = None
         self._at = at + 1
 
@@ -200,19 +237,19 @@ class Shim:
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
         if 0 < self._at < self._end or self._begun is not None:
             self._stray("step", None)
-        errors = self.clock_errors
-        if self._follower is None:
-            self._hear()
+        done = None
+        if not self._lost and not self._spans:
+            self._note_silence()
         else:
-            self._follower.hear()
+            self._heard_of_any, self._silent = True, 0
         if self._lost:
             self._lost_in_a_row += 1
         elif self._spans:
             self._lost_in_a_row = 0
-            guard = self._guard
-            controlled = guard is not None and guard.alive and not guard.failing
-            self._log.iteration(self._iteration(controlled and self.clock_errors == errors))
+            done = _Step(self.steps, self._rung, self._spans, self._asks)
+        self._clocks.then(partial(self._hear, done))
         self.steps += 1
+        self._asks = [(0, self._clocks.requests)]
         self._spans = []
         self._rung = self._next_rung
         self._lost = self._lost_in_a_row >= _PATIENCE
@@ -220,8 +257,18 @@ class Shim:
 
     def full_speed(self) -> None:
         """Ask for the highest clock until the next operation begins: to evaluate or to save."""
-        if self._asked != self._max_clock:
-            self._ask(self._max_clock, self._mark())
+        if self._clocks.asked != self._max_clock:
+            self._ask(self._max_clock, self._clocks.mark())
+
+    def missed(self, why: str) -> None:
+        """Operations run that the shim is not told of, so that the plan cannot be followed.
+
+        Args:
+            why: and what to do, for the log; said once, on rank 0, and when the shim is closed.
+        """
+        if not self._missed:
+            self._missed = why
+            self._warn_first_rank(f"the plan is not followed: {why}")
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -257,7 +304,7 @@ class Shim:
         layout = self.plan.layout
         if layout.dp == 1:
             return [0] * self.plan.world_size
-        names, sizes = layout.rank_order.split("-"), layout.topology().sizes
+        names, sizes = layout.rank_order.split("-"), layout.sizes
         inner = math.prod(sizes[name] for name in names[: names.index("dp")])
         return [rank // inner % layout.dp for rank in range(self.plan.world_size)]
 
@@ -266,13 +313,11 @@ class Shim:
         if self._closed:
             return
         self._closed = True
-        if self._follower is not None:
-            self._follower.close()
-        if self._closing is not None:
-            self._closing.join()
-        if self._guard is not None:
-            self._guard.close()
-            self._hear()
+        self._clocks.close()
+        self._hear(None)
+        heard_of_any = self._heard_of_any or self._spans or self._lost
+        if self._missed or not heard_of_any or self._silent >= _PATIENCE:
+            self._warn_first_rank(self._silence())
         if self.clock_errors:
             _logger.warning(
                 "rank %d: %d clock error%s in %d steps, the first: %s",
@@ -286,52 +331,52 @@ class Shim:
             steps=self.steps, mismatches=self.mismatches, clock_errors=self.clock_errors
         )
 
-    def _take_clock(
-        self,
-        name: str,
-        planned: int,
-        device: int | None,
-        every_request: bool,
-        options: dict[str, Any],
-    ) -> str | None:
-        """Start the guard, or say why there is none.
-
-        Raises:
-            InputError: the GPU is not what the plan is for.
-        """
-        try:
-            info = _device_info(name, planned, device, options)
-            self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
-            self._guard = Guard.start(name, info.index, every_request=every_request, **options)
-        except DeviceError as error:
-            return str(error)
+    def _check_gpu(self, info: DeviceInfo) -> None:
+        """Raises: InputError: the GPU is not what the plan is for."""
+        self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
         self._max_clock = info.max_clock
-        return None
 
     def _ask(self, clock: int, moment: Moment) -> None:
-        self._asked = clock
-        if self._follower is None:
-            self._send(clock)
-        else:
-            self._follower.send(clock, moment)
+        self._clocks.ask(clock, moment)
+        self._asks.append((self._at, self._clocks.requests))
 
-    def _send(self, clock: int) -> None:
-        if self._guard is not None:
-            self._guard.request(clock)
-
-    def _hear(self) -> None:
-        """Take note of what the guard reports; if it is gone, its clock is given back."""
-        guard = self._guard
-        if guard is None or (self._closing is not None and self._closing.is_alive()):
-            return
-        for problem in guard.problems():
+    def _hear(self, done: _Step | None) -> None:
+        """Take note of what the guard reports, and log the steps that it has decided."""
+        if done is not None:
+            self._unlogged.append(done)
+        guard = self._clocks.guard
+        for problem in guard.problems() if guard is not None else []:
             self.clock_errors += 1
             self._first_error = self._first_error or problem
             if self.clock_errors <= _LOGGED_ERRORS:
                 self._log.event("clock_error", step=self.steps, message=problem)
-        if not guard.alive and self._closing is None and not self._closed:
-            self._closing = threading.Thread(target=guard.close, name="envplan-close")
-            self._closing.start()
+        while self._unlogged:
+            *_, (_, last) = self._unlogged[0].asks
+            if guard and not guard.silent and not guard.failing and guard.done < last:
+                break  # soon
+            self._log.iteration(self._iteration(self._unlogged.popleft()))
+            if guard is not None:
+                for request in [request for request in guard.lags if request < last]:
+                    del guard.lags[request]
+
+    def _note_silence(self) -> None:
+        """A step had no operation; say so when there were some of these in a row."""
+        self._silent += 1
+        if self._silent == _PATIENCE and not self._missed:
+            self._warn_first_rank(self._silence())
+
+    def _silence(self) -> str:
+        if self._missed:
+            return f"the plan was not followed: {self._missed}"
+        where = f"in {self._silent} steps" if self._silent else "at all"
+        return (
+            f"no operation was seen {where}, so the plan is not followed; enter follow around the "
+            "loop that trains, before the framework's functions are taken"
+        )
+
+    def _warn_first_rank(self, line: str) -> None:
+        if self.rank == 0:
+            _logger.warning("rank 0: %s", line)
 
     def _stray(self, where: str, got: _Key | None) -> None:
         """The order is not the plan's: run at the highest clock until the next step."""
@@ -355,20 +400,34 @@ class Shim:
         )
         self._log.event("mismatch", step=self.steps, where=where, expected=expected, got=got)
 
-    def _iteration(self, as_planned: bool) -> Iteration:
-        """The step that ends now; `as_planned`: its clocks were set, as far as we know."""
-        rung = self._rung if as_planned else self._rungs[0]
-        clocks = rung.clocks if as_planned else (0,) * self._end
-        configs = rung.configs
-        done = zip(self._keys, clocks, configs, self._spans, strict=False)
+    def _iteration(self, step: _Step) -> Iteration:
+        """What a step did; an operation whose clock was not set has 0 MHz."""
+        guard = self._clocks.guard
+        lags = {} if guard is None or guard.lost else guard.lags
+        starts = [position for position, _ in step.asks]
+        operations = []
+        asked = 0
+        for at in range(len(step.spans)):
+            key, clock = self._keys[at], step.rung.clocks[at]
+            assert key is not None
+            asked += clock > 0
+            if step.asks[bisect_right(starts, at) - 1][1] not in lags:
+                clock = 0
+            operations.append((key[0], key[2], clock, step.rung.configs[at]))
+        in_force = sum(clock > 0 for _, _, clock, _ in operations)
+        rung = step.rung if in_force == asked else self._rungs[0]
         return Iteration(
-            step=self.steps,
+            step=step.number,
             planned_s=rung.iteration_s,
-            operations=[
-                (key[0], key[2], clock, config) for key, clock, config, _ in done if key is not None
-            ],
-            spans=self._spans,
+            operations=operations,
+            spans=step.spans,
             alone=self._alone,
+            facts={
+                "asked": asked,
+                "in_force": in_force,
+                "lag_s": max((lags.get(n, 0) for _, n in step.asks[1:]), default=0) / 1e9,
+                "mismatches": self.mismatches,
+            },
         )
 
     def _took(self, planned_s: float, measured_s: float) -> None:
@@ -387,24 +446,6 @@ def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
 
 def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | None) -> _Rung:
     return _Rung(iteration_s, (*clocks, 0), (*(configs or [""] * len(clocks)), ""))
-
-
-def _device_info(
-    name: str, planned: int, device: int | None, options: dict[str, Any]
-) -> DeviceInfo:
-    """What this rank's GPU is: the one given, or else the planned one.
-
-    Raises:
-        DeviceError: there is none.
-    """
-    source = open_backend(name, **options)
-    try:
-        devices = source.devices()
-        if device is None:
-            device = planned_gpu(devices, planned) if name == "nvml" else planned
-        return device_at(devices, device).info
-    finally:
-        source.close()
 
 
 def _log_path(

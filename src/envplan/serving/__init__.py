@@ -2,7 +2,7 @@
 
 After DynamoLLM (Stojkovic et al.): requests fall into nine classes, an instance of a model runs on
 2, 4 or 8 GPUs at some clock, and the fleet that meets every SLO with the least power is looked for,
-for one load (`exact_plan`, `hierarchical_plan`) or along a trace of loads (`simulate`).
+for one load (`exact_plan`, `hierarchical_plan`) or along a trace of requests (`simulate`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 _HOME: Final = {
     "CLASSES": "classes",
-    "Excerpt": "requests",
     "ServingApplied": "apply",
     "ServingPlan": "plan",
     "ServingProfile": "profile",
@@ -24,13 +23,11 @@ _HOME: Final = {
     "exact_plan": "exact",
     "hierarchical_plan": "hierarchy",
     "hold_clocks": "apply",
-    "replay_requests": "requests",
     "simulate": "policies",
 }
 
 __all__ = [
     "CLASSES",
-    "Excerpt",
     "ServingApplied",
     "ServingPlan",
     "ServingProfile",
@@ -42,7 +39,6 @@ __all__ = [
     "exact_plan",
     "hierarchical_plan",
     "hold_clocks",
-    "replay_requests",
     "simulate",
 ]
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from envplan._documents import json_schema, readable_json
 from envplan._files import atomic_write
-from envplan.apply import Clocks, modelled_clocks
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
+from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import Group, Pool, ServingPlan, read_model

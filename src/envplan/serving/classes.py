@@ -11,7 +11,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from envplan.errors import InputError
 
@@ -24,6 +27,7 @@ __all__ = [
     "Slo",
     "check_class",
     "classify",
+    "classify_all",
     "serves",
     "shorter_output",
 ]
@@ -109,6 +113,15 @@ def classify(input_tokens: float, output_tokens: float) -> str:
         _LENGTHS[bisect_right(INPUT_BOUNDS, input_tokens)]
         + _LENGTHS[bisect_right(OUTPUT_BOUNDS, output_tokens)]
     )
+
+
+def classify_all(
+    input_tokens: npt.NDArray[Any], output_tokens: npt.NDArray[Any]
+) -> npt.NDArray[np.uint8]:
+    """The places in CLASSES of requests of these lengths."""
+    given = np.digitize(input_tokens, INPUT_BOUNDS).astype(np.uint8)
+    made = np.digitize(output_tokens, OUTPUT_BOUNDS).astype(np.uint8)
+    return given * np.uint8(len(_LENGTHS)) + made
 
 
 def serves(pool: str, request: str) -> bool:

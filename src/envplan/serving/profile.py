@@ -1,6 +1,15 @@
-"""Serving profiles: what an instance draws and how fast it answers, by class, TP, clock and load.
+"""Serving profiles: what an instance draws and how fast it answers, by TP, clock and load.
 
-A serving profile is a CSV file with one row per measured point,
+A serving profile is a CSV file in one of two forms. By phases, one row for each measured point,
+
+    tp,frequency,phase,size,time_s,power_w
+
+    phase, size            prefill and a prompt's tokens; decode and the requests in the batch; idle
+    time_s                 of the whole prompt, or of one decode step, s; 0 for idle
+    power_w                W of the whole instance meanwhile
+
+from which the loads of every class follow (`phases.load_points`); the sidecar must say in
+`kv_tokens` how many tokens of context fit into the memory of each TP. Or by class and load,
 
     class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s
 
@@ -31,10 +40,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envplan._files import atomic_write, parse_json, refuse_slip
+import numpy as np
+
+from envplan._files import parse_json, refuse_slip
 from envplan.errors import InputError, shown
 from envplan.profile import builtin_paths
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
+from envplan.serving.phases import Phases, load_points
 from envplan.serving.tables import Row, exists, read_bytes, read_rows
 
 __all__ = [
@@ -55,7 +67,13 @@ DEGREES: Final = (1, 2, 4, 8)
 COLUMNS: Final = ("class", "tp", "frequency", "load", "ttft_s", "tbt_s")
 ENERGY: Final = "energy_per_request_j"
 POWER: Final = "power_w"
-_FIELDS: Final = ("schema", "gpu", "model", "source", "modelled", "classes")  # of a sidecar
+PHASE_COLUMNS: Final = ("tp", "frequency", "phase", "size", "time_s", "power_w")
+_SOURCES: Final = ("measured", "identified", "modelled")
+_FIELDS: Final = (  # of a sidecar
+    "schema", "gpu", "model", "source", "modelled", "classes", "kv_tokens", "chunk_tokens"
+)  # fmt: skip
+_CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
+_FIRST_TOKENS: Final = 128.0
 _SIDECAR_KIND: Final = "envplan/serving-profile/v1"
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
 _CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
@@ -188,7 +206,8 @@ class ServingProfile:
         classes: lengths and SLOs of every class.
         gpu: name of the GPU, or None.
         model: name of the served model, or None.
-        source: "measured", "modelled" or None.
+        phases: by (tp, frequency in MHz); empty for a profile by class and load.
+        source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: what of it is modelled, in words.
     """
 
@@ -197,6 +216,7 @@ class ServingProfile:
     sha256: str
     curves: Mapping[tuple[str, int, int], Curve]
     classes: Mapping[str, RequestClass]
+    phases: Mapping[tuple[int, int], Phases] = field(default_factory=dict)
     gpu: str | None = None
     model: str | None = None
     source: str | None = None
@@ -231,6 +251,27 @@ class ServingProfile:
             if (name, tp, clock) not in self.curves
             and any(curve.tp <= tp and curve.frequency_mhz <= clock for curve in self.of(name))
         ]
+
+    def phases_of(self, name: str, tp: int, frequency_mhz: int) -> Phases:
+        """What an instance of a class's pool does, phase by phase."""
+        if self.phases:
+            return self.phases[tp, frequency_mhz]
+        return _phases_of(self.curves[name, tp, frequency_mhz], self.classes[name])
+
+    def with_lengths(self, means: Mapping[str, tuple[float, float]]) -> ServingProfile:
+        """The profile for other mean lengths of classes, (input, output) in tokens.
+
+        One by class and load stays as it is: it holds for the lengths it was measured with.
+        """
+        if not self.phases:
+            return self
+        classes = {
+            name: replace(known, input_tokens=means[name][0], output_tokens=means[name][1])
+            if name in means
+            else known
+            for name, known in self.classes.items()
+        }
+        return replace(self, classes=classes, curves=_curves_of(self.phases, classes))
 
     def energy_per_request(self, curve: Curve, load: float) -> float:
         """J per request at a load above 0, in the terms of the CSV's column."""
@@ -312,19 +353,6 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     return stream.getvalue()
 
 
-def save_csv(
-    path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]], sidecar: Mapping[str, Any]
-) -> None:
-    """Write a profile and its sidecar.
-
-    Raises:
-        InputError: they cannot be written.
-    """
-    atomic_write(path, csv_text(rows))
-    document = {"schema": _SIDECAR_KIND, **sidecar}
-    atomic_write(sidecar_path(Path(path)), json.dumps(document, indent=2) + "\n")
-
-
 def with_slos(profile: ServingProfile, slos: Mapping[str, Slo], scale: float) -> ServingProfile:
     """The profile with other SLOs: those given, and all of them `scale` times as long."""
     classes = {
@@ -367,16 +395,25 @@ def _built(
 ) -> ServingProfile:
     classes = _classes(sidecar.get("classes", {}), where)
     texts = {key: _text(sidecar, key, where) for key in ("gpu", "model", "source", "modelled")}
-    if texts["source"] not in (None, "measured", "modelled"):
-        raise InputError('must be "measured" or "modelled"', path=where, column="source")
-    curves = _curves(content, path, classes)
-    said = json.dumps(sidecar.get("classes", {}), sort_keys=True).encode()
+    if texts["source"] not in (None, *_SOURCES):
+        raise InputError(f"must be one of {', '.join(_SOURCES)}", path=where, column="source")
+    header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
+    if "phase" in [name.strip() for name in header.split(",")]:
+        phases = _read_phases(content, path, sidecar, where)
+        curves = _curves_of(phases, classes)
+    else:
+        phases, curves = {}, _curves(content, path, classes)
+    parts = {
+        key: sidecar[key] for key in ("classes", "kv_tokens", "chunk_tokens") if key in sidecar
+    }
+    said = json.dumps(parts if phases else parts.get("classes", {}), sort_keys=True).encode()
     return ServingProfile(
         name=name,
         path=path,
         sha256=hashlib.sha256(content + b"\0" + said).hexdigest(),
         curves=curves,
         classes=classes,
+        phases=phases,
         _content=content,
         **texts,
     )
@@ -387,6 +424,87 @@ def _text(sidecar: Mapping[str, Any], key: str, where: Path | None) -> str | Non
     if value is not None and not isinstance(value, str):
         raise InputError(f"must be text, not {shown(value)}", path=where, column=key)
     return value
+
+
+def _tokens_by_tp(sidecar: Mapping[str, Any], key: str, where: Path | None) -> dict[int, float]:
+    """What a sidecar says for each TP, in tokens."""
+    given = sidecar.get(key, {})
+    good = isinstance(given, dict) and all(
+        tp in map(str, DEGREES) and isinstance(value, int | float) and 0 < value < math.inf
+        for tp, value in given.items()
+    )
+    if not good:
+        raise InputError("must be an object of tokens above 0 by TP", path=where, column=key)
+    return {int(tp): float(value) for tp, value in given.items()}
+
+
+def _read_phases(
+    content: bytes, path: Path | None, sidecar: Mapping[str, Any], where: Path | None
+) -> dict[tuple[int, int], Phases]:
+    room = _tokens_by_tp(sidecar, "kv_tokens", where)
+    chunks = _tokens_by_tp(sidecar, "chunk_tokens", where)
+    found: dict[tuple[int, int], dict[str, list[tuple[float, float, float]]]] = {}
+    for row in read_rows(content, path, PHASE_COLUMNS):
+        tp, phase = row.whole("tp"), row.text("phase")
+        if tp not in DEGREES:
+            raise row.error("tp", f"must be 1, 2, 4 or 8, not {tp}")
+        if tp not in room:
+            raise row.error("tp", f"the sidecar does not say in kv_tokens how much TP{tp} holds")
+        if phase not in ("prefill", "decode", "idle"):
+            raise row.error("phase", f"must be prefill, decode or idle, not {phase!r}")
+        power = row.number("power_w")
+        if power > _MOST_W * tp:
+            raise row.error(
+                POWER, f"means {power / tp:.0f} W on each GPU, which none draws; give W"
+            )
+        idle = phase == "idle"
+        size = 0.0 if idle else row.number("size", above=True)
+        point = (size, 0.0 if idle else row.number("time_s", above=True), power)
+        rows = found.setdefault((tp, row.whole("frequency")), {}).setdefault(phase, [])
+        if rows and size <= rows[-1][0]:
+            raise row.error("size", f"must be above {rows[-1][0]:g}, the one before it")
+        rows.append(point)
+    if not found:
+        raise InputError("has no rows", path=path)
+    made = {}
+    for (tp, clock), parts in sorted(found.items()):
+        if missing := [phase for phase in ("prefill", "decode", "idle") if phase not in parts]:
+            raise InputError(f"TP{tp} at {clock} MHz has no rows of {missing[0]}", path=path)
+        columns = [
+            np.array(c) for name in ("prefill", "decode") for c in zip(*parts[name], strict=True)
+        ]
+        chunk = int(chunks.get(tp, _CHUNK_TOKENS))
+        made[tp, clock] = Phases(parts["idle"][0][2], *columns, room[tp], chunk)
+    return made
+
+
+def _curves_of(
+    phases: Mapping[tuple[int, int], Phases], classes: Mapping[str, RequestClass]
+) -> dict[tuple[str, int, int], Curve]:
+    """Steady loads of every class in every configuration that has memory for its requests."""
+    found = {}
+    for name, request in classes.items():
+        for (tp, clock), each in phases.items():
+            if points := load_points(each, request):
+                load, power, ttft, tbt = zip(*points, strict=True)
+                found[name, tp, clock] = Curve(name, tp, clock, load, power, ttft, tbt)
+    return found
+
+
+def _phases_of(curve: Curve, request: RequestClass) -> Phases:
+    """The phases that a class's loads imply, by Little's law; prompts cost what the least load says."""
+    output = max(1.0, request.output_tokens - 1)
+    load, tbt, power = (np.array(x) for x in (curve.load, curve.tbt_s, curve.power_w))
+    batch = np.maximum.accumulate(load / request.tokens * output * tbt) + 1e-9 * np.arange(
+        len(load)
+    )
+    first = np.array([curve.ttft_s[0]])
+    most = max(2.0, math.ceil(batch[-1]))
+    return Phases(
+        curve.power_w[0], np.array([_FIRST_TOKENS]), first, power[-1:],
+        np.append(batch, most + 1e-6), np.append(tbt, tbt[-1]), np.append(power, power[-1]),
+        most * request.tokens, _CHUNK_TOKENS,
+    )  # fmt: skip
 
 
 _CLASS_FIELDS: Final = ("input_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s", "shared_by")

@@ -1,78 +1,142 @@
-"""Load traces: how many requests of which class come when.
+"""Traces: which requests come when, one by one.
 
-A trace is a CSV file with one row per request, or per many alike,
+A trace is a CSV file, plain or gzipped, in order of time, with one row per request,
 
-    timestamp,class[,requests]
-    timestamp,input_tokens,output_tokens[,requests]
+    TIMESTAMP,ContextTokens,GeneratedTokens        as Azure publishes them
+    timestamp,input_tokens,output_tokens           the same
+    timestamp,class
 
-in order of time. `timestamp` is in seconds, or a date and time as in 2026-11-16T09:00:00. With
-`requests`, a row stands for so many of them, spread evenly from its timestamp to the next one there
-is; all timestamps then are equally far apart.
+or per many alike, with a column `requests`: then a row stands for so many of them, spread evenly
+from its timestamp to the next one there is, and all timestamps are equally far apart. `timestamp`
+is in seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions and zone.
+Files are read in pieces: 27 million requests take about half a gigabyte, and nothing else grows.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, check_class, classify
-from envplan.serving.profile import ServingProfile, builtin_folder, sidecar_path
-from envplan.serving.tables import Row, exists, read_bytes, read_rows
+from envplan._files import refuse_slip
+from envplan.errors import InputError, shown
+from envplan.serving.classes import CLASSES, check_class, classify_all
+from envplan.serving.profile import ServingProfile, builtin_folder
+from envplan.serving.tables import exists
 
 __all__ = ["Trace", "builtin_traces"]
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int32]
 
-_SLOT_S: Final = 60.0  # into which single requests are counted
-_LONGEST_SILENCE_S: Final = 3600.0
-_MOST_SLOTS: Final = 200_000
+SLOT_S: Final = 60.0  # by which policies look at a trace
+_PIECE: Final = 500_000  # rows read at once
+_LONGEST_SILENCE_S: Final = 6 * 3600.0
+_LONGEST_S: Final = 200_000 * SLOT_S
+_MOST_REQUESTS: Final = 100_000_000
+_MOST_TOKENS: Final = 10_000_000
+_NAMES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tokens"}
 _LENGTHS: Final = ("input_tokens", "output_tokens")
-
-
-class _Arrival(NamedTuple):
-    at: float
-    place: int
-    requests: float
-    tokens: float  # of all of them; NaN where the trace does not say
-    line: int
+_COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests by slot and class.
+    """Requests in order of time; arrays of one length.
 
     Attributes:
-        name: the file's name without .csv.
-        step_s: length of a slot, s.
-        requests: float64 (slots, classes in the order of CLASSES).
-        lengths: tokens of these requests, the same shape; NaN where the trace does not say.
+        name: the file's name without .csv and .gz.
+        arrival: s since the first of them, ascending.
+        input_tokens, output_tokens: of each; None where the trace gives classes instead.
+        known: place in CLASSES of each.
+        began: date and time of the first one; None where the trace counts seconds.
+        made: how it was made, in words; None for one that is as it was recorded.
+        lasts_s: how long it covers, s; None: to the end of the last request's minute.
     """
 
     name: str
-    step_s: float
-    requests: FloatArray
-    lengths: FloatArray
+    arrival: FloatArray
+    input_tokens: IntArray | None
+    output_tokens: IntArray | None
+    known: npt.NDArray[np.uint8]
+    began: datetime | None = None
+    made: str | None = None
+    lasts_s: float | None = None
 
     @property
     def duration_s(self) -> float:
-        """From the first slot to the end of the last, s."""
-        return self.step_s * len(self.requests)
+        """From the beginning to the end of the last slot, s."""
+        last = self.lasts_s or float(self.arrival[-1]) + 1e-9
+        return SLOT_S * max(1, math.ceil(last / SLOT_S))
 
-    def tokens(self, profile: ServingProfile) -> FloatArray:
-        """Tokens by slot and class, shape as `requests`; mean lengths where none are stated."""
-        mean = np.array([profile.classes[name].tokens for name in CLASSES])
-        usual: FloatArray = self.requests * mean
-        return np.where(np.isnan(self.lengths), usual, self.lengths)
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Requests by slot and class, (slots, 9)."""
+        slots = round(self.duration_s / SLOT_S)
+        place = (self.arrival / SLOT_S).astype(np.int64) * len(CLASSES) + self.known
+        return np.bincount(place, minlength=slots * len(CLASSES)).reshape(slots, len(CLASSES))
+
+    def lengths(self, profile: ServingProfile) -> tuple[IntArray, IntArray]:
+        """Tokens of each request's input and output; the class's means where none are stated."""
+        if self.input_tokens is not None and self.output_tokens is not None:
+            return self.input_tokens, self.output_tokens
+        means = [profile.classes[name] for name in CLASSES]
+        given = np.array([max(1, round(known.input_tokens)) for known in means], dtype=np.int32)
+        made = np.array([max(1, round(known.output_tokens)) for known in means], dtype=np.int32)
+        return given[self.known], made[self.known]
+
+    def mean_lengths(self) -> dict[str, tuple[float, float]]:
+        """Mean input and output of each class that is there, tokens; nothing for a trace of classes."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return {}
+        number = np.bincount(self.known, minlength=len(CLASSES))
+        given, made = (
+            np.bincount(self.known, weights=tokens, minlength=len(CLASSES))
+            for tokens in (self.input_tokens, self.output_tokens)
+        )
+        return {
+            name: (given[k] / number[k], made[k] / number[k])
+            for k, name in enumerate(CLASSES)
+            if number[k]
+        }
+
+    def part(self, kept: npt.NDArray[Any]) -> Trace:
+        """Those requests that a mask or an array of places selects, at the same times."""
+        given, made = (
+            None if tokens is None else tokens[kept]
+            for tokens in (self.input_tokens, self.output_tokens)
+        )
+        return replace(self, arrival=self.arrival[kept], input_tokens=given, output_tokens=made,
+                       known=self.known[kept], lasts_s=self.duration_s)  # fmt: skip
+
+    def scaled(self, factor: float, seed: int = 0) -> Trace:
+        """So many times the requests: some are left out, or copies are laid over, shifted in time.
+
+        A copy is shifted around the trace's end by a few minutes, so that bursts add up as those of
+        independent users do, and the course of the day stays.
+        """
+        random = np.random.default_rng(seed)
+        copies, duration = math.ceil(factor), self.duration_s
+        arrival = np.concatenate([self.arrival, *(
+            (self.arrival + random.uniform(60.0, 600.0)) % duration for _ in range(copies - 1)
+        )])  # fmt: skip
+        kept = random.permutation(len(arrival))[: max(1, round(factor * len(self)))]
+        kept = kept[np.argsort(arrival[kept], kind="stable")]
+        chosen = replace(self.part(kept % len(self)), arrival=arrival[kept])
+        return replace(chosen, name=f"{self.name} x{factor:g}", made=f"scaled by {factor:g}")
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str]) -> Trace:
@@ -82,7 +146,8 @@ class Trace:
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        return _built(read_bytes(file), file.stem, file)
+        name = re.sub(r"(\.csv)?(\.gz)?$", "", file.name)
+        return _read(file, name)
 
     @classmethod
     def open(cls, path_or_name: str) -> Trace:
@@ -94,111 +159,243 @@ class Trace:
         if exists(path_or_name):
             return cls.read_csv(path_or_name)
         known = builtin_traces()
-        if path_or_name in known:
-            return cls.read_csv(known[path_or_name])
-        raise InputError(
-            "no such file, and no built-in trace of that name; give the path of a CSV or one of: "
-            f"{', '.join(known)}",
-            path=path_or_name,
-        )
+        if path_or_name not in known:
+            raise InputError(
+                "no such file, and no built-in trace of that name; give the path of a CSV or one "
+                f"of: {', '.join(known)}",
+                path=path_or_name,
+            )
+        if known[path_or_name].name.endswith(".shape.csv"):
+            from envplan.serving.weeks import make_week
+
+            return make_week(path_or_name)
+        return replace(cls.read_csv(known[path_or_name]), name=path_or_name)
 
 
 def builtin_traces() -> dict[str, Path]:
-    """The traces that ship with envplan, by name."""
-    found = sorted(builtin_folder().glob("*.csv"))
-    return {p.stem: p for p in found if not sidecar_path(p).exists()}
+    """The traces that ship with envplan, by name: two real hours, and two weeks made from shapes."""
+    folder = builtin_folder()
+    found = [*folder.glob("*.csv.gz"), *folder.glob("*.shape.csv")]
+    return {path.name.split(".", 1)[0]: path for path in sorted(found)}
 
 
-def _built(content: bytes, name: str, path: Path | None) -> Trace:
-    rows = list(read_rows(content, path, ("timestamp",), ("class", *_LENGTHS, "requests")))
-    if not rows:
-        raise InputError("has no rows", path=path)
-    arrivals = list(_arrivals(rows, path))
-    first = arrivals[0].at
-    counted = "requests" in rows[0].cells
-    step = _step(arrivals, path) if counted else _SLOT_S
-    if not counted:
-        _refuse_silence(arrivals, path)
-    slots = round((arrivals[-1].at - first) // step) + 1
-    if slots > _MOST_SLOTS:
-        raise InputError(
-            f"spans {slots} slots of {step:g} s; at most {_MOST_SLOTS} can be replayed", path=path
-        )
-    requests = np.zeros((slots, len(CLASSES)))
-    tokens = np.zeros((slots, len(CLASSES)))
-    for arrival in arrivals:
-        place = (round((arrival.at - first) // step), arrival.place)
-        requests[place] += arrival.requests
-        tokens[place] += arrival.tokens
-    return Trace(name, step, requests, tokens)
-
-
-def _arrivals(rows: Sequence[Row], path: Path | None) -> Iterator[_Arrival]:
-    before = -math.inf
-    for row in rows:
-        at = _time(row)
-        if at < before:
-            raise row.error(
-                "timestamp",
-                f"comes before the line above it ({at:g} after {before:g} s); sort the trace by "
-                "time",
-            )
-        before = at
-        requests = row.number("requests") if "requests" in row.cells else 1.0
-        if "class" in row.cells:
-            name = check_class(row.text("class"), path=path, line=row.line, column="class")
-            tokens = math.nan if requests else 0.0
-        elif all(column in row.cells for column in _LENGTHS):
-            given, made = (row.number(column) for column in _LENGTHS)
-            name, tokens = classify(given, made), requests * (given + made)
-        else:
-            raise InputError(
-                "needs a column class, or both input_tokens and output_tokens", path=path, line=1
-            )
-        yield _Arrival(at, CLASSES.index(name), requests, tokens, row.line)
-
-
-def _time(row: Row) -> float:
-    text = row.text("timestamp")
+def _opened(path: Path) -> IO[bytes]:
     try:
-        return row.number("timestamp")
-    except InputError:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
+    except ValueError as error:
+        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    try:
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
+
+
+def _header(line: bytes, path: Path) -> list[str]:
+    try:
+        cells = [cell.strip().lower() for cell in line.decode("utf-8-sig").split(",")]
+    except UnicodeDecodeError:
+        raise InputError("is not a text file in UTF-8", path=path) from None
+    names = [_NAMES.get(name, name) for name in cells]
+    if "timestamp" not in names:
+        raise InputError(
+            "has no column timestamp; the first line must name timestamp and class, or timestamp, "
+            "input_tokens and output_tokens",
+            path=path,
+            line=1,
+        )
+    if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+        raise InputError(f"column {twice[0]!r} is there twice", path=path, line=1)
+    for name in names:
+        if name not in _COLUMNS:
+            refuse_slip(name, _COLUMNS, path, 1)
+    if "class" not in names and not all(column in names for column in _LENGTHS):
+        raise InputError(
+            "needs a column class, or both input_tokens and output_tokens", path=path, line=1
+        )
+    return names
+
+
+def _read(path: Path, name: str) -> Trace:
+    pieces: list[_Piece] = []
+    with _opened(path) as file:
         try:
-            when = datetime.fromisoformat(text)
-        except ValueError:
-            raise row.error(
-                "timestamp",
-                f"must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {text!r}",
-            ) from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+            names = _header(file.readline(), path)
+            seen = 0
+            for frame in _frames(file, names):
+                before = pieces[-1] if pieces else None
+                pieces.append(_piece(frame, names, path, seen + 2, before))
+                seen += len(frame)
+                if seen > _MOST_REQUESTS:
+                    raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
+        except (EOFError, gzip.BadGzipFile, OSError) as error:
+            raise InputError(f"cannot be read to its end ({error})", path=path) from None
+        except UnicodeDecodeError:
+            raise InputError("is not a text file in UTF-8", path=path) from None
+        except ValueError as error:
+            raise InputError(_complaint(error), path=path) from None
+    if not pieces:
+        raise InputError("has no rows", path=path)
+    began, counted = pieces[0].began, "requests" in names
+    # Column by column, so that no more than one of them is there twice.
+    columns: list[Any] = []
+    for field in ("at", "given", "made", "known", "number"):
+        parts = [getattr(piece, field) for piece in pieces]
+        columns.append(None if parts[0] is None else np.concatenate(parts))
+        for piece in pieces:
+            setattr(piece, field, None)
+    at, given, made, known, number = columns
+    at -= at[0]
+    if at[-1] > _LONGEST_S:
+        raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
+    if counted:
+        return _expanded(name, at, given, made, known, number, began, path)
+    return Trace(name, at, given, made, known, began)
 
 
-def _step(arrivals: list[_Arrival], path: Path | None) -> float:
-    """How far apart the timestamps of a counted trace are, s."""
-    lines = {arrival.at: arrival.line for arrival in reversed(arrivals)}
-    times = sorted(lines)
+def _frames(file: IO[bytes], names: Sequence[str]) -> Iterator[Any]:
+    """Pieces of the table, all cells as text but tokens, and blank ones missing."""
+    import pandas as pd
+
+    kept = [name for name in names if name in _COLUMNS]
+    try:
+        yield from pd.read_csv(
+            file, header=None, names=list(names), usecols=kept, dtype={"class": str},
+            chunksize=_PIECE, skipinitialspace=True, index_col=False,
+        )  # fmt: skip
+    except pd.errors.EmptyDataError:
+        return
+
+
+def _complaint(error: ValueError) -> str:
+    """One line of what pandas says of a broken table."""
+    text = " ".join(str(error).split())
+    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text)
+    if found:  # the header was read before, so pandas counts one less
+        expected, line, saw = (int(part) for part in found.groups())
+        return f"line {line + 1} has {saw} cells, but the first line names {expected} columns"
+    return f"is not a CSV table ({text})"
+
+
+@dataclass
+class _Piece:
+    """Rows of a file, checked."""
+
+    at: FloatArray
+    given: IntArray | None
+    made: IntArray | None
+    known: npt.NDArray[np.uint8]
+    number: FloatArray | None
+    began: datetime | None
+    last: float
+
+
+def _piece(
+    frame: Any, names: Sequence[str], path: Path, line: int, before: _Piece | None
+) -> _Piece:
+    """One piece, checked.
+
+    Args:
+        line: of its first row.
+        before: the piece before it.
+    """
+
+    def refuse(bad: Any, column: str, message: str) -> None:
+        """Raise for the first row that `bad` marks; {} stands for its cell."""
+        if bad.any():
+            row = int(np.argmax(np.asarray(bad)))
+            cell = shown(frame[column].iloc[row])
+            raise InputError(message.format(cell), path=path, line=line + row, column=column)
+
+    for column in frame.columns:
+        refuse(frame[column].isna(), column, "is blank; the table must have no holes")
+    at, began = _times(frame["timestamp"], refuse)
+    if before is not None and (before.began is None) != (began is None):
+        raise InputError("mixes seconds with dates and times", path=path, line=line)
+    gaps = np.diff(at, prepend=at[0] if before is None else before.last)
+    refuse(gaps < 0, "timestamp", "{} comes before the line above it; sort the trace by time")
+    if "requests" not in names:
+        refuse(
+            gaps > _LONGEST_SILENCE_S, "timestamp",
+            f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it there, or "
+            "give counts in a column requests, 0 where there are none",
+        )  # fmt: skip
+    numbers = {
+        column: _numbers(frame[column], refuse)
+        for column in (*_LENGTHS, "requests")
+        if column in names
+    }
+    given = made = None
+    if "class" in names:
+        bad = ~frame["class"].isin(CLASSES)
+        if bad.any():
+            row = int(np.argmax(np.asarray(bad)))
+            check_class(frame["class"].iloc[row], path=path, line=line + row, column="class")
+        known = frame["class"].map({n: k for k, n in enumerate(CLASSES)}).to_numpy(np.uint8)
+    else:
+        given, made = (np.maximum(1, numbers[c]).astype(np.int32) for c in _LENGTHS)
+        known = classify_all(given, made)
+    return _Piece(at, given, made, known, numbers.get("requests"), began, float(at[-1]))
+
+
+def _times(column: Any, refuse: Any) -> tuple[FloatArray, datetime | None]:
+    """s of a piece, since 1970 for dates and times, and then the first of them."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(column):
+        seconds = column.to_numpy(np.float64)
+        refuse(
+            ~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}"
+        )
+        return seconds.copy(), None
+    when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
+    refuse(
+        when.isna(), "timestamp",
+        "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}",
+    )  # fmt: skip
+    moments = when.dt.tz_localize(None).to_numpy("datetime64[us]").astype(np.int64)
+    return moments / 1e6, when.iloc[0].floor("us").to_pydatetime()
+
+
+def _numbers(column: Any, refuse: Any) -> FloatArray:
+    import pandas as pd
+
+    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    bad = ~((values >= 0) & (values <= _MOST_TOKENS))
+    refuse(bad, column.name, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
+    return cast(FloatArray, values)
+
+
+def _expanded(
+    name: str, at: Any, given: Any, made: Any, known: Any, number: Any, began: Any, path: Path
+) -> Trace:
+    """The requests that rows with counts stand for."""
+    times = np.unique(at)
     if len(times) < 2:
         raise InputError("needs at least two different timestamps", path=path)
-    step = min(after - before for before, after in pairwise(times))
-    for before, after in pairwise(times):
-        if abs(after - before - step) > 1e-6 * step:
-            raise InputError(
-                f"the trace has a gap: nothing between {before:.10g} and {after:.10g} s, though "
-                f"rows are {step:g} s apart; add a row with 0 requests for every step without any",
-                path=path,
-                line=lines[after],
-                column="timestamp",
-            )
-    return step
-
-
-def _refuse_silence(arrivals: list[_Arrival], path: Path | None) -> None:
-    for before, after in pairwise(arrivals):
-        if after.at - before.at > _LONGEST_SILENCE_S:
-            raise InputError(
-                f"the trace has a gap: no request for {after.at - before.at:g} s; cut it there, or "
-                "give counts in a column requests, 0 where there are none",
-                path=path,
-                line=after.line,
-                column="timestamp",
-            )
+    steps = np.diff(times)
+    step = float(steps.min())
+    if (wide := np.flatnonzero(abs(steps - step) > 1e-6 * step)).size:
+        k = int(wide[0])
+        line = int(np.searchsorted(at, times[k + 1])) + 2
+        raise InputError(
+            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, though "
+            f"rows are {step:g} s apart; add a row with 0 requests for every step without any",
+            path=path,
+            line=line,
+            column="timestamp",
+        )
+    count = np.rint(number).astype(np.int64)
+    if not 0 < count.sum() <= _MOST_REQUESTS:
+        raise InputError(f"must have 1 to {_MOST_REQUESTS} requests, not {count.sum()}", path=path)
+    row = np.repeat(np.arange(len(count)), count)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    arrival = at[row] + (place + 0.5) / count[row] * step
+    order = np.argsort(arrival, kind="stable")
+    row = row[order]
+    given, made = (None if tokens is None else tokens[row] for tokens in (given, made))
+    return Trace(name, arrival[order], given, made, known[row], began,
+                 lasts_s=float(times[-1]) + step)  # fmt: skip

@@ -33,10 +33,11 @@ from envplan.solve.rounding import HEATS, Rounding
 from envplan.solve.single_clocks import StageClocks
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
-_PART_OF_GAP: Final = 1 / 3
+_PART_OF_GAP: Final = 1 / 5
 _LEAST_STEP: Final = 2e-5
 _MOST_STEPS: Final = 20_000
-_MEMBER_HEATS: Final = (0.5, 0.2)
+_MEMBER_HEATS: Final = (0.5,)
+_MEMBER_MOVES: Final = 0.6
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
@@ -207,12 +208,19 @@ class Candidates:
         """Rows after further rounds of the search from them, where local limits are searched."""
         return self._search.polished(rows, deadline_ns, rounds)
 
-    def rounded(self, time_ns: int, heats: Sequence[float] = HEATS) -> Candidate:
-        """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once."""
+    def rounded(
+        self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0
+    ) -> Candidate:
+        """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once.
+
+        Args:
+            heats: of the annealing that follows.
+            moves: share of the usual moves at each.
+        """
         frontier = self._frontier
         events, flows = frontier.state_at(time_ns)
         rounding = Rounding(frontier.pipeline, frontier.network, events, time_ns)
-        rounding.anneal(heats, self._moves)
+        rounding.anneal(heats, moves * self._moves)
         return Candidate(frontier.problem.replay(rounding.rows), rounding, flows)
 
     @cached_property
@@ -229,8 +237,9 @@ class Candidates:
         if not self.is_plain:
             return Candidate(self._search.by(time_ns))
         frontier = self._frontier
-        often = (frontier.min_time_ns, frontier.min_energy_time_ns)
-        return self.rounded(time_ns, HEATS if time_ns in often else _MEMBER_HEATS)
+        if time_ns in (frontier.min_time_ns, frontier.min_energy_time_ns):
+            return self.rounded(time_ns)
+        return self.rounded(time_ns, _MEMBER_HEATS, _MEMBER_MOVES)
 
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
         """Deadlines to make choices for, ns, the latest first."""
@@ -239,15 +248,16 @@ class Candidates:
             deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         )
         if self.is_plain:
-            return self._grid_before(latest)[::-1].tolist()
+            times: list[int] = self._grid_before(latest)[::-1].tolist()
+            return times
         least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        times = {latest, *(least + int((star - least) * part) for part in _FIXED)}
+        wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
         if any("peak_uw" in limit.prices(1) for limit in self._limits):
             later = frontier.slowest_time_ns - star
-            times |= {star + int(later * part) for part in _LATER}
+            wanted |= {star + int(later * part) for part in _LATER}
             latest = min(deadline_ns, frontier.slowest_time_ns)
-            times.add(latest)
-        return sorted((time for time in times if time <= latest), reverse=True)
+            wanted.add(latest)
+        return sorted((time for time in wanted if time <= latest), reverse=True)
 
     def _grid_before(self, latest_ns: int) -> NDArray[np.int64]:
         """The grid's deadlines up to one, ns, ascending; at least T_min."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envplan._notebook import html_of
 from envplan.errors import InputError
@@ -16,7 +18,7 @@ from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan, target_of
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.replay import Machine
+from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
 from envplan.solve.candidates import Candidates
@@ -126,7 +128,7 @@ class Frontier(Relaxation):
             if progress is not None:
                 progress(len(times) - len(plans), 0)
             time = s_from_ns(time_ns)
-            request = Request.asking(**{"sync_time" if beyond else "target_time": time})
+            request = Request.asking(sync_time=time) if beyond else Request.asking(time)
             target = target_of(request, time_ns)
             replay = candidates.near(time_ns).replay
             plan = build_plan(self, replay, target=target, request=request)
@@ -203,7 +205,7 @@ def trace_job(
 def plan_from_clocks(
     pipeline: Pipeline,
     profile: Profile,
-    clocks: list[list[int]],
+    clocks: Sequence[Sequence[int]],
     *,
     frontier: Frontier | None = None,
     planner: str = "clocks",
@@ -215,7 +217,8 @@ def plan_from_clocks(
 
     Args:
         clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
-            no clock. Of rows that differ in config alone, the fastest is taken.
+            no clock, or none for all such. Of rows that differ in config alone, the fastest is
+            taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -225,24 +228,39 @@ def plan_from_clocks(
     """
     frontier = frontier or trace_frontier(pipeline, profile, **options)
     problem = frontier.problem
-    lengths = np.diff(pipeline.stage_begin).tolist()
-    if [len(stage) for stage in clocks] != lengths:
-        raise InputError(
-            f"the clocks are of {[len(stage) for stage in clocks]} operations by stage, the "
-            f"pipeline has {lengths}"
-        )
-    rows = []
-    for op, mhz, number in zip(
-        pipeline.operations, chain(*clocks), problem.table.tolist(), strict=True
-    ):
-        table = problem.tables[number]
-        same = np.flatnonzero(table.frequency_mhz == mhz)
-        if len(same) == 0:
-            raise InputError(
-                f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {op.stage} is not a "
-                f"clock of profile {profile.name} there"
-            )
-        rows.append(int(same[0]))  # rows stand by time, the fastest first
-    replay = problem.replay(np.array(rows, np.int32))
+    replay = problem.replay(_rows_at_clocks(problem, profile, clocks))
     target = Target(kind="planner", deadline_s=s_from_ns(replay.makespan_ns))
     return build_plan(frontier, replay, target=target, planner=planner)
+
+
+def _rows_at_clocks(
+    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int]]
+) -> NDArray[np.int32]:
+    """For each operation the fastest row of its table at a clock, (N,)."""
+    operations, rows = problem.pipeline.operations, []
+    bounds = list(pairwise(problem.pipeline.stage_begin.tolist()))
+    if len(clocks) != len(bounds):
+        raise InputError(f"the clocks are of {len(clocks)} stages; the pipeline has {len(bounds)}")
+    for stage, (first, last) in enumerate(bounds):
+        tables = [problem.tables[number] for number in problem.table[first:last].tolist()]
+        controlled = [bool(table.frequency_mhz.max()) for table in tables]
+        given = list(clocks[stage])
+        if len(given) == sum(controlled):
+            # Operations of constant time may be left out.
+            asked = iter(given)
+            given = [next(asked) if controls else 0 for controls in controlled]
+        if len(given) != last - first:
+            raise InputError(
+                f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
+                f"{sum(controlled)} control a clock"
+            )
+        for op, table, mhz in zip(operations[first:last], tables, given, strict=True):
+            # Rows stand by time, the fastest first.
+            same = np.flatnonzero(table.frequency_mhz == mhz)
+            if len(same) == 0:
+                raise InputError(
+                    f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {stage} is not a "
+                    f"clock of profile {profile.name} there"
+                )
+            rows.append(int(same[0]))
+    return np.array(rows, np.int32)

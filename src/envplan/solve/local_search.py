@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class LocalSearch:
         self._machine = machine
         self._limits = limits
         self._rounded = rounded
-        self._prices: dict[str, int] = {}
+        self._prices: dict[str, Any] = {}
         for limit in limits:
             self._prices |= limit.prices(frontier.num_gpus)
         count = len(frontier.pipeline.operations)

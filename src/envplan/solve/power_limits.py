@@ -100,7 +100,8 @@ class PowerLimited:
         for stage, power in zip(problem.stage.tolist(), self._least.tolist(), strict=True):
             highest[stage] = max(highest[stage], power)
             floor[stage] = min(floor[stage], power)
-        return max(sum(floor) - low + high for low, high in zip(floor, highest, strict=True))
+        peaks = (sum(floor) - low + high for low, high in zip(floor, highest, strict=True))
+        return int(max(peaks))
 
     @property
     def thriftiest(self) -> Rows:

@@ -15,9 +15,16 @@ from envplan.costs import Run, Steps, spent
 from envplan.costs.spending import check_span, priced
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import AveragePower, HoldsWithProbability, Limit, PeakPower, Setting
+from envplan.limits import (
+    AveragePower,
+    HoldsWithProbability,
+    Limit,
+    PeakPower,
+    Robustness,
+    Setting,
+)
 from envplan.noise import NoisyRun
-from envplan.plan import Plan, Robustness, build_plan, note_straggler, target_of, with_ladder
+from envplan.plan import Plan, build_plan, note_straggler, target_of, with_ladder
 from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.solve.average_power import least_average_uw, thriftiest_rows

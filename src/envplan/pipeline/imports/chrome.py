@@ -468,8 +468,17 @@ def _refuse_overlap(rank: int, operations: Sequence[_Found]) -> None:
         if other.span.begin < one.span.end:
             raise InputError(
                 f"{one.span} and {other.span} overlap on rank {rank}: a GPU runs one operation at "
-                "a time; are the expressions or the source of ranks wrong?"
+                f"a time; {_overlap_hint({one.instruction, other.instruction})}"
             )
+
+
+def _overlap_hint(instructions: set[str]) -> str:
+    if "forward" in instructions and instructions & _BACKWARDS:
+        return (
+            "if it is DualPipeV's OVERLAP_F_B, which runs a forward and a backward together, "
+            "import the schedule's order with --format torch-csv"
+        )
+    return "are the expressions or the source of ranks wrong?"
 
 
 class _Numbering:

@@ -7,10 +7,11 @@ empty cell for a time step without one. A cell is the model stage, a letter and 
     0I3   backward for the input           0W3   backward for the weights
     (0F5;7B3)OVERLAP_F_B                   both in one action: run here one after the other
 
-A schedule with communication also has 0SEND_F3, 1RECV_F3, 1SEND_B3 and 0RECV_B3, and, with sharded
-parameters, 0UNSHARD, 0RESHARD and 0REDUCE_GRAD. What sends and receives say is in the data
-dependencies already. Parameters are gathered beside the computation, so UNSHARD and RESHARD are
-left out too; REDUCE_GRAD may be kept as an operation (see `keep`).
+A schedule with communication also has actions such as 0SEND_F3, 1RECV_F3 and, since PyTorch 2.15,
+0WAIT_SEND_F3, and, with sharded parameters, 0UNSHARD, 0RESHARD, 0REDUCE_GRAD and 0WAIT_REDUCE_GRAD.
+What sends and receives say is in the data dependencies already, and parameters are gathered beside
+the computation, so all these are left out and counted, as is any other action whose name is not
+one letter: those are the computations. REDUCE_GRAD may be kept as an operation (see `keep`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ _LETTERS: Final = {instruction: letter for letter, instruction in _INSTRUCTIONS.
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
 _COMPUTE: Final = re.compile(rf"{_NUMBER}([FBIW]){_NUMBER}")
 _OVERLAP: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_TRANSFER: Final = re.compile(rf"{_NUMBER}(SEND_F|RECV_F|SEND_B|RECV_B){_NUMBER}")
-_SHARDING: Final = re.compile(rf"{_NUMBER}(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OLD: Final = re.compile(rf"{_NUMBER}BW{_NUMBER}")
+# Whatever is no computation: its names have several letters.
+_BESIDE: Final = re.compile(rf"{_NUMBER}([A-Z][A-Z_]*[A-Z])(?:{_NUMBER})?")
 _OLDER_VERSION: Final = (
     "in files of older versions of PyTorch B meant only the backward for the input, and BW the "
     "whole one: write I for B and B for BW"
@@ -138,12 +139,9 @@ def _steps(
                 Step(_INSTRUCTIONS[letter], int(microbatch), int(stage), shown(cell), line, column)
                 for stage, letter, microbatch in (part.groups() for part in found)
             ]
-    elif match := _SHARDING.fullmatch(cell):
+    elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
         if match[2] == _REDUCTION and _ALL_REDUCE in keep:
             return [Step(_ALL_REDUCE, 0, int(match[1]), shown(cell), line, column)]
-        skipped[match[2]] += 1
-        return []
-    elif match := _TRANSFER.fullmatch(cell):
         skipped[match[2]] += 1
         return []
     raise InputError(

@@ -1,0 +1,197 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+# distutils: language = c++
+"""Thin binding of serving.hpp, which says what happens. Types and lengths are checked here."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+import numpy as np
+
+cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
+    cdef struct Tables:
+        double idle_w, grid
+        vector[double] step_s, step_w, prompt_s, prompt_w
+    cdef struct Size:
+        int32_t gpus, chunk
+        double kv_tokens
+        vector[int32_t] tables
+    cdef struct Requests:
+        int64_t count
+        const double* arrival
+        const int32_t* input
+        const int32_t* output
+        const uint8_t* known
+        const uint8_t* taken
+    cdef struct Slo:
+        double ttft_s, tbt_s
+    cdef struct Options:
+        double clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s
+    cdef struct Counts:
+        int64_t requests[9]
+        int64_t first_in_time[9]
+        int64_t tokens_in_time[9]
+        int64_t attained[9]
+    cdef enum class Phase(uint8_t):
+        kStarting, kIdle, kStepping, kPrompts, kGone
+    cdef cppclass Instance:
+        int32_t pool, size, clock
+        cbool leaving
+        Phase phase
+        vector[int] decoding
+    cdef struct Share:
+        int32_t pool
+        double share, sent
+    cdef cppclass CppReplay "envplan::serving::Replay":
+        CppReplay(Requests, vector[Tables], vector[Size], vector[Slo], Options) except +
+        int32_t start(int32_t, int32_t, int32_t, cbool, double) except +
+        void retire(int32_t) except +
+        void move(int32_t, int32_t, int32_t, cbool) except +
+        void route(int32_t, vector[Share], vector[int32_t]) except +
+        void set_pack(int32_t, cbool) except +
+        void advance(double) except +
+        void finish() except +
+        const vector[Instance]& instances()
+        const vector[double]& slot_energy()
+        const vector[int64_t]& slot_attained()
+        const Counts& counts()
+        int64_t clock_changes()
+        int64_t helped()
+    double cpp_needed "envplan::serving::instances_needed"(
+        int64_t, const double*, const double*, const uint8_t*, const vector[double]&, double, double
+    ) except +
+
+
+def instances_needed(
+    const double[::1] arrival, const double[::1] work, const uint8_t[::1] level, slack,
+    double duration_s, double late,
+):
+    """The least number of instances that leave no more than a share late; see serving.hpp."""
+    cdef int64_t count = arrival.shape[0]
+    if not count == work.shape[0] == level.shape[0]:
+        raise ValueError("arrays must be of one length")
+    if count == 0:
+        return 0.0
+    cdef vector[double] limits = slack
+    return cpp_needed(count, &arrival[0], &work[0], &level[0], limits, duration_s, late)
+
+
+cdef class Replay:
+    """A fleet that serves requests; see serving.hpp.
+
+    Args:
+        arrival: float64 (n,), s, ascending.
+        input, output: int32 (n,), tokens.
+        known, taken: uint8 (n,), class, and class it is taken for on arrival, 0 to 8.
+        tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w).
+        sizes: of each instance size (gpus, kv_tokens, chunk, tables).
+        slos: of each of the nine classes (ttft_s, tbt_s).
+        clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s: as in Options.
+    """
+
+    cdef CppReplay* replay
+    cdef object borrowed
+
+    def __cinit__(
+        self, const double[::1] arrival, const int32_t[::1] input, const int32_t[::1] output,
+        const uint8_t[::1] known, const uint8_t[::1] taken, tables, sizes, slos,
+        double clock_delay_s, double clock_hold_s, double clock_margin, double pack_share,
+        double slot_s, double end_s,
+    ):
+        cdef int64_t count = arrival.shape[0]
+        if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
+            raise ValueError("requests must be there, and their arrays of one length")
+        self.borrowed = (arrival, input, output, known, taken)
+        cdef Requests requests = Requests(count, &arrival[0], &input[0], &output[0], &known[0], &taken[0])
+        cdef vector[Tables] all_tables
+        cdef vector[Size] all_sizes
+        cdef vector[Slo] all_slos
+        cdef Tables table
+        cdef Size size
+        for idle_w, step_s, step_w, grid, prompt_s, prompt_w in tables:
+            table.idle_w, table.step_s, table.step_w = idle_w, step_s, step_w
+            table.grid, table.prompt_s, table.prompt_w = grid, prompt_s, prompt_w
+            all_tables.push_back(table)
+        for gpus, kv_tokens, chunk, places in sizes:
+            size.gpus, size.kv_tokens, size.chunk = gpus, kv_tokens, chunk
+            size.tables = places
+            all_sizes.push_back(size)
+        for ttft_s, tbt_s in slos:
+            all_slos.push_back(Slo(ttft_s, tbt_s))
+        cdef Options options = Options(
+            clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s
+        )
+        self.replay = new CppReplay(requests, all_tables, all_sizes, all_slos, options)
+
+    def __dealloc__(self):
+        del self.replay
+
+    def start(self, int32_t pool, int32_t size, int32_t clock, cbool managed, double ready_at):
+        """Number of a new instance; clock is a place among its size's."""
+        return self.replay.start(pool, size, clock, managed, ready_at)
+
+    def retire(self, int32_t instance):
+        """Take an instance out; it finishes what it has."""
+        self.replay.retire(instance)
+
+    def move(self, int32_t instance, int32_t pool, int32_t clock, cbool managed):
+        """Let an instance serve another pool, or at another clock."""
+        self.replay.move(instance, pool, clock, managed)
+
+    def route(self, int32_t klass, shares, helpers):
+        """Send a class to pools, [(pool, share), ...]; `helpers` take what would be late there."""
+        cdef vector[Share] found
+        for pool, share in shares:
+            found.push_back(Share(pool, share, 0.0))
+        self.replay.route(klass, found, helpers)
+
+    def set_pack(self, int32_t pool, cbool pack):
+        """Whether a pool fills one instance after another instead of spreading requests."""
+        self.replay.set_pack(pool, pack)
+
+    def advance(self, double until):
+        """Let everything happen that happens before a time, s."""
+        with nogil:
+            self.replay.advance(until)
+
+    def finish(self):
+        """Serve what is left."""
+        with nogil:
+            self.replay.finish()
+
+    def instances(self):
+        """[(number, pool, size, clock, starting, requests inside)], without those that leave."""
+        cdef size_t k
+        found = []
+        for k in range(self.replay.instances().size()):
+            phase = self.replay.instances()[k].phase
+            if phase != Phase.kGone and not self.replay.instances()[k].leaving:
+                found.append((
+                    k, self.replay.instances()[k].pool, self.replay.instances()[k].size,
+                    self.replay.instances()[k].clock, phase == Phase.kStarting,
+                    self.replay.instances()[k].decoding.size(),
+                ))
+        return found
+
+    def gpus(self):
+        """GPUs by instance size that are in use: serving, starting or leaving."""
+        cdef size_t k
+        counts = {}
+        for k in range(self.replay.instances().size()):
+            if self.replay.instances()[k].phase != Phase.kGone:
+                size = self.replay.instances()[k].size
+                counts[size] = counts.get(size, 0) + 1
+        return counts
+
+    def results(self):
+        """Energy (J) and attained requests by slot; counts by class; clock changes; helped."""
+        cdef Counts counts = self.replay.counts()
+        by_class = np.array([
+            [counts.requests[k], counts.first_in_time[k], counts.tokens_in_time[k], counts.attained[k]]
+            for k in range(9)
+        ], dtype=np.int64)
+        return (
+            np.array(self.replay.slot_energy(), dtype=np.float64),
+            np.array(self.replay.slot_attained(), dtype=np.int64),
+            by_class, self.replay.clock_changes(), self.replay.helped(),
+        )

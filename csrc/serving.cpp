@@ -1,0 +1,559 @@
+#include "serving.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace envplan::serving {
+namespace {
+
+constexpr double kNever = 1e300;
+constexpr double kTiny = 1e-9;
+constexpr double kFull = 1e9;       // s: a wait that tells that there is no place
+constexpr double kTbtShare = 0.8;   // of the SLO that a batch without prompts may take
+constexpr int32_t kLeast = 128;     // prompt tokens of an iteration, at least
+constexpr double kBin = 0.1;        // s
+constexpr int kHalvings = 12;
+constexpr int kLooked = 8;          // prompts whose deadlines a managed clock is held against
+
+struct LaterDeadline {
+  bool operator()(const Waiting& a, const Waiting& b) const { return a.deadline > b.deadline; }
+};
+struct LaterLeave {
+  bool operator()(const Decoding& a, const Decoding& b) const { return a.leaves > b.leaves; }
+};
+
+double between(const std::vector<double>& values, double at) {
+  const std::size_t last = values.size() - 1;
+  const std::size_t k = std::min(static_cast<std::size_t>(at), last - 1);
+  return values[k] + (at - static_cast<double>(k)) * (values[k + 1] - values[k]);
+}
+
+}  // namespace
+
+double Tables::prompt_time(double tokens) const { return between(prompt_s, tokens / grid); }
+
+double Tables::prompt_power(double tokens) const {
+  return between(prompt_w, std::min(tokens / grid, static_cast<double>(prompt_w.size() - 1)));
+}
+
+Replay::Replay(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
+               std::vector<Slo> slos, Options options)
+    : requests_(requests),
+      tables_(std::move(tables)),
+      sizes_(std::move(sizes)),
+      slos_(std::move(slos)),
+      options_(options),
+      shares_(slos_.size()),
+      helpers_(slos_.size()) {
+  std::vector<double> strict;
+  for (const Slo& slo : slos_) strict.push_back(slo.ttft_s);
+  std::sort(strict.begin(), strict.end());
+  strict.erase(std::unique(strict.begin(), strict.end()), strict.end());
+  double tbt = slos_.front().tbt_s;
+  for (const Slo& slo : slos_) tbt = std::min(tbt, slo.tbt_s);
+  for (Size& size : sizes_) {
+    const Tables& table = tables_[size.tables.back()];
+    size.shared_chunk = size.chunk;
+    while (size.shared_chunk > kLeast && table.prompt_time(size.shared_chunk) > kTbtShare * tbt)
+      size.shared_chunk -= kLeast;
+  }
+  levels_[0] = strict.front();
+  levels_[1] = strict[strict.size() / 2];
+  const auto slots = static_cast<std::size_t>(std::ceil(options_.end_s / options_.slot_s)) + 1;
+  slot_energy_.assign(slots, 0.0);
+  slot_attained_.assign(slots, 0);
+}
+
+const Tables& Replay::tables(const Instance& i) const {
+  return tables_[sizes_[i.size].tables[i.clock]];
+}
+
+const Tables& Replay::fastest(const Instance& i) const {
+  return tables_[sizes_[i.size].tables.back()];
+}
+
+int Replay::level(int32_t request) const {
+  const double ttft = slos_[requests_.known[request]].ttft_s;
+  return ttft <= levels_[0] ? 0 : ttft <= levels_[1] ? 1 : 2;
+}
+
+int32_t Replay::start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at) {
+  Instance i;
+  i.pool = pool;
+  i.size = size;
+  i.managed = managed;
+  i.clock = i.preferred = i.asked_clock = clock;
+  i.phase = Phase::kStarting;
+  i.since = now_;
+  i.watts = tables(i).idle_w;
+  const auto id = static_cast<int32_t>(instances_.size());
+  know(pool);
+  instances_.push_back(std::move(i));
+  expect(instances_[id], ready_at);
+  if (ready_at <= now_) happen(instances_[id]);
+  return id;
+}
+
+void Replay::know(int32_t pool) {
+  const auto least = static_cast<std::size_t>(pool) + 1;
+  members_.resize(std::max(members_.size(), least));
+  pack_.resize(std::max(pack_.size(), least), false);
+}
+
+void Replay::retire(int32_t id) {
+  Instance& i = instances_[id];
+  if (i.phase == Phase::kGone || i.leaving) return;
+  i.leaving = true;
+  auto& mine = members_[i.pool];
+  mine.erase(std::remove(mine.begin(), mine.end(), id), mine.end());
+  if (i.phase == Phase::kStarting || i.phase == Phase::kIdle) {
+    pass(i);
+    i.phase = Phase::kGone;
+    i.watts = 0;
+    ++i.version;
+  }
+}
+
+void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
+  Instance& i = instances_[id];
+  know(pool);
+  auto& mine = members_[i.pool];
+  const bool serving = std::find(mine.begin(), mine.end(), id) != mine.end();
+  mine.erase(std::remove(mine.begin(), mine.end(), id), mine.end());
+  i.pool = pool;
+  i.managed = managed;
+  i.preferred = clock;
+  if (!managed) i.asked_clock = clock;
+  if (serving) members_[pool].push_back(id);
+}
+
+void Replay::route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers) {
+  shares_[klass] = std::move(shares);
+  helpers_[klass] = std::move(helpers);
+}
+
+void Replay::set_pack(int32_t pool, bool pack) {
+  know(pool);
+  pack_[pool] = pack;
+}
+
+void Replay::pass(Instance& i) {
+  const double until = std::min(now_, options_.end_s);
+  if (until > i.since && i.watts > 0) {
+    const auto slot = static_cast<std::size_t>(i.since / options_.slot_s);
+    slot_energy_[std::min(slot, slot_energy_.size() - 1)] += i.watts * (until - i.since);
+  }
+  if (i.phase == Phase::kStepping) i.progress += (now_ - i.since) / i.step;
+  i.since = now_;
+}
+
+void Replay::expect(Instance& i, double at) {
+  i.next = at;
+  ++i.version;
+  if (at >= kNever) return;
+  const auto later = [](const Event& a, const Event& b) { return a.at > b.at; };
+  events_.push_back({at, static_cast<int32_t>(&i - instances_.data()), i.version});
+  std::push_heap(events_.begin(), events_.end(), later);
+}
+
+void Replay::advance(double until) {
+  const auto later = [](const Event& a, const Event& b) { return a.at > b.at; };
+  for (;;) {
+    const double arrival =
+        following_ < requests_.count ? requests_.arrival[following_] : kNever;
+    const double event = events_.empty() ? kNever : events_.front().at;
+    if (std::min(arrival, event) >= until) break;
+    if (event <= arrival) {
+      const Event due = events_.front();
+      std::pop_heap(events_.begin(), events_.end(), later);
+      events_.pop_back();
+      Instance& i = instances_[due.instance];
+      if (due.version != i.version) continue;
+      now_ = std::max(now_, due.at);
+      happen(i);
+    } else {
+      now_ = std::max(now_, arrival);
+      arrive(static_cast<int32_t>(following_++));
+    }
+  }
+  now_ = std::max(now_, until);
+  for (Instance& i : instances_)
+    if (i.phase != Phase::kGone) pass(i);
+}
+
+void Replay::finish() {
+  // What is in the instances ends by itself; no queue can be served for ever.
+  double until = now_;
+  for (int k = 0; k < 10000 && !events_.empty(); ++k) advance(until += options_.slot_s);
+  for (const Instance& i : instances_) {
+    for (const Waiting& w : i.waiting) done(w.request, false, false);
+    for (std::size_t k = i.late_begin; k < i.late.size(); ++k) done(i.late[k].request, false, false);
+  }
+  for (const int32_t request : stranded_) done(request, false, false);
+}
+
+void Replay::happen(Instance& i) {
+  pass(i);
+  if (i.phase == Phase::kStarting) {
+    i.phase = Phase::kIdle;
+    if (!i.leaving) {
+      members_[i.pool].push_back(static_cast<int32_t>(&i - instances_.data()));
+      std::vector<int32_t> waiting;
+      waiting.swap(stranded_);
+      settle(i);
+      for (const int32_t request : waiting) arrive(request);
+      return;
+    }
+  } else if (i.phase == Phase::kPrompts) {
+    end_prompts(i);
+  } else if (i.phase == Phase::kStepping) {
+    i.progress = std::round(i.progress);  // events lie on whole tokens
+    depart(i);
+  }
+  settle(i);
+}
+
+void Replay::settle(Instance& i) {
+  choose_clock(i);
+  if (begin_prompts(i)) return;
+  const Tables& table = tables(i);
+  if (i.decoding.empty()) {
+    i.phase = Phase::kIdle;
+    i.watts = table.idle_w;
+    if (i.leaving && i.waiting.empty() && i.late_begin == i.late.size()) {
+      i.phase = Phase::kGone;
+      i.watts = 0;
+    }
+    expect(i, kNever);
+    return;
+  }
+  const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
+  i.phase = Phase::kStepping;
+  i.step = table.step_s[batch];
+  i.watts = table.step_w[batch];
+  // At least one token at a time: what has happened may let a prompt in at the next one.
+  const double steps = std::max(1.0, std::round(i.decoding.front().leaves - i.progress));
+  expect(i, now_ + steps * i.step);
+}
+
+bool Replay::pull(Instance& i, Waiting& prompt) {
+  while (!i.waiting.empty() && i.waiting.front().deadline < now_ && i.waiting.front().done == 0) {
+    std::pop_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
+    i.late.push_back(i.waiting.back());
+    i.waiting.pop_back();
+  }
+  const bool late = i.waiting.empty();
+  if (late && i.late_begin == i.late.size()) return false;
+  prompt = late ? i.late[i.late_begin] : i.waiting.front();
+  if (prompt.done == 0) {  // it needs a place in memory
+    const double kv = requests_.input[prompt.request] + requests_.output[prompt.request];
+    const std::size_t inside = i.decoding.size() + i.pieces.size();
+    const bool fits = i.kv + kv <= sizes_[i.size].kv_tokens && inside + 1 < tables(i).step_s.size();
+    if (!fits && i.kv > 0) return false;
+    i.kv += kv;
+  }
+  if (late) {
+    if (++i.late_begin == i.late.size()) i.late.clear(), i.late_begin = 0;
+  } else {
+    std::pop_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
+    i.waiting.pop_back();
+  }
+  return true;
+}
+
+// Prompt tokens of one iteration: as many as keep the batch's tokens apart by no more than a share
+// of the SLO; without a batch the whole chunk.
+double Replay::iteration_limit(const Instance& i, const Tables& table) const {
+  if (i.decoding.empty()) return kNever;
+  const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
+  return kTbtShare * slos_[requests_.known[i.decoding.front().request]].tbt_s -
+         (table.step_s[batch] - table.step_s[1]);
+}
+
+int32_t Replay::room(const Instance& i, const Tables& table) const {
+  int32_t tokens = sizes_[i.size].chunk;
+  const double most = iteration_limit(i, table);
+  while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
+  return tokens;
+}
+
+bool Replay::begin_prompts(Instance& i) {
+  i.pieces.clear();
+  if (i.waiting.empty() && i.late_begin == i.late.size()) return false;
+  const Tables& table = tables(i);
+  const double most = iteration_limit(i, table);
+  int32_t room = this->room(i, table);
+  double growth = 0, whole = 0;
+  Waiting prompt;
+  while (room > 0 && pull(i, prompt)) {
+    const int32_t length = std::max(1, requests_.input[prompt.request]);
+    int32_t tokens = std::min(room, length - prompt.done);
+    const double before = table.prompt_time(prompt.done);
+    if (!i.decoding.empty())  // long contexts take longer
+      while (tokens > kLeast && growth + table.prompt_time(prompt.done + tokens) - before > most)
+        tokens -= kLeast;
+    growth += table.prompt_time(prompt.done + tokens) - before;
+    room -= tokens;
+    whole += tokens;
+    i.pieces.push_back({prompt, tokens});
+    i.queued[level(prompt.request)] -= tokens;
+    if (growth > most) break;
+  }
+  if (i.pieces.empty()) return false;
+  const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
+  const double more = batch > 0 ? table.step_s[batch] - table.step_s[1] : 0.0;
+  i.phase = Phase::kPrompts;
+  i.watts = std::max(table.prompt_power(whole), batch > 0 ? table.step_w[batch] : 0.0);
+  expect(i, now_ + std::max(growth, table.prompt_time(whole)) + more);
+  return true;
+}
+
+void Replay::end_prompts(Instance& i) {
+  i.progress += 1;
+  depart(i);
+  for (const Piece& piece : i.pieces) {
+    Waiting prompt = piece.prompt;
+    prompt.done += piece.tokens;
+    if (prompt.done >= requests_.input[prompt.request]) {
+      first_token(i, piece);
+    } else {
+      i.waiting.push_back(prompt);
+      std::push_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
+    }
+  }
+  i.pieces.clear();
+}
+
+void Replay::first_token(Instance& i, const Piece& piece) {
+  const int32_t request = piece.prompt.request;
+  const int32_t output = requests_.output[request];
+  const bool in_time = now_ - requests_.arrival[request] <=
+                       slos_[requests_.known[request]].ttft_s + kTiny;
+  if (output <= 1) {
+    i.kv -= requests_.input[request] + output;
+    done(request, in_time, true);
+    return;
+  }
+  i.decoding.push_back({i.progress + output - 1, in_time ? now_ : -now_ - 1, request});
+  std::push_heap(i.decoding.begin(), i.decoding.end(), LaterLeave());
+}
+
+void Replay::depart(Instance& i) {
+  while (!i.decoding.empty() && i.decoding.front().leaves <= i.progress + 1e-6) {
+    std::pop_heap(i.decoding.begin(), i.decoding.end(), LaterLeave());
+    const Decoding gone = i.decoding.back();
+    i.decoding.pop_back();
+    const int32_t request = gone.request, output = requests_.output[request];
+    i.kv -= requests_.input[request] + output;
+    const bool first_ok = gone.first >= 0;
+    const double first = first_ok ? gone.first : -gone.first - 1;
+    const double apart = (now_ - first) / (output - 1);
+    done(request, first_ok, apart <= slos_[requests_.known[request]].tbt_s + kTiny);
+  }
+}
+
+void Replay::done(int32_t request, bool first_ok, bool tokens_ok) {
+  const uint8_t klass = requests_.known[request];
+  ++counts_.requests[klass];
+  counts_.first_in_time[klass] += first_ok;
+  counts_.tokens_in_time[klass] += tokens_ok;
+  if (!first_ok || !tokens_ok) return;
+  ++counts_.attained[klass];
+  const auto slot = static_cast<std::size_t>(requests_.arrival[request] / options_.slot_s);
+  ++slot_attained_[std::min(slot, slot_attained_.size() - 1)];
+}
+
+// A managed clock: the preferred one, or the lowest above it at which every prompt that waits is
+// in time. It goes up at once, but for the delay, and down after a while.
+void Replay::choose_clock(Instance& i) {
+  if (i.asked_clock != i.clock && now_ >= i.asked_at + options_.clock_delay_s) {
+    i.clock = i.asked_clock;
+    ++clock_changes_;
+  }
+  if (!i.managed) return;
+  const Size& size = sizes_[i.size];
+  const auto top = static_cast<int32_t>(size.tables.size()) - 1;
+  int32_t wanted = i.preferred;
+  if (i.waiting.size() > kLooked || i.late_begin < i.late.size()) {
+    wanted = top;
+  } else if (!i.waiting.empty()) {
+    Waiting sorted[kLooked];
+    const std::size_t n = i.waiting.size();
+    std::copy(i.waiting.begin(), i.waiting.end(), sorted);
+    std::sort(sorted, sorted + n, [](const Waiting& a, const Waiting& b) {
+      return a.deadline < b.deadline;
+    });
+    for (; wanted < top; ++wanted) {
+      const Tables& table = tables_[size.tables[wanted]];
+      const int32_t room = this->room(i, table);
+      const double token_s = table.prompt_time(room) / room;
+      // The present iteration may run at the old clock; then one after the other.
+      double at = now_ + options_.clock_delay_s;
+      bool in_time = true;
+      for (std::size_t k = 0; k < n && in_time; ++k) {
+        const double tokens = requests_.input[sorted[k].request] - sorted[k].done;
+        at += std::max(table.prompt_time(std::min(tokens, double(room))), tokens * token_s);
+        const double ttft = slos_[requests_.known[sorted[k].request]].ttft_s;
+        in_time = at <= sorted[k].deadline - options_.clock_margin * ttft;
+      }
+      if (in_time) break;
+    }
+  }
+  const std::size_t batch = i.decoding.size();
+  if (batch > 0) {
+    const double tbt = slos_[requests_.known[i.decoding.front().request]].tbt_s;
+    while (wanted < top) {
+      const Tables& table = tables_[size.tables[wanted]];
+      if (table.step_s[std::min(batch, table.step_s.size() - 1)] <= kTbtShare * tbt) break;
+      ++wanted;
+    }
+  }
+  if (wanted == i.asked_clock) return;
+  if (wanted < i.asked_clock && now_ < i.asked_at + options_.clock_hold_s) return;
+  i.asked_clock = wanted;
+  i.asked_at = now_;
+  if (i.decoding.empty() && i.phase == Phase::kIdle && options_.clock_delay_s <= 0) {
+    i.clock = wanted;
+    ++clock_changes_;
+  }
+}
+
+// What a request means to instances of a size at their highest clock.
+struct Replay::Estimate {
+  int32_t size = -1;
+  double alone_s, shared_s;              // its own prompt, without and with a batch
+  double alone_token_s, shared_token_s;  // of prompts before it
+};
+
+// How long a request would wait for its first token there, s, at the highest clock; kFull and more
+// if it has no place.
+double Replay::wait_at(const Instance& i, int32_t request, Estimate& estimate) const {
+  const Size& size = sizes_[i.size];
+  const Tables& table = fastest(i);
+  const double own = requests_.input[request];
+  if (estimate.size != i.size) {
+    estimate.size = i.size;
+    const auto time = [&](int32_t room, double& token_s, double& own_s) {
+      token_s = table.prompt_time(room) / room;
+      own_s = std::max(table.prompt_time(std::min(own, double(room))), own * token_s);
+    };
+    time(size.chunk, estimate.alone_token_s, estimate.alone_s);
+    time(size.shared_chunk, estimate.shared_token_s, estimate.shared_s);
+  }
+  double ahead = 0;
+  for (int k = 0; k <= level(request); ++k) ahead += i.queued[k];
+  const double kv = own + requests_.output[request];
+  const std::size_t batch = i.decoding.size() + i.waiting.size() + i.pieces.size() + 1;
+  const double tbt = slos_[requests_.known[request]].tbt_s;
+  const bool full = i.kv + ahead + kv > size.kv_tokens || batch >= table.step_s.size() ||
+                    table.step_s[batch] > kTbtShare * tbt;
+  if (full) return kFull + ahead + static_cast<double>(batch);
+  const double rest = i.phase == Phase::kPrompts ? std::max(0.0, i.next - now_) : 0.0;
+  if (i.decoding.empty()) return rest + ahead * estimate.alone_token_s + estimate.alone_s;
+  return rest + ahead * estimate.shared_token_s + table.step_s[1] + estimate.shared_s;
+}
+
+int32_t Replay::best_of(int32_t pool, int32_t request, double* wait) const {
+  const double promised = slos_[requests_.known[request]].ttft_s;
+  Estimate estimate;
+  int32_t best = -1;
+  double least = 0;
+  for (const int32_t id : members_[pool]) {
+    const Instance& i = instances_[id];
+    const double waits = wait_at(i, request, estimate);
+    if (pack_[pool] && waits <= options_.pack_share * promised) {
+      *wait = waits;
+      return id;
+    }
+    // Of two that are equally quick, the one with fewer requests.
+    const double key = waits + 1e-4 * static_cast<double>(i.decoding.size());
+    if (best < 0 || key < least) {
+      best = id;
+      least = key;
+      *wait = waits;
+    }
+  }
+  return best;
+}
+
+void Replay::arrive(int32_t request) {
+  const uint8_t klass = requests_.taken[request];
+  std::vector<Share>& shares = shares_[klass];
+  int32_t chosen = -1;
+  double wait = kNever;
+  if (!shares.empty()) {
+    Share* to = &shares[0];
+    for (Share& s : shares)
+      if (s.sent / s.share < to->sent / to->share) to = &s;
+    to->sent += 1;
+    chosen = best_of(to->pool, request, &wait);
+  }
+  const double left = requests_.arrival[request] + slos_[requests_.known[request]].ttft_s - now_;
+  if (chosen < 0 || wait > left) {
+    for (const int32_t pool : helpers_[klass]) {
+      double there = kNever;
+      const int32_t other = best_of(pool, request, &there);
+      if (other >= 0 && (chosen < 0 || there <= left)) {
+        chosen = other;
+        wait = there;
+        ++helped_;
+        if (there <= left) break;
+      }
+    }
+  }
+  if (chosen < 0) {
+    stranded_.push_back(request);
+    return;
+  }
+  Instance& i = instances_[chosen];
+  i.waiting.push_back(
+      {requests_.arrival[request] + slos_[requests_.known[request]].ttft_s, request, 0});
+  std::push_heap(i.waiting.begin(), i.waiting.end(), LaterDeadline());
+  i.queued[level(request)] += std::max(1, requests_.input[request]);
+  if (i.phase == Phase::kIdle) {
+    pass(i);
+    settle(i);
+  } else if (i.phase == Phase::kStepping) {
+    // Prompts come in at the end of the present step.
+    const double progress = i.progress + (now_ - i.since) / i.step;
+    const double at = now_ + (std::ceil(progress - 1e-9) - progress) * i.step;
+    if (at < i.next - kTiny) expect(i, std::max(now_, at));
+  }
+}
+
+double instances_needed(int64_t count, const double* arrival, const double* work,
+                        const uint8_t* level, const std::vector<double>& slack, double duration,
+                        double late) {
+  if (count == 0) return 0.0;
+  const auto bins = static_cast<std::size_t>(duration / kBin) + 2;
+  const std::size_t levels = slack.size();
+  // By bin and level: work of this level and all stricter ones, and requests of this level.
+  std::vector<double> arriving(bins * levels, 0.0), requests(bins * levels, 0.0);
+  double all = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const auto bin = std::min(static_cast<std::size_t>(arrival[k] / kBin), bins - 1);
+    for (std::size_t l = level[k]; l < levels; ++l) arriving[bin * levels + l] += work[k];
+    requests[bin * levels + level[k]] += 1;
+    all += work[k];
+  }
+  const double allowed = late * static_cast<double>(count);
+  const auto too_late = [&](double instances) {
+    std::vector<double> queue(levels, 0.0);
+    double missed = 0;
+    for (std::size_t bin = 0; bin < bins; ++bin)
+      for (std::size_t l = 0; l < levels; ++l) {
+        queue[l] = std::max(0.0, queue[l] + arriving[bin * levels + l] - instances * kBin);
+        if (queue[l] > instances * slack[l]) missed += requests[bin * levels + l];
+      }
+    return missed > allowed;
+  };
+  double low = 0, high = std::max(1e-3, all / duration);
+  while (too_late(high)) low = high, high *= 2;
+  for (int k = 0; k < kHalvings; ++k) {
+    const double middle = 0.5 * (low + high);
+    (too_late(middle) ? low : high) = middle;
+  }
+  return high;
+}
+
+}  // namespace envplan::serving

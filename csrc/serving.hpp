@@ -1,0 +1,200 @@
+// A serving fleet replayed request by request.
+//
+// Idea. An instance runs iterations, as engines with continuous batching and chunked prefill do. An
+// iteration gives every request that is decoding one token, and carries at most `chunk` tokens of
+// prompts that wait, the nearest deadline first. Iterations without prompts are all alike until a
+// request leaves, so they are passed over in one step: between two events, every decoding request
+// of an instance is `progress` tokens further. Hence a request costs about three events however
+// long its output is, and a week of 27 million requests takes well under a minute on one core.
+//
+// What an iteration costs is measured or modelled outside and comes in as Tables, one for each
+// configuration (TP and clock):
+//   without prompts   step_s[b], step_w[b] for b decoding requests
+//   with prompts      max(prompt_s(c), sum of growth) + step_s[b] - step_s[1], where c counts the
+//                     prompt tokens of the iteration and growth is what these tokens add to
+//                     prompt_s of their own prompt: long prompts pay for their context
+//   without anything  idle_w
+//
+// A request meets its SLOs if its first token comes within ttft_s of its arrival, and its further
+// tokens come tbt_s apart on average. One that is late already goes behind those that are not.
+//
+// Time is in seconds from the trace's beginning, energy in joules. Nothing here draws random
+// numbers. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace envplan::serving {
+
+// One configuration: what an instance with this TP and clock does.
+struct Tables {
+  double idle_w;
+  std::vector<double> step_s, step_w;      // by decoding requests, 0 .. most
+  double grid;                             // tokens between two entries of the prompt tables
+  std::vector<double> prompt_s, prompt_w;  // of k * grid tokens; straight on beyond the last
+  double prompt_time(double tokens) const;
+  double prompt_power(double tokens) const;
+};
+
+// An instance size: its configurations by rising clock, and its memory.
+struct Size {
+  int32_t gpus;
+  double kv_tokens;             // tokens of context that fit beside the weights
+  int32_t chunk;                // prompt tokens of one iteration
+  std::vector<int32_t> tables;  // indices of its configurations, clocks ascending
+  int32_t shared_chunk;         // with a batch, at the highest clock: set by Replay
+};
+
+struct Requests {  // borrowed; all of length count; arrival ascends
+  int64_t count;
+  const double* arrival;
+  const int32_t* input;
+  const int32_t* output;
+  const uint8_t* known;  // class, 0 .. 8
+  const uint8_t* taken;  // class it is taken for when it arrives
+};
+
+struct Slo {
+  double ttft_s, tbt_s;
+};
+
+struct Options {
+  double clock_delay_s;  // until a managed clock is in force
+  double clock_hold_s;   // before a managed clock may go down
+  double clock_margin;   // share of the TTFT SLO that a managed clock leaves
+  double pack_share;     // of it that a request may wait at a packed instance
+  double slot_s;         // of the series
+  double end_s;          // of the trace: energy counts until then
+};
+
+struct Counts {  // by class; requests that arrived and are finished or given up
+  int64_t requests[9], first_in_time[9], tokens_in_time[9], attained[9];
+};
+
+// One instance. Phases: what it does until `next`.
+enum class Phase : uint8_t { kStarting, kIdle, kStepping, kPrompts, kGone };
+
+struct Waiting {  // a prompt, or the rest of one
+  double deadline;
+  int32_t request;
+  int32_t done;  // tokens of it that are through
+};
+
+struct Decoding {
+  double leaves;  // progress of the instance at its last token
+  double first;   // when its first token came
+  int32_t request;
+};
+
+struct Piece {  // of a prompt, in the running iteration
+  Waiting prompt;
+  int32_t tokens;
+};
+
+struct Instance {
+  int32_t pool, size, clock, preferred, version = 0;
+  bool managed, leaving = false;
+  Phase phase;
+  double since, next, progress = 0, step = 0, watts = 0, kv = 0;
+  double asked_at = -1e9;  // when its clock was last asked to change
+  int32_t asked_clock;     // what was asked for
+  double queued[3] = {0, 0, 0};
+  std::vector<Waiting> waiting;    // heap, nearest deadline first
+  std::vector<Waiting> late;       // first come first, from late_begin on
+  std::size_t late_begin = 0;
+  std::vector<Decoding> decoding;  // heap, first to leave first
+  std::vector<Piece> pieces;
+};
+
+struct Share {
+  int32_t pool;
+  double share, sent;
+};
+
+class Replay {
+ public:
+  Replay(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
+         std::vector<Slo> slos, Options options);
+
+  // A new instance of a pool. clock: place among its size's tables; a managed instance leaves it
+  // for a higher one where prompts would be late, and comes back.
+  int32_t start(int32_t pool, int32_t size, int32_t clock, bool managed, double ready_at);
+  // The instance takes nothing more, finishes what it has and is gone; one that starts is gone.
+  void retire(int32_t instance);
+  // The instance serves another pool, or at another clock, from now on.
+  void move(int32_t instance, int32_t pool, int32_t clock, bool managed);
+  // Where a class goes: pools with shares; others that may help if these would be late.
+  void route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers);
+  // pack: fill instances one after another instead of spreading requests over them.
+  void set_pack(int32_t pool, bool pack);
+
+  void advance(double until);  // everything that happens before this time
+  void finish();               // serve what is left after the trace
+
+  double now() const { return now_; }
+  const std::vector<Instance>& instances() const { return instances_; }
+  const std::vector<double>& slot_energy() const { return slot_energy_; }
+  const std::vector<int64_t>& slot_attained() const { return slot_attained_; }
+  const Counts& counts() const { return counts_; }
+  int64_t clock_changes() const { return clock_changes_; }
+  int64_t helped() const { return helped_; }
+
+ private:
+  struct Event {
+    double at;
+    int32_t instance, version;
+  };
+  const Tables& tables(const Instance& i) const;
+  const Tables& fastest(const Instance& i) const;
+  int level(int32_t request) const;
+  double iteration_limit(const Instance& i, const Tables& table) const;
+  int32_t room(const Instance& i, const Tables& table) const;
+  void know(int32_t pool);                  // make room for its members
+  void pass(Instance& i);                   // let time pass up to now_
+  void settle(Instance& i);                 // begin whatever comes next, from now_ on
+  void expect(Instance& i, double at);      // its next event
+  void happen(Instance& i);                 // its event is due
+  bool begin_prompts(Instance& i);          // an iteration with prompts, if one can run
+  bool pull(Instance& i, Waiting& prompt);  // the next prompt that fits
+  void choose_clock(Instance& i);
+  void end_prompts(Instance& i);
+  void depart(Instance& i);
+  void arrive(int32_t request);
+  struct Estimate;
+  double wait_at(const Instance& i, int32_t request, Estimate& estimate) const;
+  int32_t best_of(int32_t pool, int32_t request, double* wait) const;
+  void first_token(Instance& i, const Piece& piece);
+  void done(int32_t request, bool first_ok, bool tokens_ok);
+
+  Requests requests_;
+  std::vector<Tables> tables_;
+  std::vector<Size> sizes_;
+  std::vector<Slo> slos_;
+  double levels_[2];
+  Options options_;
+  double now_ = 0;
+  int64_t following_ = 0;
+  std::vector<Instance> instances_;
+  std::vector<std::vector<int32_t>> members_;  // running instances of each pool
+  std::vector<bool> pack_;
+  std::vector<std::vector<Share>> shares_;
+  std::vector<std::vector<int32_t>> helpers_;
+  std::vector<Event> events_;
+  std::vector<int32_t> stranded_;
+  std::vector<double> slot_energy_;
+  std::vector<int64_t> slot_attained_;
+  Counts counts_{};
+  int64_t clock_changes_ = 0, helped_ = 0;
+};
+
+// The least number of instances, not rounded, at which no more than a share `late` of requests waits
+// too long. Work (s of one instance) arrives in bins of a tenth of a second and is done by all
+// instances together, stricter levels first; a request of level l waits too long if the work that
+// goes before it takes longer than slack[l]. arrival ascends from 0, level counts from 0.
+double instances_needed(int64_t count, const double* arrival, const double* work,
+                        const uint8_t* level, const std::vector<double>& slack, double duration,
+                        double late);
+
+}  // namespace envplan::serving

@@ -1,0 +1,133 @@
+// Tests of replay.hpp, named by what is replayed. Exits non-zero if any check fails.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "../replay.hpp"
+#include "check.hpp"
+#include "problems.hpp"
+
+namespace {
+
+using namespace envplan;
+using test::chain;
+using test::replayed;
+using test::Rows;
+
+void test_without_latency_every_operation_has_its_own_clock() {
+  const Problem problem = chain(2).problem();
+  const Replay replay = replayed(problem, {0, 1}, 0);
+  CHECK(replay.makespan() == 300);
+  CHECK(replay.energy_until(300) == 300 * 100 + 100 * 200);
+  CHECK(replay.energy_until(400) == 300 * 100 + 100 * 200 + 10 * 100);
+}
+
+void test_an_operation_is_split_where_its_clock_changes() {
+  const Problem problem = chain(2).problem();
+  // The first begins at the slow clock that the second has left: a quarter done in 50 ns.
+  const Replay replay = replayed(problem, {0, 1}, 50);
+  CHECK(replay.start(1) == 50 + 75);
+  CHECK(replay.makespan() == 125 + 50 + 100);
+  CHECK(replay.energy_until(275) == 50 * 100 + 75 * 300 + 50 * 300 + 100 * 100);
+  std::vector<Part> parts;
+  replay.parts(1, &parts);
+  CHECK(parts.size() == 2);
+  CHECK(parts[0].clock == 1 && parts[0].begin == 125 && parts[0].end == 175);
+  CHECK(parts[1].clock == 0 && parts[1].energy == 100 * 100);
+}
+
+void test_a_late_clock_lands_in_a_later_operation() {
+  const Problem problem = chain(3).problem();
+  // Slow at first. The fast clock asked for at 0 comes at 250, a quarter into the second; the slow
+  // one asked for at 200 would come at 450, when all is done but a part of the third.
+  CHECK(replayed(problem, {0, 1, 1}, 250).makespan() == 200 + 50 + 75 + 100);
+}
+
+void test_requests_closer_than_the_hold_are_added_up() {
+  const Problem problem = chain(3).problem();
+  // Requests at 0 (the third has left the slow clock), 100 and, next iteration, at 500.
+  CHECK(replayed(problem, {0, 1, 1}, 0, 250).shortage() == 150);
+  CHECK(replayed(problem, {1, 1, 1}, 0, 250).shortage() == 0);
+}
+
+void test_power_over_time_of_two_stages() {
+  test::Shape shape = chain(2);
+  shape.stage_begin = {0, 1, 2};
+  shape.waiting = {10, 20};
+  const Problem problem = shape.problem();
+  const Replay replay = replayed(problem, {0, 1}, 0);
+  std::vector<Time> times;
+  std::vector<Power> power;
+  replay.power_steps(&times, &power);
+  CHECK((times == std::vector<Time>{0, 100, 200}));
+  CHECK((power == std::vector<Power>{400, 110}));
+  CHECK(replay.over(300, 0, 200) == 100 * 100);
+  CHECK(replay.over(100, 50, 150) == 300 * 50 + 10 * 50);
+  CHECK(replay.over(400, 0, 200) == 0);
+}
+
+void test_noise_scales_time_and_energy_and_not_power() {
+  const Problem problem = chain(2).problem();
+  const double factors[] = {1.5, 0.001};
+  Replay replay = replayed(problem, {0, 0}, 0);
+  replay.run(factors);
+  CHECK(replay.finish(0) == 150 && replay.energy(0) == 150 * 300);
+  CHECK(replay.makespan() == 151 && replay.energy(1) == 300);
+  Time out[3];
+  const Rows rows{0, 0};
+  const double runs[] = {1.5, 0.001, 1, 1, 2, 3};
+  makespans(problem, rows.data(), 0, runs, 3, out);
+  CHECK(out[0] == 151 && out[1] == 200 && out[2] == 500);
+}
+
+void test_changes_are_replayed_as_from_the_start_and_undone() {
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    const Problem problem = test::random_shape(random).problem();
+    const Time latency = random() % 3 ? random() % 300 : 0, hold = random() % 2 ? 0 : 150;
+    Rows rows(40, 2);
+    Replay replay = replayed(problem, rows, latency, hold);
+    std::vector<Time> tail;
+    replay.tails(&tail);
+    for (int step = 0; step < 10; ++step) {
+      const Replay before = replay;
+      std::vector<Change> changes;
+      for (Index i = 0; i < 40; ++i) {
+        if (random() % 8 == 0) changes.push_back({i, static_cast<Index>(random() % 6)});
+      }
+      const double most = random() % 2 ? 1e18 : 0;
+      const bool done = replay.change(changes, {most, before.makespan(), tail.data(), 1e3, 1e3});
+      if (done) {
+        Rows now(40);
+        replay.chosen(now.data());
+        const Replay again = replayed(problem, now, latency, hold);
+        CHECK(again.makespan() == replay.makespan() && again.cost() == replay.cost());
+        CHECK(again.shortage() == replay.shortage());
+        for (Index i = 0; i < 40; ++i) CHECK(again.finish(i) == replay.finish(i));
+        const auto [from, to] = replay.changed_span();
+        const Time end = std::max(before.makespan(), replay.makespan());
+        CHECK(replay.over(4000, 0, end) - before.over(4000, 0, end) ==
+              replay.over(4000, from, to) - before.over(4000, from, to));
+      }
+      if (!done || random() % 2) {
+        replay.swap();
+        CHECK(before.makespan() == replay.makespan() && before.cost() == replay.cost());
+        CHECK(before.shortage() == replay.shortage() && before.rows() == replay.rows());
+        for (Index i = 0; i < 40; ++i) CHECK(before.finish(i) == replay.finish(i));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_without_latency_every_operation_has_its_own_clock();
+  test_an_operation_is_split_where_its_clock_changes();
+  test_a_late_clock_lands_in_a_later_operation();
+  test_requests_closer_than_the_hold_are_added_up();
+  test_power_over_time_of_two_stages();
+  test_noise_scales_time_and_energy_and_not_power();
+  test_changes_are_replayed_as_from_the_start_and_undone();
+  return envplan::test::summary("replay");
+}

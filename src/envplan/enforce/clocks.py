@@ -1,0 +1,187 @@
+"""The SM clocks that a GPU has: as a model of it, its driver, the profile or the user says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from envplan.devices.modelled import GPUS, ModelledGpu, gpu
+from envplan.enforce.freqplan import ClockSource
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+
+__all__ = [
+    "Clocks",
+    "given_clocks",
+    "live_clocks",
+    "modelled_clocks",
+    "profile_clocks",
+    "stage_clocks",
+]
+
+_MAX_CLOCKS: Final = 10_000
+_MAX_MHZ: Final = 10**6
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The SM clocks that a GPU can be set to.
+
+    Attributes:
+        mhz: ascending.
+        source: where they come from.
+        gpu: the GPU's name; None if nobody said.
+    """
+
+    mhz: tuple[int, ...]
+    source: ClockSource
+    gpu: str | None
+
+
+def modelled_clocks(name: str) -> Clocks:
+    """Those of a known GPU.
+
+    Args:
+        name: its short name, such as "a40", or the one its driver gives it.
+
+    Raises:
+        InputError: it is not known; the message lists those that are.
+    """
+    model = _known(name) or gpu(name)
+    return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
+
+
+def _known(name: str | None) -> ModelledGpu | None:
+    """The modelled GPU of either of its names."""
+    wanted = (name or "").lower()
+    return next((m for m in GPUS.values() if wanted in (m.key, m.name.lower())), None)
+
+
+def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
+    """Those of the GPU that a profile names; if it is not a known one, those in the profile.
+
+    Args:
+        stage: of the profile; None: of all of them, which run on the same GPU.
+    """
+    name = profile.metadata.gpu if stage is None else profile.metadata.gpu_of(stage)
+    if name is not None and _known(name):
+        return modelled_clocks(name)
+    clocks = {
+        mhz
+        for s in (range(profile.num_stages) if stage is None else [stage])
+        for instruction in profile.instructions
+        if profile.has(s, instruction)
+        for mhz in profile.table(s, instruction).frequency_mhz.tolist()
+    }
+    return Clocks(tuple(sorted(clocks - {0})), "profile", name)
+
+
+def stage_clocks(
+    profile: Profile, pipeline: Pipeline, given: Clocks | Sequence[Clocks] | None = None
+) -> list[Clocks]:
+    """For each stage of a pipeline the clocks of its GPU, (num_stages,).
+
+    Args:
+        given: those of every stage, or one for each; None: those of the profile's GPUs.
+
+    Raises:
+        InputError: they are given for more or fewer stages than there are, or parts of the model
+            that one stage runs were profiled on different GPUs.
+    """
+    if isinstance(given, Clocks):
+        return [given] * pipeline.num_stages
+    if given is not None:
+        if len(given) != pipeline.num_stages:
+            raise InputError(
+                f"{len(given)} GPUs are named for {pipeline.num_stages} stages; name one for all, "
+                "or one for each"
+            )
+        return list(given)
+    if profile.metadata.stage_gpus is None:
+        return [profile_clocks(profile)] * pipeline.num_stages
+    clocks = []
+    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+        parts = sorted({op.profile_stage for op in pipeline.operations[first:last]})
+        names = sorted({profile.metadata.gpu_of(part) or "" for part in parts})
+        if len(names) > 1:
+            raise InputError(
+                f"stage {stage} runs stages {', '.join(map(str, parts))} of the profile, which "
+                f"were profiled on {' and '.join(names)}; one stage runs on one GPU"
+            )
+        clocks.append(profile_clocks(profile, parts[0]))
+    return clocks
+
+
+def given_clocks(text: str, name: str | None = None) -> Clocks:
+    """Those that a text lists, as in "210,900,1410" or, in steps, "210-1410:15".
+
+    Args:
+        name: of the GPU.
+
+    Raises:
+        InputError: it lists none, or no clocks.
+    """
+    clocks: set[int] = set()
+    for part in text.split(","):
+        span = _span(part.strip())
+        if not span or span[0] < 1 or span[-1] > _MAX_MHZ or len(span) > _MAX_CLOCKS:
+            raise InputError(
+                f"--clocks must list MHz, as in 210,900,1410 or 210-1410:15, not {part.strip()!r}"
+            )
+        clocks.update(span)
+    return Clocks(tuple(sorted(clocks)), "given", name)
+
+
+def _span(text: str) -> range:
+    """The numbers of "210" or "210-1410:15"; none if the text is neither."""
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}):(0*[1-9]\d{0,6}))?", text, re.ASCII)
+    if match is None:
+        return range(0)
+    low, high, step = match.groups()
+    return range(int(low), int(high or low) + 1, int(step or 1))
+
+
+def live_clocks(profile: Profile, *, force: bool = False) -> Clocks:
+    """Those that every NVIDIA GPU of this machine has, as its driver says.
+
+    Args:
+        force: take them though the profile was made on another GPU.
+
+    Raises:
+        DeviceError: there is no GPU or no driver.
+        InputError: the GPUs differ, or the profile is another GPU's.
+    """
+    from envplan.devices import backend
+
+    if profile.metadata.stage_gpus is not None and not force:
+        raise InputError(
+            "the plan's stages run on different GPUs, and this machine knows its own only; name "
+            "one for each stage with --gpu, or leave both out to take what the profile says"
+        )
+    source = backend("nvml")
+    try:
+        infos = [device.info for device in source.devices()]
+    finally:
+        source.close()
+    names = sorted({info.name for info in infos})
+    if len(names) > 1:
+        raise InputError(
+            f"this machine has different GPUs, {' and '.join(names)}; name one with --gpu, or its "
+            "clocks with --clocks"
+        )
+    if profile.metadata.gpu not in (None, names[0]) and not force:
+        raise InputError(
+            f"the plan's profile is of {profile.metadata.gpu}, but this machine has {names[0]}; "
+            "profile it and plan again, or go on with --force"
+        )
+    common = set.intersection(*(set(info.supported_clocks) for info in infos))
+    if not common:
+        raise InputError(
+            f"the driver says of no clock that every {names[0]} here supports it; list them with "
+            "--clocks"
+        )
+    return Clocks(tuple(sorted(common)), "nvml", names[0])

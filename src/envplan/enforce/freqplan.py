@@ -1,0 +1,520 @@
+"""Frequency plans: what every rank of a training job sets its clock to, operation by operation.
+
+A frequency plan is a file, run.freqplan.json ("envplan/freqplan/v1"), that `envplan apply` makes
+from a plan and that the runtime shim reads; its models are below. Two other formats hold less: a
+CSV, and the text file that the server of Zeus's pipeline frequency optimizer reads.
+
+`python -m envplan.enforce.freqplan` writes the JSON Schema of the format anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, Strict
+
+from envplan._documents import (
+    MAX_DOCUMENT_BYTES,
+    json_schema,
+    parse_document,
+    read_json,
+    readable_json,
+)
+from envplan._files import atomic_write, read_bounded
+from envplan._model import Model
+from envplan.enforce.topology import Topology
+from envplan.errors import InputError
+
+__all__ = [
+    "CSV_COLUMNS",
+    "FREQPLAN_SCHEMA",
+    "MAX_OPERATIONS",
+    "ClockSource",
+    "Dwell",
+    "FrequencyPlan",
+    "LadderRung",
+    "RaisedClock",
+    "RankPlan",
+    "StageClocks",
+    "parse_zeus",
+    "read_zeus",
+]
+
+FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
+SCHEMA_FILE: Final = Path(__file__).parent.parent / "schemas" / "freqplan.v1.schema.json"
+
+#: Operations of all ranks together that a file may hold: about 150 MB of text.
+MAX_OPERATIONS: Final = 4_000_000
+MAX_ZEUS_BYTES: Final = 16 * 2**20
+
+CSV_COLUMNS: Final = (
+    "rank",
+    "stage",
+    "device",
+    "position",
+    "instruction",
+    "microbatch",
+    "chunk",
+    "frequency_mhz",
+)
+
+ClockSource = Literal["modelled", "given", "nvml", "profile"]
+Seconds = Annotated[float, Field(ge=0)]
+Joules = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Megahertz = Annotated[int, Field(ge=1, le=10**6)]
+MegahertzOrNone = Annotated[int, Field(ge=0, le=10**6)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+# JSON has no tuples: its lists are taken for them, and nothing else is.
+Operation = Annotated[tuple[str, Index, Index, MegahertzOrNone], Strict(False)]
+
+
+class StageClocks(Model):
+    """The GPU of one stage, where stages run on different ones; as the fields of FrequencyPlan."""
+
+    gpu: str | None = None
+    clocks_source: ClockSource
+    supported_clocks_mhz: list[Megahertz]
+
+
+class RaisedClock(Model):
+    """Operations whose planned clock the GPU does not have, and the clock they got instead."""
+
+    stage: Index
+    instruction: str
+    planned_mhz: Megahertz
+    applied_mhz: Megahertz
+    operations: Count
+    profiled: bool = Field(
+        description="whether the profile knows the applied clock; if not, time and energy are "
+        "counted as planned"
+    )
+
+
+class Dwell(Model):
+    """What it took to keep every clock for a while."""
+
+    min_dwell_s: Seconds
+    raised_operations: Index = Field(description="operations of one replica that run faster for it")
+    extra_energy_j: float = Field(description="J per iteration over all GPUs")
+    changes_before: Index = Field(description="clock changes per iteration of one GPU per stage")
+    changes_after: Index
+    changes_too_fast: Index = Field(description="those that still come sooner than min_dwell_s")
+
+
+class RankPlan(Model):
+    """One rank's part.
+
+    Attributes:
+        rank: global rank.
+        stage: the pipeline stage it runs.
+        device: index of its GPU on its node.
+        clocks_mhz: all clocks it will ask for, ladder included, ascending; the GPU has them all.
+        operations: (instruction, microbatch, chunk, MHz) in execution order; 0 MHz leaves the
+            clock as it is.
+        configs: the second knob of each operation, "" where it has none, for the training code to
+            set; absent where no operation of the job has one.
+    """
+
+    rank: Index
+    stage: Index
+    device: Index
+    clocks_mhz: list[Megahertz]
+    operations: list[Operation]
+    configs: list[str] | None = None
+
+    @property
+    def frequencies(self) -> list[int]:
+        """MHz of its operations in execution order."""
+        return [operation[3] for operation in self.operations]
+
+
+class LadderRung(Model):
+    """Slower clocks for the same operations, for when a straggler makes everyone wait.
+
+    Attributes:
+        iteration_time_s: replayed with these clocks.
+        energy_j: per iteration over all GPUs.
+        frequencies_mhz: MHz of each stage's operations in execution order.
+        configs: likewise their configs; absent where no operation has one.
+    """
+
+    iteration_time_s: Seconds
+    energy_j: Joules
+    frequencies_mhz: list[list[MegahertzOrNone]]
+    configs: list[list[str]] | None = None
+
+
+class FrequencyPlan(Model):
+    """What every rank sets its clock to, checked.
+
+    Attributes:
+        plan_sha256: of the plan.json it was made from.
+        profile_sha256: of the profile that plan was made from.
+        gpu: name of the GPU it is for; absent if nobody said, or stages run on different ones.
+        clocks_source: where supported_clocks_mhz come from.
+        supported_clocks_mhz: SM clocks of that GPU, or of all of them together, ascending.
+        stage_gpus: for each stage its own GPU; absent where all run on the same.
+        deadline_s: the time the plan is for.
+        iteration_time_s: replayed with the clocks written here; no later than the plan's.
+        energy_j: per iteration over all GPUs, waiting included.
+        raised: planned clocks that the GPU does not have.
+        dwell: absent if --min-dwell was not asked for.
+        ranks: every global rank, in order; those of one stage have the same operations.
+        ladder: slower rungs by ascending iteration time; absent if the plan has none.
+    """
+
+    schema_id: Literal["envplan/freqplan/v1"] = Field(alias="schema")
+    plan_sha256: Sha256
+    profile_sha256: Sha256
+    gpu: str | None = None
+    clocks_source: ClockSource
+    supported_clocks_mhz: list[Megahertz]
+    stage_gpus: list[StageClocks] | None = None
+    world_size: Count
+    layout: Topology
+    deadline_s: Seconds
+    iteration_time_s: Seconds
+    energy_j: Joules
+    raised: list[RaisedClock]
+    dwell: Dwell | None = None
+    ranks: list[RankPlan]
+    ladder: list[LadderRung] | None = None
+
+    def rank_plan(self, rank: int) -> RankPlan:
+        """The part of a global rank.
+
+        Raises:
+            InputError: there is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise InputError(
+                f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
+            )
+        return self.ranks[rank]
+
+    def rung_for(self, straggler_time: float) -> LadderRung | None:
+        """The slowest rung that ends by the time a straggler does; None: stay with the plan.
+
+        Args:
+            straggler_time: iteration time of the slowest replica, s.
+        """
+        fitting = [rung for rung in self.ladder or [] if rung.iteration_time_s <= straggler_time]
+        return fitting[-1] if fitting else None
+
+    def check_world(self, world_size: int) -> None:
+        """That a job of so many ranks is the one this is for.
+
+        Raises:
+            InputError: it is not.
+        """
+        if world_size != self.world_size:
+            raise InputError(
+                f"the frequency plan is for {self.world_size} ranks, but the job has {world_size}; "
+                "apply the plan again with the job's --tp, --cp and --dp"
+            )
+
+    def clocks_of(self, stage: int) -> StageClocks:
+        """The GPU of a stage and its clocks."""
+        if self.stage_gpus is not None:
+            return self.stage_gpus[stage]
+        return StageClocks(
+            gpu=self.gpu,
+            clocks_source=self.clocks_source,
+            supported_clocks_mhz=self.supported_clocks_mhz,
+        )
+
+    def check_gpu(
+        self, name: str, supported_clocks: Sequence[int], stage: int | None = None
+    ) -> None:
+        """That a GPU is of the model this is for and has every clock that is asked for.
+
+        Args:
+            name: as its driver says.
+            supported_clocks: MHz.
+            stage: what it runs; None: it must do for all of them.
+
+        Raises:
+            InputError: it is not or has not.
+        """
+        stages = range(self.layout.stages) if stage is None else [stage]
+        for planned in (self.clocks_of(s).gpu for s in stages):
+            if planned is not None and name != planned:
+                where = "" if self.stage_gpus is None or stage is None else f" on stage {stage}"
+                raise InputError(
+                    f"the frequency plan is for {planned}{where}, but the GPU here is {name}; "
+                    "profile it and plan again"
+                )
+        asked = {c for rank in self.ranks if rank.stage in stages for c in rank.clocks_mhz}
+        lacking = sorted(asked - set(supported_clocks))
+        if lacking:
+            raise InputError(
+                f"the frequency plan asks for {lacking[0]} MHz, which the {name} does not have; "
+                "apply the plan again with --backend nvml on this machine"
+            )
+
+    def stage_operations(self) -> list[list[Operation]]:
+        """For each stage the operations that all its ranks have."""
+        by_stage = {rank.stage: rank.operations for rank in self.ranks}
+        return [by_stage[stage] for stage in range(self.layout.stages)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write run.freqplan.json, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        atomic_write(path, self.to_json())
+
+    def to_json(self) -> str:
+        """The text of run.freqplan.json, with a rank a line.
+
+        Raises:
+            InputError: it would be too large to be read back.
+        """
+        text = readable_json(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+        if len(text) > MAX_DOCUMENT_BYTES:
+            raise InputError(
+                f"the frequency plan would be larger than {MAX_DOCUMENT_BYTES >> 20} MiB"
+            )
+        return text
+
+    def to_csv(self) -> str:
+        """The ranks as a CSV table, CSV_COLUMNS, a row an operation; without the ladder.
+
+        Where operations have configs, a column `config` follows.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        named = any(rank.configs for rank in self.ranks)
+        writer.writerow((*CSV_COLUMNS, *(["config"] if named else [])))
+        for rank in self.ranks:
+            configs = rank.configs or [""] * len(rank.operations)
+            for position, operation in enumerate(rank.operations):
+                row = (rank.rank, rank.stage, rank.device, position, *operation)
+                writer.writerow((*row, configs[position]) if named else row)
+        return text.getvalue()
+
+    def to_zeus(self) -> str:
+        """The text that Zeus's server reads as a PointSolution3D, a stage a line.
+
+        A Python list with, for each stage, the list of its (instruction, MHz). The server hands a
+        stage's list to all ranks of that stage. Zeus sets a clock for every instruction, so one
+        that this plan leaves alone gets that of the instruction before it.
+
+        Raises:
+            InputError: it would be too large to be read back.
+        """
+        lines = [f"{_clock_everywhere(stage)},\n" for stage in self.stage_operations()]
+        text = "[\n" + "".join(lines) + "]\n"
+        if len(text.encode()) > MAX_ZEUS_BYTES:
+            raise InputError(f"the schedule would be larger than {MAX_ZEUS_BYTES >> 20} MiB")
+        return text
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a frequency plan and check that it says one thing throughout.
+
+        Raises:
+            InputError: the file cannot be read, is larger than 256 MiB, is not JSON (says line and
+                column), not a frequency plan (names the field) or contradicts itself.
+        """
+        return cls.from_document(read_json(path), path=path)
+
+    @classmethod
+    def from_document(cls, document: object, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """A frequency plan from a JSON value as parsed.
+
+        Args:
+            path: the file that errors shall name.
+
+        Raises:
+            InputError: as for load.
+        """
+        read = parse_document(
+            document, cls, kind="frequency plan", schema=FREQPLAN_SCHEMA, path=path
+        )
+        try:
+            read.check()
+        except InputError as error:
+            raise InputError(error.message, path=path) from None
+        return read
+
+    def check(self) -> list[str]:
+        """That ranks, stages, clocks and ladder agree with each other.
+
+        Returns:
+            A sentence for everything that was checked.
+
+        Raises:
+            InputError: the first thing that is not so.
+        """
+        self._check_ranks()
+        self._check_clocks()
+        self._check_ladder()
+        return [
+            f"{self.world_size} ranks on {self.layout.stages} stages, in the order "
+            f"{self.layout.rank_order}",
+            "all ranks of a stage have the same operations",
+            *(
+                f"all clocks{where} are among the {len(gpu.supported_clocks_mhz)} of "
+                f"{gpu.gpu or 'the GPU'}"
+                for where, gpu in self._gpus()
+            ),
+        ]
+
+    def _gpus(self) -> list[tuple[str, StageClocks]]:
+        """Each GPU, with what to say of where it is."""
+        if self.stage_gpus is None:
+            return [("", self.clocks_of(0))]
+        return [(f" of stage {stage}", gpu) for stage, gpu in enumerate(self.stage_gpus)]
+
+    def _check_ranks(self) -> None:
+        topology = self.layout
+        topology.check_order()
+        if not self.world_size == topology.world_size == len(self.ranks):
+            raise InputError(
+                f"world_size is {self.world_size}, but the layout makes {topology.world_size} and "
+                f"there are {len(self.ranks)} ranks"
+            )
+        first: dict[int, RankPlan] = {}
+        for position, rank in enumerate(self.ranks):
+            if rank.rank != position or rank.stage != topology.stage_of(position):
+                raise InputError(
+                    f"ranks[{position}] is rank {rank.rank} on stage {rank.stage}, but the layout "
+                    f"has rank {position} on stage {topology.stage_of(position)} there"
+                )
+            if rank.configs is not None and len(rank.configs) != len(rank.operations):
+                raise InputError(f"ranks[{position}] does not have one config for every operation")
+            twin = first.setdefault(rank.stage, rank)
+            if (rank.operations, rank.configs) != (twin.operations, twin.configs):
+                raise InputError(
+                    f"ranks {first[rank.stage].rank} and {rank.rank} run the same stage, "
+                    f"{rank.stage}, with different operations"
+                )
+
+    def _check_clocks(self) -> None:
+        if self.stage_gpus is not None and len(self.stage_gpus) != self.layout.stages:
+            raise InputError(
+                f"stage_gpus has {len(self.stage_gpus)} entries for {self.layout.stages} stages"
+            )
+        listed = [self.supported_clocks_mhz]
+        listed += [gpu.supported_clocks_mhz for gpu in self.stage_gpus or []]
+        if any(clocks != sorted(set(clocks)) for clocks in listed):
+            raise InputError("supported_clocks_mhz does not ascend")
+        known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
+        for rank in self.ranks:
+            supported = known[rank.stage]
+            asked = set(rank.frequencies) - {0}
+            lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
+                asked - set(rank.clocks_mhz)
+            )
+            if lacking:
+                raise InputError(
+                    f"ranks[{rank.rank}] asks for {lacking[0]} MHz, which is not a supported clock"
+                )
+
+    def _check_ladder(self) -> None:
+        stages = self.stage_operations()
+        allowed = {rank.stage: {0, *rank.clocks_mhz} for rank in self.ranks}
+        slowest = self.iteration_time_s
+        for n, rung in enumerate(self.ladder or []):
+            lengths = [len(stage) for stage in stages]
+            if [len(stage) for stage in rung.frequencies_mhz] != lengths:
+                raise InputError(f"ladder[{n}] does not have one clock for every operation")
+            if rung.configs is not None and [len(stage) for stage in rung.configs] != lengths:
+                raise InputError(f"ladder[{n}] does not have one config for every operation")
+            for stage, clocks in enumerate(rung.frequencies_mhz):
+                if lacking := sorted(set(clocks) - allowed[stage]):
+                    raise InputError(
+                        f"ladder[{n}] asks for {lacking[0]} MHz on stage {stage}, which is not "
+                        "among the clocks of its ranks"
+                    )
+            if rung.iteration_time_s <= slowest:
+                raise InputError(f"ladder[{n}] is not slower than what comes before it")
+            slowest = rung.iteration_time_s
+
+
+def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
+    """(instruction, MHz) of a stage's operations, with a clock for those that have none."""
+    clock = next((operation[3] for operation in operations if operation[3]), 0)
+    if clock == 0:
+        raise InputError(
+            "a stage has no operation with a clock, and Zeus's format cannot leave one out"
+        )
+    schedule = []
+    for instruction, _, _, mhz in operations:
+        clock = mhz or clock
+        schedule.append((instruction, clock))
+    return schedule
+
+
+def read_zeus(path: str | os.PathLike[str]) -> list[list[tuple[str, int]]]:
+    """The schedule in a file for Zeus's server; nothing in it is executed.
+
+    Returns:
+        A list for each line of the schedule (a stage or a rank), of (instruction, MHz).
+
+    Raises:
+        InputError: the file cannot be read, is larger than 16 MiB or holds something else.
+    """
+    data = read_bounded(path, MAX_ZEUS_BYTES)
+    try:
+        return parse_zeus(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError("is not a schedule for Zeus: not UTF-8 text", path=path) from None
+    except InputError as error:
+        raise InputError(error.message, path=path, line=error.line) from None
+
+
+def parse_zeus(text: str) -> list[list[tuple[str, int]]]:
+    """As read_zeus, of text.
+
+    Raises:
+        InputError: it is no list of lists of (instruction, MHz).
+    """
+    try:
+        schedule = ast.literal_eval(text)
+    except SyntaxError as error:
+        raise InputError(
+            f"is not a schedule for Zeus, or cut short: {error.msg}", line=error.lineno
+        ) from None
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        raise InputError("is not a schedule for Zeus: it must hold nothing but literals") from None
+    if not isinstance(schedule, list) or not all(isinstance(line, list) for line in schedule):
+        raise InputError("is not a schedule for Zeus: it must be a list of lists")
+    for line, entries in enumerate(schedule):
+        for position, entry in enumerate(entries):
+            if not _is_zeus_entry(entry):
+                raise InputError(
+                    f"is not a schedule for Zeus: [{line}][{position}] is no (instruction, MHz)"
+                )
+    return schedule
+
+
+def _is_zeus_entry(entry: object) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        return False
+    instruction, mhz = entry
+    return isinstance(instruction, str) and type(mhz) is int and 0 < mhz <= 10**6
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of frequency plans, generated from the models, to SCHEMA_FILE."""
+    atomic_write(SCHEMA_FILE, schema_text())
+
+
+def schema_text() -> str:
+    """The JSON Schema of frequency plans."""
+    return json_schema(FrequencyPlan)
+
+
+if __name__ == "__main__":
+    write_schema()

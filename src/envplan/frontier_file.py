@@ -1,0 +1,358 @@
+"""Frontier files: `envplan frontier -o frontier.csv|.json`, written, read, looked up and checked.
+
+frontier.csv has a row for each plan along the frontier. frontier.json holds the exact relaxed curve
+and each plan's clocks as well, so that a plan for any time can be had from it and the profile
+without tracing again:
+
+    plan = envplan.FrontierFile.load("frontier.json").plan(target_time=14.2)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from envplan._documents import parse_document, read_json, readable_json
+from envplan._files import atomic_write
+from envplan._model import Model
+from envplan._tables import read_table
+from envplan.errors import InputError, NoAnswerError
+from envplan.plan import (
+    PLAN_SCHEMA,
+    Baseline,
+    Job,
+    Plan,
+    ProfileReference,
+    Rung,
+    as_referenced,
+    check_reference,
+    find_profile,
+    problem_of,
+    rung_rows,
+    target_of,
+)
+from envplan.plan.build import planned_operations, predict
+from envplan.request import Request
+from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
+
+if TYPE_CHECKING:
+    from envplan.profile import Profile
+    from envplan.replay import Problem, Replay
+    from envplan.solve import Frontier
+
+FRONTIER_SCHEMA: Final = "envplan/frontier/v1"
+_TOLERANCE: Final = 1e-9
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Row(Model):
+    """A discrete plan on the frontier, over all GPUs; one row of the CSV."""
+
+    iteration_time_s: Positive = Field(description="seconds")
+    energy_j: Positive = Field(description="joules")
+    lower_bound_j: Positive = Field(description="joules")
+    gap: Finite = Field(description="energy_j / lower_bound_j - 1")
+    average_power_w: Positive = Field(description="watts")
+    slowdown_percent: Finite = Field(description="percent of maximum frequency's time")
+    savings_percent: Finite = Field(description="percent of maximum frequency's energy")
+
+
+COLUMNS: Final = tuple(Row.model_fields)
+
+
+class Breakpoints(Model):
+    """The exact relaxed frontier: straight between these points, both lists of one length."""
+
+    iteration_time_s: list[Positive]
+    energy_j: list[Positive]
+
+
+class StoredPlan(Row):
+    """A row with the clocks that the plan says; files of older versions have none."""
+
+    frequencies_mhz: list[list[Index]] | None = Field(
+        None, description="MHz of each stage's operations in execution order"
+    )
+    configs: list[list[str]] | None = Field(
+        None, description="likewise their configs; absent where no operation has one"
+    )
+
+    @classmethod
+    def storing(cls, plan: Plan) -> Self:
+        rung = plan.as_rung()
+        return cls(
+            iteration_time_s=plan.iteration_time,
+            energy_j=plan.energy,
+            lower_bound_j=plan.energy_lower_bound,
+            gap=plan.gap,
+            average_power_w=plan.average_power,
+            slowdown_percent=plan.predicted.slowdown_percent,
+            savings_percent=plan.predicted.savings_percent,
+            frequencies_mhz=rung.frequencies_mhz,
+            configs=rung.configs,
+        )
+
+
+class FrontierFile(Model):
+    """frontier.json: what was traced, discrete plans along it and the curve itself.
+
+    Attributes:
+        plans: by ascending time, each of less energy than the one before.
+        breakpoints: the exact relaxed frontier, a lower bound on every plan's energy.
+    """
+
+    schema_id: Literal["envplan/frontier/v1"] = Field(alias="schema")
+    job: Job
+    profile: ProfileReference
+    t_min_s: Positive
+    t_star_s: Positive
+    baseline: Baseline
+    plans: list[StoredPlan] = Field(min_length=1)
+    breakpoints: Breakpoints
+
+    @classmethod
+    def from_plans(cls, frontier: Frontier, plans: Sequence[Plan]) -> Self:
+        """The file of a frontier and some of its plans, by ascending time."""
+        return cls(
+            schema=FRONTIER_SCHEMA,
+            job=plans[0].job,
+            profile=plans[0].profile,
+            t_min_s=frontier.min_time,
+            t_star_s=frontier.min_energy_time,
+            baseline=plans[0].predicted.baseline,
+            plans=[StoredPlan.storing(plan) for plan in plans],
+            breakpoints=Breakpoints(
+                iteration_time_s=frontier.times.tolist(), energy_j=frontier.energies.tolist()
+            ),
+        )
+
+    def to_json(self) -> str:
+        """The text of frontier.json."""
+        return readable_json(self.model_dump(by_alias=True, exclude_none=True))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write frontier.json, or, at a path that ends in .csv, its plans as a table.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        if Path(path).suffix.lower() != ".csv":
+            atomic_write(path, self.to_json())
+            return
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.model_dump() for row in self.plans)
+        atomic_write(path, text.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read frontier.json and check its form; check_curve checks what it says.
+
+        Raises:
+            InputError: the file cannot be read, is not JSON (says line and column) or not a
+                frontier (names the field).
+        """
+        return cls.from_document(read_json(path), path)
+
+    @classmethod
+    def from_document(cls, document: object, path: str | os.PathLike[str] | None = None) -> Self:
+        """Raises: InputError: it is not a frontier; names the field."""
+        return parse_document(document, cls, kind="frontier", schema=FRONTIER_SCHEMA, path=path)
+
+    def energy_at(self, time: float) -> float:
+        """The curve's energy at a time, J: no plan by then uses less. From T_star on, the least.
+
+        Raises:
+            NoAnswerError: the time is below T_min.
+        """
+        if time < self.t_min_s:
+            raise NoAnswerError(f"T_min is {self.t_min_s!r} s; nothing takes {time!r} s")
+        curve = self.breakpoints
+        return float(np.interp(time, curve.iteration_time_s, curve.energy_j))
+
+    def row_for(self, time: float) -> StoredPlan:
+        """The plan of least energy among those that end by `time` s.
+
+        Raises:
+            NoAnswerError: none does.
+        """
+        in_time = [row for row in self.plans if row.iteration_time_s <= time]
+        if not in_time:
+            raise NoAnswerError(
+                f"no plan of the file ends by {time!r} s; the fastest takes "
+                f"{self.plans[0].iteration_time_s!r} s, T_min is {self.t_min_s!r} s"
+            )
+        return in_time[-1]
+
+    def plan(self, target_time: float, profile: Profile | None = None) -> Plan:
+        """The plan for a time, looked up: nothing is traced or searched, one replay prices it.
+
+        Args:
+            target_time: s.
+            profile: what the frontier was traced from; default: the one that the file names.
+
+        Raises:
+            NoAnswerError: no plan of the file ends by then.
+            InputError: the profile is not found or is another one, or the file has no clocks.
+        """
+        row = self.row_for(target_time)
+        source = find_profile(self.profile) if profile is None else profile
+        check_reference(self.profile, source, force=False)
+        replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)), source)
+        request = Request.asking(target_time)
+        deadline = min(target_time, self.t_star_s)
+        bound_fj, gpus = fj_from_j(self.energy_at(deadline)), self.job.num_gpus
+        return Plan(
+            schema=PLAN_SCHEMA,
+            planner="frontier",
+            job=self.job,
+            profile=self.profile,
+            target=target_of(request, ns_from_s_floor(deadline)),
+            predicted=predict(replay, bound_fj, "relaxation", self.baseline, gpus),
+            stages=planned_operations(replay),
+            request=request,
+        )
+
+
+def _replayed(row: StoredPlan, problem: Problem, profile: Profile) -> Replay:
+    """The replay of a stored plan.
+
+    Raises:
+        InputError: it has no clocks, or some that do not fit the job.
+    """
+    if row.frequencies_mhz is None:
+        raise InputError("has plans without clocks; trace it again with this version of envplan")
+    rung = Rung(
+        iteration_time_s=row.iteration_time_s,
+        energy_j=row.energy_j,
+        frequencies_mhz=row.frequencies_mhz,
+        configs=row.configs,
+    )
+    return problem.replay(rung_rows("a plan", rung, problem, profile))
+
+
+def distinct(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans without those that another one beats or equals in both time and energy."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda p: (p.iteration_time, p.energy)):
+        if not kept or plan.energy < kept[-1].energy:
+            kept.append(plan)
+    return kept
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a frontier CSV.
+
+    Raises:
+        InputError: it cannot be read or is not one; says line and column.
+    """
+    return list(read_table(path, Row, kind="a frontier").rows())
+
+
+def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
+    """That the rows are a frontier and agree with themselves.
+
+    Returns:
+        A sentence for everything that was proved.
+
+    Raises:
+        InputError: the first thing that is not so; plans count from 1.
+    """
+    for number, row in enumerate(rows, start=1):
+        if row.lower_bound_j > row.energy_j:
+            raise InputError(f"plan {number}: lower_bound_j lies above energy_j", path=path)
+        if not _close(row.gap * row.lower_bound_j, row.energy_j - row.lower_bound_j, row.energy_j):
+            raise InputError(f"plan {number}: gap is not energy_j / lower_bound_j - 1", path=path)
+        if not _close(row.average_power_w * row.iteration_time_s, row.energy_j, row.energy_j):
+            raise InputError(
+                f"plan {number}: average_power_w is not energy_j / iteration_time_s", path=path
+            )
+    for number, (one, other) in enumerate(pairwise(rows), start=2):
+        if not (one.iteration_time_s < other.iteration_time_s and one.energy_j > other.energy_j):
+            raise InputError(
+                f"plan {number} is not both slower and cheaper than the one before it", path=path
+            )
+    worst = max(row.gap for row in rows)
+    return [
+        f"{len(rows)} plans, each slower and cheaper than the one before",
+        f"every lower bound is at most the energy; the largest gap is {100 * worst:.4f}%",
+        "gaps and average powers follow from times and energies",
+    ]
+
+
+def check_curve(file: FrontierFile, frontier: Frontier, path: Path) -> list[str]:
+    """That the relaxed curve of a file is the one traced again, to 1e-9.
+
+    Raises:
+        InputError: it is not; says where.
+    """
+    expected = FrontierFile.from_plans(frontier, [frontier.plan()])
+    for name, stated, true in (
+        ("t_min_s", [file.t_min_s], [expected.t_min_s]),
+        ("t_star_s", [file.t_star_s], [expected.t_star_s]),
+        ("baseline.energy_j", [file.baseline.energy_j], [expected.baseline.energy_j]),
+        (
+            "baseline.iteration_time_s",
+            [file.baseline.iteration_time_s],
+            [expected.baseline.iteration_time_s],
+        ),
+        (
+            "breakpoints.iteration_time_s",
+            file.breakpoints.iteration_time_s,
+            expected.breakpoints.iteration_time_s,
+        ),
+        ("breakpoints.energy_j", file.breakpoints.energy_j, expected.breakpoints.energy_j),
+    ):
+        if len(stated) != len(true):
+            raise InputError(
+                f"{name} has {len(stated)} values; traced again there are {len(true)}", path=path
+            )
+        for found, right in zip(stated, true, strict=True):
+            if not _close(found, right, right):
+                raise InputError(
+                    f"{name} has {found!r} where tracing again gives {right!r}", path=path
+                )
+    for number, row in enumerate(file.plans, start=1):
+        if row.frequencies_mhz is not None:
+            _check_clocks(row, frontier, f"plan {number}", path)
+        if row.iteration_time_s < frontier.min_time:
+            raise InputError(f"plan {number}: faster than T_min", path=path)
+        if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
+            raise InputError(f"plan {number}: lower_bound_j lies above the curve", path=path)
+    replayed = all(row.frequencies_mhz is not None for row in file.plans)
+    return [
+        *(["every plan's time and energy are those of its clocks, replayed"] if replayed else []),
+        f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
+        "those of the frontier traced again",
+    ]
+
+
+def _check_clocks(row: StoredPlan, frontier: Frontier, name: str, path: Path) -> None:
+    """That a plan's clocks take the time and the energy stated, to the nanosecond."""
+    try:
+        replay = _replayed(row, frontier.problem, frontier.profile)
+    except InputError as error:
+        raise InputError(f"{name}: {error.message}", path=path) from None
+    for field, stated, right in (
+        ("iteration_time_s", row.iteration_time_s, s_from_ns(replay.makespan_ns)),
+        ("energy_j", row.energy_j, j_from_fj(replay.energy_fj * frontier.num_gpus)),
+    ):
+        if stated != right:
+            raise InputError(f"{name}: {field} is {stated!r}; its clocks take {right!r}", path=path)
+
+
+def _close(found: float, right: float, scale: float) -> bool:
+    return math.isclose(found, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * abs(scale))

@@ -1,0 +1,119 @@
+"""What the shim and the profiler share: asking the guard for clocks when the device gets there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import perf_counter_ns
+from typing import Final
+
+from envplan.errors import InputError
+from envplan.runtime.guard import Guard
+from envplan.runtime.runlog import Marker, Moment
+
+__all__ = ["Clocks", "environment_number"]
+
+_CLOSE_S: Final = 1.0
+
+
+class Clocks:
+    """A rank's way to its guard, in the order of the work on its device.
+
+    Args:
+        guard: None: clocks are left alone.
+        marker: see Shim. With one, a thread waits for the device before it passes anything on.
+
+    Attributes:
+        mark: makes a moment, behind the work queued so far.
+        asked: the clock asked for last, MHz; 0: none.
+        requests: how many there were; the last one's number in `Guard.lags`.
+    """
+
+    def __init__(self, guard: Guard | None, marker: Callable[[], Marker] | None) -> None:
+        self.guard = guard
+        self.mark: Callable[[], Moment] = perf_counter_ns if marker is None else _recorder(marker)
+        self.asked = 0
+        self.requests = 0
+        self._closed = False
+        self._queue: SimpleQueue[tuple[int, Moment] | Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if marker is not None:
+            self._thread = threading.Thread(target=self._run, name="envplan-clocks", daemon=True)
+            self._thread.start()
+
+    def ask(self, mhz: int, moment: Moment) -> None:
+        """Have the clock set when the device has got to a moment."""
+        self.asked = mhz
+        self.requests += 1
+        if self._thread is not None:
+            self._queue.put((mhz, moment))
+        elif self.guard is not None:
+            self.guard.request(mhz)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call something after all that was asked for before."""
+        if self._thread is not None:
+            self._queue.put(call)
+        else:
+            call()
+
+    def close(self) -> None:
+        """Ask for nothing more and have the clock given back, though the device may hang."""
+        self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(_CLOSE_S)
+        if self.guard is not None:
+            self.guard.close()
+        with suppress(Empty):  # what a thread that still waits for the device has not got to
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None and not isinstance(item, tuple):
+                    item()
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if not isinstance(item, tuple):
+                item()
+                continue
+            mhz, moment = item
+            if not isinstance(moment, int) and not self._closed:
+                with suppress(Exception):  # a device that fails says so to the training itself
+                    moment.synchronize()
+            if self.guard is not None and not self._closed:
+                self.guard.request(mhz)
+
+
+def _recorder(marker: Callable[[], Marker]) -> Callable[[], Marker]:
+    def record() -> Marker:
+        moment = marker()
+        moment.record()
+        return moment
+
+    return record
+
+
+def environment_number(who: str, name: str, variable: str, given: int | None) -> int:
+    """A number given, or else that of an environment variable.
+
+    Args:
+        who: has the argument.
+        name: of the argument.
+        variable: in the environment.
+        given: None: not given.
+
+    Raises:
+        InputError: neither is there.
+    """
+    if given is not None:
+        return given
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        raise InputError(
+            f"give {who} {name}=, or start training with torchrun, which sets ${variable}"
+        )
+    return int(text)

@@ -1,0 +1,120 @@
+"""What one instance does, phase by phase: prompts, decoding, nothing.
+
+A table gives the time and power of one iteration: of a prompt by its tokens, and of a decode step
+by the number of requests that decode. The replay runs on these tables; what an instance draws and
+how fast it answers under a steady load of one class follows from them, for the planners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from envplan.serving.classes import RequestClass
+
+__all__ = ["Phases", "load_points"]
+
+FloatArray = npt.NDArray[np.float64]
+
+_SHARES: Final = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)  # of the highest load
+_BUSIEST: Final = 0.9  # share of an instance's time that prompts may take
+_TAIL: Final = float(np.log(100.0))  # waits are exponential: the 99th percentile, in means
+_ROUNDS: Final = 60  # of the fixed point between batch and pace
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One configuration, an instance size at a clock. Arrays ascend in the first of each pair.
+
+    Attributes:
+        idle_w: W of the instance when it does nothing.
+        prompt_tokens, prompt_s, prompt_w: time and power of a prompt by its length.
+        batch, step_s, step_w: time and power of a decode step by the requests in it.
+        kv_tokens: tokens of context that fit into memory, of all requests together.
+        chunk_tokens: prompt tokens that one iteration takes.
+    """
+
+    idle_w: float
+    prompt_tokens: FloatArray
+    prompt_s: FloatArray
+    prompt_w: FloatArray
+    batch: FloatArray
+    step_s: FloatArray
+    step_w: FloatArray
+    kv_tokens: float
+    chunk_tokens: int
+
+    def prompt_time(self, tokens: Any) -> Any:
+        """s of a prompt; above the longest one straight on."""
+        beyond = np.maximum(0.0, np.asarray(tokens) - self.prompt_tokens[-1])
+        slope = 0.0
+        if len(self.prompt_tokens) > 1:
+            (low, high), (first, last) = self.prompt_tokens[-2:], self.prompt_s[-2:]
+            slope = (last - first) / (high - low)
+        return np.interp(tokens, self.prompt_tokens, self.prompt_s) + slope * beyond
+
+    def prompt_work(self, tokens: Any) -> Any:
+        """s that a prompt takes of an instance, in iterations of at most chunk_tokens."""
+        chunks = np.asarray(tokens) / self.chunk_tokens * self.prompt_time(self.chunk_tokens)
+        return np.maximum(self.prompt_time(tokens), np.where(chunks > 0, chunks, 0.0))
+
+    def step_time(self, batch: Any) -> Any:
+        """s of a decode step with so many requests, at least one."""
+        return np.interp(np.maximum(batch, 1.0), self.batch, self.step_s)
+
+    def most_requests(self, tokens: float) -> float:
+        """Requests of so many tokens each that fit at once."""
+        return min(float(self.batch[-1]), self.kv_tokens / max(tokens, 1.0))
+
+    def tables(self, grid: int = 32) -> tuple[float, Any, Any, float, Any, Any]:
+        """The tables of csrc/serving.hpp: by whole requests, and every `grid` tokens."""
+        count = np.arange(int(self.batch[-1]) + 1, dtype=np.float64)
+        step_w = np.interp(np.maximum(count, 1.0), self.batch, self.step_w)
+        tokens = np.arange(0, max(2 * grid, self.prompt_tokens[-1] + 2 * grid), grid)
+        prompt_w = np.interp(tokens, self.prompt_tokens, self.prompt_w)
+        return (self.idle_w, self.step_time(count), step_w, float(grid),
+                self.prompt_time(tokens), prompt_w)  # fmt: skip
+
+
+def load_points(phases: Phases, request: RequestClass) -> list[tuple[float, float, float, float]]:
+    """(tokens/s, W, TTFT in s, TBT in s) of an instance under steady loads of one class.
+
+    At r requests per second, prompts take r times their work of the instance's time; the rest is
+    decode steps. A decoding request gets a token with each iteration of either kind, so that, by
+    Little's law, r (output - 1) tokens per second need a batch of so many requests; that gives the
+    pace. TTFT is the prompt's own time, half a decode step, and the wait in a queue with Poisson
+    arrivals and constant service at its 99th percentile. An instance without decoding requests is
+    idle, for Poisson numbers of them.
+    """
+    work = float(phases.prompt_work(request.input_tokens))
+    chunks = max(1.0, request.input_tokens / phases.chunk_tokens)
+    most = phases.most_requests(request.input_tokens + request.output_tokens)
+    rate = np.linspace(0.0, _BUSIEST / work, 400)
+    steps = max(0.0, request.output_tokens - 1)
+    batch = np.zeros_like(rate)
+    for _ in range(_ROUNDS):
+        more = phases.step_time(batch) - phases.step_s[0]
+        busy = np.minimum(rate * (work + chunks * more), 0.999)
+        pace = (1 - busy) / phases.step_time(batch) + busy / (work / chunks + more)
+        batch = 0.5 * (batch + np.minimum(rate * steps / pace, 1e6))
+    fits = np.flatnonzero((busy <= _BUSIEST) & (batch <= most))
+    top = int(fits[np.nonzero(np.diff(fits, append=10**9) > 1)[0][0]]) if len(fits) else 0
+    if top == 0:
+        return []
+    wait = _TAIL * busy * work / (2 * (1 - busy))
+    decoding = 1 - np.exp(-batch)
+    ttft = work + wait + 0.5 * decoding * phases.step_time(batch)
+    prompt_w = float(np.interp(request.input_tokens, phases.prompt_tokens, phases.prompt_w))
+    step_w = np.interp(np.maximum(batch, 1.0), phases.batch, phases.step_w)
+    power = busy * np.maximum(prompt_w, decoding * step_w) + (1 - busy) * (
+        decoding * step_w + (1 - decoding) * phases.idle_w
+    )
+    load = rate * request.tokens
+    at = load[top] * np.array(_SHARES)
+    columns = [np.interp(at, load, values) for values in (power, ttft, 1 / pace)]
+    return [
+        (float(x), float(w), float(t), float(b)) for x, w, t, b in zip(at, *columns, strict=True)
+    ]

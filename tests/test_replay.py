@@ -1,0 +1,373 @@
+"""The exact replay and its search, against plain integers (tests/replay_oracle.py)."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import replay_oracle as oracle
+from envplan import _kernel
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.profile import Profile
+from envplan.replay import Machine, Problem, Search
+from strategies import dags, falling_profiles, knobbed_profiles, pipelines, profiles
+
+LATENCIES = [0, 0, 1, 7, 3_000_000, 20_000_000, 30_000_003, 300_000_000, 5_000_000_000]
+
+
+class Case(NamedTuple):
+    problem: Problem
+    profile: Profile
+    rows: NDArray[np.int32]
+    machine: Machine
+
+    @property
+    def stage(self) -> list[int]:
+        return self.problem.stage.tolist()
+
+    @property
+    def powers(self) -> list[int]:
+        return self.problem.blocking_power_uw.tolist()
+
+    def parts(self, factors: list[float] | None = None) -> list[oracle.Part]:
+        return oracle.replayed(
+            self.problem.pipeline,
+            self.profile,
+            self.rows.tolist(),
+            self.machine.latency_ns,
+            factors,
+        )
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    """Any pipeline with any choice of rows on any machine."""
+    pipeline = draw(st.one_of(pipelines(max_stages=3, max_microbatches=4), dags(num_stages=2)))
+    kind = draw(st.sampled_from([profiles, falling_profiles, knobbed_profiles, tiny_profiles]))
+    profile = draw(kind(pipeline.num_profile_stages, max_options=6))
+    power = st.sampled_from([0, 1, 75_000_000, 10**9])
+    powers = [draw(power) for _ in range(pipeline.num_stages)]
+    problem = Problem(pipeline, profile, powers)
+    return Case(problem, profile, draw(rows_of(problem)), Machine(draw(st.sampled_from(LATENCIES))))
+
+
+@st.composite
+def tiny_profiles(draw: Any, num_stages: int, max_options: int) -> Profile:
+    """Times of a few ns, so that every rounding shows and an operation meets several clocks."""
+    rows = [
+        (stage, name, mhz, draw(st.integers(1, 60)) * 1e-9, draw(st.integers(0, 2000)) * 1e-15)
+        for stage in range(num_stages)
+        for name in ("forward", "backward")
+        for mhz in draw(st.sets(st.integers(1, 9), min_size=1, max_size=max_options))
+    ]
+    return Profile.from_rows(rows)
+
+
+@st.composite
+def rows_of(draw: Any, problem: Problem) -> NDArray[np.int32]:
+    sizes = [len(problem.tables[table]) for table in problem.table.tolist()]
+    return np.array([draw(st.integers(0, size - 1)) for size in sizes], np.int32)
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases(), st.data())
+def test_replay_is_that_of_the_oracle(case: Case, data: st.DataObject) -> None:
+    count = len(case.rows)
+    factor = st.one_of(st.just(1.0), st.floats(0.2, 4.0))
+    drawn = data.draw(st.none() | st.lists(factor, min_size=count, max_size=count))
+    factors = None if drawn is None else np.array(drawn)
+    parts = case.parts(drawn)
+    replay = case.problem.replay(case.rows, case.machine, factors)
+    makespan = max(part.end_ns for part in parts)
+    assert replay.makespan_ns == makespan
+    found = replay.parts
+    assert [p[:5] for p in parts] == list(
+        zip(
+            found.operation.tolist(),
+            found.frequency_mhz.tolist(),
+            found.begin_ns.tolist(),
+            found.end_ns.tolist(),
+            found.energy_fj.tolist(),
+            strict=True,
+        )
+    )
+    firsts = np.unique(found.operation, return_index=True)[1]
+    assert replay.starts_ns.tolist() == found.begin_ns[firsts].tolist()
+    assert replay.finishes_ns.tolist() == [
+        max(p.end_ns for p in parts if p.operation == i) for i in range(count)
+    ]
+    assert replay.energies_fj.tolist() == [
+        sum(p.energy_fj for p in parts if p.operation == i) for i in range(count)
+    ]
+    assert replay.energy_fj == oracle.energy_fj(parts, case.stage, case.powers, makespan)
+    later = makespan + 12345
+    assert replay.energy_until(later) == oracle.energy_fj(parts, case.stage, case.powers, later)
+    assert sum(replay.busy_ns.tolist()) == sum(p.end_ns - p.begin_ns for p in parts)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases())
+def test_power_over_time_is_that_of_the_oracle(case: Case) -> None:
+    parts = case.parts()
+    replay = case.problem.replay(case.rows, case.machine)
+    times, power = replay.power_steps
+    assert times[0] == 0
+    assert times[-1] == replay.makespan_ns
+    assert np.all(np.diff(times) > 0)
+    # Wherever it may change, and just before.
+    ends = {at for p in parts for at in (p.begin_ns, p.end_ns)}
+    moments = {at for end in ends for at in (end - 1, end) if 0 <= at < replay.makespan_ns}
+    for at in moments:
+        step = int(np.searchsorted(times, at, side="right")) - 1
+        assert power[step] == oracle.power_uw(parts, case.stage, case.powers, at)
+    assert replay.peak_uw == max(
+        oracle.power_uw(parts, case.stage, case.powers, at) for at in moments
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.sampled_from([1, 20, 40_000_000, 10**9, 10**11]))
+def test_spacing_is_that_of_the_oracle(case: Case, hold_ns: int) -> None:
+    replay = case.problem.replay(case.rows, case.machine)
+    asked = replay.frequency_mhz.tolist()
+    shortages = oracle.hold_shortages(
+        case.problem.pipeline, asked, replay.starts_ns.tolist(), replay.makespan_ns, hold_ns
+    )
+    assert replay.hold_shortage_ns(hold_ns) == sum(shortages)
+    shortest = replay.shortest_hold_ns
+    assert (shortest is None) == (not shortages)
+    if shortest is not None:
+        assert min(hold_ns, shortest) == hold_ns - max(shortages)
+    assert (replay.first_short_hold(hold_ns) is None) == (not any(shortages))
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.integers(1, 19), st.integers(0, 2**32))
+def test_noisy_makespans_are_those_of_single_replays(case: Case, runs: int, seed: int) -> None:
+    normal = np.random.default_rng(seed).standard_normal((runs, len(case.rows)))
+    factors = np.exp(0.3 * normal)
+    found = case.problem.makespans(case.rows, case.machine, factors)
+    assert found.tolist() == [
+        case.problem.replay(case.rows, case.machine, one).makespan_ns for one in factors
+    ]
+
+
+@st.composite
+def searches(draw: Any) -> tuple[Case, dict[str, Any]]:
+    """A case, and limits for a search that some choices keep and some do not."""
+    case = draw(cases())
+    replay = case.problem.replay(case.rows, case.machine)
+    fastest = case.problem.replay(np.zeros_like(case.rows)).makespan_ns
+    limits = {
+        "machine": case.machine,
+        "deadline_ns": int(fastest * draw(st.sampled_from([0.5, 1.0, 1.1, 2.0, 20.0]))),
+        "hold_ns": draw(st.sampled_from([0, 0, 10, 50_000_000, 400_000_000])),
+        "peak_uw": draw(st.none() | st.just(int(replay.peak_uw * draw(st.floats(0.3, 1.0))))),
+        "waits": draw(st.booleans()),
+        "price_uw": draw(st.sampled_from([1, 300_000_000])),
+        "peak_price": draw(st.sampled_from([1, 5])),
+    }
+    return case, limits
+
+
+def check_score(case: Case, rows: NDArray[np.int32], limits: dict[str, Any], search: Search) -> Any:
+    """The score of rows, once it is seen to be that of their replay."""
+    replay = case.problem.replay(rows, limits["machine"])
+    score = search.score(rows)
+    assert score.late_ns == max(0, replay.makespan_ns - limits["deadline_ns"])
+    assert score.shortage_ns == replay.hold_shortage_ns(limits["hold_ns"])
+    over = 0
+    if limits["peak_uw"] is not None:
+        parts = case._replace(rows=rows).parts()
+        over = oracle.over_fj(parts, case.stage, case.powers, limits["peak_uw"])
+    assert score.over_fj == over
+    late = score.late_ns + score.shortage_ns
+    assert score.excess_fj == limits["price_uw"] * late + limits["peak_price"] * over
+    until = limits["deadline_ns"] if limits["waits"] else replay.makespan_ns
+    assert score.energy_fj == replay.energy_until(until)
+    return score
+
+
+@settings(max_examples=80, deadline=None)
+@given(searches(), st.sampled_from([0.0, 0.3, 4.0]), st.integers(0, 99))
+def test_search_never_gets_worse_and_scores_as_the_replay(
+    drawn: tuple[Case, dict[str, Any]], heat: float, seed: int
+) -> None:
+    case, limits = drawn
+    starts = case.problem.replay(case.rows).starts_ns
+    search = Search(case.problem, starts, **limits)
+    before = check_score(case, case.rows, limits, search)
+    best = search.improve(case.rows, 700, heat, seed)
+    after = check_score(case, best, limits, search)
+    assert after[:2] <= before[:2]
+    assert (best == case.rows).all() or after[:2] < before[:2]
+    assert (search.improve(case.rows, 700, heat, seed) == best).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(searches())
+def test_one_clock_a_stage_is_one_clock_a_stage(drawn: tuple[Case, dict[str, Any]]) -> None:
+    case, limits = drawn
+    problem = case.problem
+    search = Search(problem, problem.replay(case.rows).starts_ns, **limits)
+    constant = search.constant(by_table=False)
+    by_table = search.constant(by_table=True)
+    assert check_score(case, by_table, limits, search) <= check_score(
+        case, constant, limits, search
+    )
+    for stage in range(problem.pipeline.num_stages):
+        tables = problem.table[problem.stage == stage]
+        for rows in (constant, by_table):
+            rows = rows[problem.stage == stage]
+            assert len({*zip(tables, rows, strict=True)}) == len({*tables})
+
+
+def test_search_keeps_power_under_a_cap_that_it_can_keep() -> None:
+    pipeline = Pipeline("1f1b", 4, 8)
+    profile = Profile.builtin("a100-gpt3-1.3b-4stage")
+    problem = Problem(pipeline, profile, [75_000_000] * 4)
+    fastest = problem.replay(problem.max_frequency_rows)
+    cap = int(0.8 * fastest.peak_uw)
+    search = Search(
+        problem,
+        fastest.starts_ns,
+        int(1.15 * fastest.makespan_ns),
+        price_uw=10**9,
+        peak_uw=cap,
+        peak_price=2,
+    )
+    found = search.improve(problem.max_frequency_rows, 60_000, 1.5, 0)
+    assert search.score(found).holds
+    assert problem.replay(found).peak_uw <= cap
+
+
+def test_a_long_search_can_be_interrupted() -> None:
+    profile = Profile.builtin("a100-gpt3-1.3b-4stage")
+    problem = Problem(Pipeline("1f1b", 4, 8), profile, [75_000_000] * 4)
+    rows = problem.max_frequency_rows
+    search = Search(problem, problem.replay(rows).starts_ns, 10**10, price_uw=10**9)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            search.improve(rows, 10**15, 1.0, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_is_left_is_carried_over_in_whole_ns() -> None:
+    # 10 ns at the clock left over, 7 ns at the one asked for; it comes after 3, and with 7 of 10
+    # left that is 4.9 ns, so 5.
+    profile = Profile.from_rows(
+        [
+            (0, "forward", 2, 7e-9, 70e-15),
+            (0, "backward", 1, 10e-9, 50e-15),
+            (0, "forward", 1, 10e-9, 50e-15),
+        ]
+    )
+    problem = Problem(Pipeline("1f1b", 1, 1), profile, [2])
+    replay = problem.replay(problem.rows_at([(2, ""), (1, "")]), Machine(3))
+    assert replay.parts.end_ns.tolist()[:2] == [3, 8]
+    assert replay.parts.energy_fj.tolist()[:2] == [15, 50]
+    assert replay.parts.frequency_mhz.tolist()[:2] == [1, 2]
+    assert replay.clock_changes(0, 100) == [(0, 1), (3, 2), (11, 1)]
+    assert replay.requests(0).at_ns.tolist() == [0, 8]
+
+
+def test_rows_by_their_knobs() -> None:
+    profile = Profile.from_rows(
+        [
+            (0, "forward", 900, 0.1, 3.0, "b"),
+            (0, "forward", 900, 0.2, 2.0, ""),
+            (0, "backward", 0, 0.3, 1.0, ""),
+        ]
+    )
+    problem = Problem(Pipeline("1f1b", 1, 1), profile, [0])
+    assert problem.rows_at([(900, ""), (0, "")]).tolist() == [1, 0]
+    with pytest.raises(InputError, match="no row for forward on stage 0 at 900 MHz with config c"):
+        problem.rows_at([(900, "c"), (0, "")])
+
+
+def test_iteration_of_more_than_146_years_is_refused() -> None:
+    rows = [(0, name, mhz, 1e9 / mhz, 1.0) for name in ("forward", "backward") for mhz in (1, 2)]
+    problem = Problem(Pipeline("1f1b", 1, 3), Profile.from_rows(rows), [0])
+    slow, fast = (problem.rows_at([(mhz, "")] * 6) for mhz in (1, 2))
+    assert problem.replay(fast).makespan_ns == 3 * 10**18
+    for machine in (Machine(0), Machine(5)):
+        with pytest.raises(InputError, match="146 years"):
+            problem.replay(slow, machine)
+        with pytest.raises(InputError, match="146 years"):
+            problem.makespans(fast, machine, np.full((3, 6), 2.0))
+
+
+def kernel_arrays() -> dict[str, Any]:
+    """Two operations on one stage, one table of two rows."""
+    return {
+        "order": np.array([0, 1], np.int32),
+        "stage_begin": np.array([0, 2], np.int32),
+        "succ_begin": np.array([0, 1, 1], np.int32),
+        "succ": np.array([1], np.int32),
+        "succ_lag": np.array([0], np.int64),
+        "table": np.array([0, 0], np.int32),
+        "table_begin": np.array([0, 2], np.int32),
+        "time": np.array([5, 9], np.int64),
+        "energy": np.array([7, 6], np.int64),
+        "clock": np.array([1, 0], np.int32),
+        "nearest": np.array([[1, 0], [1, 0]], np.int32),
+        "waiting": np.array([1], np.int64),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "complaint"),
+    [
+        ("order", [1, 0], "topological"),
+        ("order", [0, 0], "every operation once"),
+        ("order", [0], "one entry an operation"),
+        ("stage_begin", [0, 1], "span the operations"),
+        ("succ", [0], "topological"),
+        ("succ", [7], "topological"),
+        ("succ_lag", [-1], "lag is out of range"),
+        ("succ_begin", [0, 0, 0], "span succ"),
+        ("table", [0, 1], "table is out of range"),
+        ("time", [0, 9], "time is out of range"),
+        ("energy", [-1, 6], "energy is out of range"),
+        ("clock", [2, 0], "clock is out of range"),
+        ("clock", [1], "must span time"),
+        ("nearest", [[1, 2], [1, 0]], "nearest must name"),
+        ("waiting", [-1], "blocking power is out of range"),
+    ],
+)
+def test_kernel_refuses_arrays_that_contradict_each_other(
+    name: str, values: list[Any], complaint: str
+) -> None:
+    arrays = kernel_arrays()
+    assert _kernel.Problem(**arrays).num_operations == 2
+    arrays[name] = np.array(values, arrays[name].dtype)
+    with pytest.raises(ValueError, match=complaint):
+        _kernel.Problem(**arrays)
+
+
+def test_kernel_refuses_arrays_of_another_type_or_size() -> None:
+    arrays = kernel_arrays()
+    problem = _kernel.Problem(**arrays)
+    with pytest.raises(ValueError, match="dtype mismatch"):
+        _kernel.Problem(**{**arrays, "time": arrays["time"].astype(np.int32)})
+    with pytest.raises(ValueError, match="dtype mismatch"):
+        problem.replay(np.zeros(2, np.int64), 0)
+    with pytest.raises(ValueError, match="one entry an operation"):
+        problem.replay(np.zeros(3, np.int32), 0)
+    with pytest.raises(ValueError, match="no such row"):
+        problem.replay(np.array([0, 2], np.int32), 0)
+    with pytest.raises(ValueError, match="factors must have"):
+        problem.replay(np.zeros(2, np.int32), 0, np.ones(1))
+    with pytest.raises(ValueError, match="one column an operation"):
+        problem.makespans(np.zeros(2, np.int32), 0, np.ones((4, 1)))

@@ -1,0 +1,1 @@
+"""Scripts for maintainers, run from the top of the checkout: python -m tools.NAME."""

@@ -1,0 +1,208 @@
+"""Makes the built-in profiles anew: python -m tools.builtin_profiles OUTDIR [DOCUMENT].
+
+All of them are modelled, and their sidecars say so. The same code gives the same bytes. With
+DOCUMENT (docs/profiles.md) the list of profiles in it is written anew, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from envplan.errors import EnvplanError
+from envplan.profile import INCLUDES_RECOMPUTATION, Profile
+from envplan.profiling import models
+from envplan.profiling.modelled import ModelledJob, modelled_profile
+from envplan.profiling.workloads import Model
+from tools.document import markdown_table, update_block
+
+__all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main"]
+
+_DATE: Final = "2026-11-21"
+_VERSION: Final = "0.1.0"
+_A100: Final = "a100-pcie-80gb"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others report of a workload: to stand beside ours, never to tune to.
+
+    Attributes:
+        savings_percent: energy saved against all GPUs at maximum frequency.
+        slowdown_percent: at which slowdown; None where the source gives none.
+        source: where it is published.
+        note: what the figure means.
+    """
+
+    savings_percent: float
+    slowdown_percent: float | None
+    source: str
+    note: str
+
+
+def _perseus(savings_percent: float, note: str = "") -> Published:
+    return Published(
+        savings_percent,
+        None,
+        "Perseus (SOSP 2024), talk",
+        "Potential saving over all GPUs at maximum frequency, intrinsic and extrinsic bloat "
+        f"together; no slowdown is stated.{note}",
+    )
+
+
+_ENVPIPE_SINGLE: Final = Published(
+    25.2,
+    1.0,
+    "EnvPipe (USENIX ATC 2023), 4 V100",
+    "An upper figure: up to 25.2% over its single-node workloads, at a slowdown under 1%; what "
+    "it saves on this one alone is not given here.",
+)
+_ENVPIPE_MULTI: Final = Published(
+    28.4,
+    1.0,
+    "EnvPipe (USENIX ATC 2023), 16 V100",
+    "An upper figure: up to 28.4% over its multi-node runs, at a slowdown under 1%; what it "
+    "saves with this number of stages alone is not given here.",
+)
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A built-in profile.
+
+    Attributes:
+        job: what it is of.
+        published: what others report of that, if anything.
+    """
+
+    job: ModelledJob
+    published: Published | None = None
+
+
+def _builtin(
+    name: str,
+    gpu: str,
+    model: Model,
+    stages: int,
+    microbatches: int,
+    published: Published | None = None,
+    **more: Any,
+) -> Builtin:
+    job = ModelledJob(
+        name=f"{name}-{stages}stage",
+        gpu=gpu,
+        model=model,
+        num_stages=stages,
+        num_microbatches=microbatches,
+        **more,
+    )
+    return Builtin(job, published)
+
+
+def _builtins() -> Iterator[Builtin]:
+    """All of them; microbatches as the benchmarks of EnvPipe and Perseus set them."""
+    # The first profiles, whose contents stay as they were published.
+    gpt3 = models.GPT3_1_3B
+    perseus = _perseus(15.5, " Perseus runs 128 microbatches of 8 samples.")
+    yield _builtin("a40-gpt3-1.3b", "a40", gpt3, 4, 32)
+    yield _builtin("a40-gpt3-1.3b", "a40", gpt3, 8, 64)
+    yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 4, 32, perseus)
+    yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 8, 64)
+    # Perseus artifact, workloads/dp1+pp4+tp1/models_A100.csv and dp1+pp8+tp1/models_A40.csv.
+    bloom, bert, t5 = models.BLOOM_3B, models.BERT_1_3B, models.T5_3B
+    resnet = models.WIDE_RESNET_101_8
+    for short, gpu, stages, name, model, size, count, savings in (
+        ("a100", _A100, 4, "bloom-3b", bloom, 4, 128, 15.6),
+        ("a100", _A100, 4, "bert-1.3b", bert, 8, 32, 16.9),
+        ("a100", _A100, 4, "t5-3b", t5, 4, 32, 18.0),
+        ("a100", _A100, 4, "wide-resnet101-8", resnet, 64, 24, 12.7),
+        ("a40", "a40", 8, "gpt3-2.7b", models.GPT3_2_7B, 4, 256, 26.0),
+        ("a40", "a40", 8, "bloom-3b", bloom, 4, 128, 26.4),
+        ("a40", "a40", 8, "bert-1.3b", bert, 8, 32, 24.1),
+        ("a40", "a40", 8, "t5-3b", t5, 4, 32, 28.5),
+        ("a40", "a40", 8, "wide-resnet101-8", resnet, 32, 48, 26.3),
+    ):
+        published = _perseus(savings)
+        yield _builtin(
+            f"{short}-{name}", gpu, model, stages, count, published, microbatch_size=size
+        )
+    # EnvPipe's benchmark scripts: minibatch over microbatch size, and over the replicas that fill
+    # 16 GPUs for the last three.
+    for name, model, stages, size, count, precision, envpipe in (
+        ("bert-336m", models.BERT_336M, 4, 4, 16, "single", _ENVPIPE_SINGLE),
+        ("gpt-125m", models.GPT_125M, 4, 2, 16, "single", _ENVPIPE_SINGLE),
+        ("megatron-125m", models.MEGATRON_125M, 4, 4, 16, "half", _ENVPIPE_SINGLE),
+        ("resnet-152", models.RESNET_152, 4, 2, 16, "single", _ENVPIPE_SINGLE),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 8, 2, 128, "half", _ENVPIPE_MULTI),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 4, 2, 64, "half", _ENVPIPE_MULTI),
+        ("megatron-1.3b", models.MEGATRON_1_3B, 2, 2, 32, "half", _ENVPIPE_MULTI),
+    ):
+        how: dict[str, Any] = {"microbatch_size": size, "recompute": True, "precision": precision}
+        yield _builtin(f"v100-{name}", "v100", model, stages, count, envpipe, **how)
+    # 1,536 samples over 16 pipelines, as Perseus emulates 1,024 GPUs.
+    gpt3 = models.GPT3_175B
+    how = {"microbatch_size": 1, "tensor_parallel": 8}
+    yield _builtin("h100-gpt3-175b", "h100-sxm", gpt3, 8, 96, **how)
+
+
+BUILTINS: Final = tuple(sorted(_builtins(), key=lambda builtin: builtin.job.name))
+
+
+def build(builtin: Builtin) -> Profile:
+    """A built-in profile, the same on every day."""
+    made = modelled_profile(builtin.job)
+    extra: dict[str, Any] = dict(made.metadata.extra)
+    if builtin.published:
+        extra["published"] = vars(builtin.published)
+        for name in (INCLUDES_RECOMPUTATION, "assumptions"):  # these stay last
+            if name in extra:
+                extra[name] = extra.pop(name)
+    made.metadata = replace(made.metadata, date=_DATE, envplan_version=_VERSION, extra=extra)
+    return made
+
+
+def listing(profiles: list[Profile]) -> str:
+    """The table of built-in profiles in docs/profiles.md, from what their sidecars say."""
+    rows = []
+    for profile in profiles:
+        metadata, extra = profile.metadata, profile.metadata.extra
+        published = extra.get("published")
+        figure = f"{published['savings_percent']:g}" if published else "-"
+        slowdown = published and published["slowdown_percent"]
+        rows.append(
+            (
+                f"`{profile.name}`",
+                str(metadata.gpu),
+                str(metadata.workload).partition(" training")[0],
+                f"{metadata.num_microbatches} x {metadata.microbatch_size}",
+                "-".join(map(str, extra["layers_per_stage"])),
+                f"up to {figure} at <{slowdown:g}" if slowdown else figure,
+            )
+        )
+    headers = ("profile", "GPU", "model", "microbatches x samples", "layers", "published, %")
+    return markdown_table(headers, rows)
+
+
+def main(arguments: list[str]) -> int:
+    """Write every built-in profile and its sidecar into the folder given; returns an exit code."""
+    if len(arguments) not in (1, 2):
+        print("usage: python -m tools.builtin_profiles OUTDIR [DOCUMENT]", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    profiles = [build(builtin) for builtin in BUILTINS]
+    try:
+        for profile in profiles:
+            profile.save_csv(folder / f"{profile.name}.csv")
+        for document in arguments[1:]:
+            update_block(Path(document), "list", listing(profiles))
+    except EnvplanError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""What clocks come to on a profile, by envplan's own replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envplan.replay import Machine, Problem
+
+from envplan import Pipeline, Profile
+from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
+
+__all__ = ["replay_clocks"]
+
+
+def replay_clocks(
+    pipeline: Pipeline,
+    profile: Profile,
+    clocks: Sequence[Sequence[int]],
+    switch_latency: float = 0.0,
+) -> tuple[float, float]:
+    """Iteration time (s) and energy (J, one GPU a stage) of clocks on a profile.
+
+    Args:
+        clocks: MHz, a list per stage in execution order, without the operations whose time no clock
+            changes.
+        switch_latency: s from a request for a clock until it is there.
+    """
+    left = [iter(stage) for stage in clocks]
+    knobs = []
+    for op in pipeline.operations:
+        constant = not profile.table(op.profile_stage, op.instruction).frequency_mhz.any()
+        knobs.append((0 if constant else next(left[op.stage]), ""))
+    assert profile.blocking_power_w is not None
+    waiting = [uw_from_w(power) for power in profile.blocking_power_w]
+    problem = Problem(pipeline, profile, waiting)
+    replay = problem.replay(problem.rows_at(knobs), Machine(ns_from_s(switch_latency)))
+    return s_from_ns(replay.makespan_ns), j_from_fj(replay.energy_fj)
