@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
+from envplan.enforce.freqplan import FrequencyPlan
 
 from cli_helpers import assert_refused, envplan
 from envplan import Pipeline, Plan, Profile, trace_frontier
 from envplan.errors import InputError
-from envplan.freqplan import FrequencyPlan
 from envplan.verify import verify_plan
 
 CLOCKS = (1740, 1500, 1260, 1020)

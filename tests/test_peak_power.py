@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
-from envplan.apply import apply_plan, given_clocks
 from envplan.cli import app
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import given_clocks
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
-from envplan.freqplan import FrequencyPlan
 from envplan.replay import Machine
 from envplan.runtime.drift import replan
 from envplan.solve.power_limits import PowerLimited
-from envplan.topology import Topology
 from envplan.units import ns_from_s_floor, uw_from_w
 from envplan.verify import verify_plan
 from strategies import falling_profiles
@@ -114,7 +115,7 @@ def test_apply_refuses_clocks_that_break_the_cap() -> None:
     with pytest.raises(InputError, match=r"W at the peak, more than the plan's cap of 400.0 W"):
         apply_plan(plan, profile, topology=topology, clocks=only_the_highest)
     with pytest.raises(InputError, match="for --min-dwell"):
-        apply_plan(plan, profile, topology=topology, min_hold=60.0)
+        apply_plan(plan, profile, topology=topology, min_dwell=60.0)
 
 
 def test_it_comes_close_to_the_best_of_all_choices() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan.apply import apply_plan
 from envplan.cli import app
 from envplan.cluster import simulate_cluster
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
-from envplan.freqplan import FrequencyPlan
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.topology import Topology
 from envplan.units import ns_from_s, ns_from_s_floor
 from envplan.verify import verify_plan
 
@@ -128,7 +128,7 @@ def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Fronti
     assert simulate(plan, a40.profile, switch_latency=0.0).iteration_time > plan.target.deadline_s
     applied = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
     assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
-    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_hold=0.3)
+    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_dwell=0.3)
     assert merged.iteration_time_s <= plan.target.deadline_s
 
 
