@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test lint format docs package bench profiles results validate clean
+.PHONY: demo test test-slow lint format docs package bench profiles results validate clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
 demo: $(VENV)/.installed
@@ -22,7 +22,11 @@ test: $(VENV)/.installed-test
 	$(BIN)/cmake -S csrc -B build/core -DENVPLAN_EXTENSION=OFF -DENVPLAN_TESTS=ON > build/core.log
 	$(BIN)/cmake --build build/core >> build/core.log || { cat build/core.log; exit 1; }
 	$(BIN)/ctest --test-dir build/core --output-on-failure
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Property tests on examples drawn anew, many of them, and what takes too long for `make test`.
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or hypothesis" --hypothesis-profile free
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

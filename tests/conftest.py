@@ -28,9 +28,17 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
+#: Whose tests wait for processes or clocks: on one worker, one after the other.
+_TIMED = {
+    f"test_{name}.py"
+    for name in ("guard", "profiler", "runtime_frameworks", "runtime_torch", "shim")
+    + ("sweep_running", "waiting")
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share its fixtures, so they run on one worker, as do those of a group."""
+    """A file's tests share its fixtures, so they run on one worker."""
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+        group = "timed" if item.path.name in _TIMED else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))

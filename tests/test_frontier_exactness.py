@@ -197,7 +197,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
     for part in (0.0, 0.1, 0.6, 1.0):
         deadline_ns = frontier.min_time_ns + int(span * part)
         events, flows = start.state_at_deadline(pipeline, profile, powers, network, deadline_ns)
-        assert np.array_equal(events, frontier._state_at(deadline_ns)[0])
+        assert np.array_equal(events, frontier.state_at(deadline_ns)[0])
         assert (flows >= 0).all()
         balance = np.zeros(network.num_nodes, np.int64)
         np.subtract.at(balance, network.tail, flows)

