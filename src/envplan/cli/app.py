@@ -23,6 +23,7 @@ from envplan.cli.profiles import profiles
 from envplan.cli.refine import refine
 from envplan.cli.report import report
 from envplan.cli.reset import reset
+from envplan.cli.savings import savings
 from envplan.cli.schedule import schedule_app
 from envplan.cli.serving import serving
 from envplan.cli.simulate import simulate
@@ -45,6 +46,7 @@ add(app, solve)
 add(app, apply)
 app.command()(profiles)
 add(app, compare)
+add(app, savings)
 add(app, timeline)
 add(app, report)
 add(app, simulate)
