@@ -12,8 +12,8 @@ from benchmarks.report import Section, Target, ratio, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import BLOOM, GPT, H100, equal_stages, noisy_profile
 from envplan import Pipeline, Profile
-from envplan.solve import trace_frontier
 from envplan.frontier import build_network
+from envplan.solve import trace_frontier
 from envplan.units import j_from_fj
 
 SHAPES = ((4, 8), (4, 32), (8, 32), (8, 128))

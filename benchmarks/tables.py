@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from envplan.profiling.builtin import Builtin
 
 from envplan.profile import Profile
-from envplan.profiling.builtin import Builtin
 from envplan.profiling.modelled import Sizes, model_of, modelled_profile
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from envplan.enforce.freqplan import FrequencyPlan
 
 from cli_helpers import assert_refused, envplan
 from envplan import Pipeline, Plan, Profile, trace_frontier

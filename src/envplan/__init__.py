@@ -21,6 +21,7 @@ from envplan.errors import EnvplanError, InputError, NoAnswerError
 if TYPE_CHECKING:
     from envplan.check import check_file
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
+    from envplan.costs.savings import savings
     from envplan.enforce.freqplan import FrequencyPlan
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.frontier_file import FrontierFile
@@ -65,6 +66,7 @@ __all__ = [
     "plan_replicas",
     "read_slowdowns",
     "replay_replicas",
+    "savings",
     "simulate",
     "simulate_cluster",
     "strong_scaling",
@@ -74,6 +76,7 @@ __all__ = [
 
 _HOME = {
     "check_file": "envplan.check",
+    "savings": "envplan.costs.savings",
     "FrequencyPlan": "envplan.enforce.freqplan",
     "FrontierFile": "envplan.frontier_file",
     "Frontier": "envplan.solve",

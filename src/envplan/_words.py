@@ -46,6 +46,11 @@ def column(values: Sequence[float], digits: int) -> list[str]:
     return [f"{value:.{decimals}f}" for value in values]
 
 
+def grouped(value: float, digits: int = 3) -> str:
+    """A number with at least so many significant digits and commas between thousands."""
+    return f"{value:,.{_decimals(value, digits)}f}"
+
+
 def signed_percent(percent: float) -> str:
     """A change in percent; one that rounds to nothing has no sign."""
     text = f"{percent:+.2f}"

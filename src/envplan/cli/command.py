@@ -79,6 +79,20 @@ class Numbers(list[int]):
     """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
 
 
+def typed(group: Any) -> list[str]:
+    """What to type for the options and arguments of a group that differ from their defaults."""
+    words: list[str] = []
+    hints = get_type_hints(type(group), include_extras=True)
+    for field in dataclasses.fields(group):
+        value, declared = getattr(group, field.name), hints[field.name].__metadata__[0]
+        if value == field.default:
+            continue
+        names = [name for name in declared.param_decls or () if name.startswith("--")]
+        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
+        words += [*names[:1], *([] if value is True else [text])]
+    return words
+
+
 def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
     """What an option takes that lists whole numbers, separated by commas."""
 

@@ -39,6 +39,23 @@ def print_costs(plan: Plan) -> None:
     )
 
 
+def year_of(plan: Plan, costs: Costs) -> str:
+    """What a year of iterations saves on the job's GPUs, in a sentence."""
+    from envplan.cli.output import grouped
+    from envplan.costs.savings import Site
+
+    assert costs.price is not None
+    price = costs.price.mean
+    _, saved = Site.of(price=price).year(plan)
+    verb = "saves" if saved.money >= 0 else "costs"
+    on_average = "" if costs.price.is_fixed else " on average"
+    return (
+        f"a year of it on the job's GPUs {verb} {grouped(abs(saved.kwh))} kWh, "
+        f"{grouped(abs(saved.money))} {costs.currency or 'currency units'} at {price:g} a kWh"
+        f"{on_average}"
+    )
+
+
 def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
     from envplan.cli.output import column
 

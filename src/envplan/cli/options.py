@@ -488,8 +488,8 @@ class ClockOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions:
-    """What a run costs: rates, and how much work it is."""
+class RateOptions:
+    """What a kWh costs."""
 
     price: Annotated[
         str | None,
@@ -508,6 +508,17 @@ class CostOptions:
     currency: Annotated[
         str | None, option("--currency NAME", MONEY, "What to call the units of --price.")
     ] = None
+
+    @property
+    def files(self) -> list[tuple[str, str | None]]:
+        """What may be files to read, each after what it is."""
+        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions(RateOptions):
+    """What a run costs: rates, and how much work it is."""
+
     iterations: Annotated[
         int | None,
         option("--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY),
@@ -562,11 +573,6 @@ class CostOptions:
     def given(self) -> bool:
         """Whether anything is to be computed."""
         return any((self.price, self.carbon, self.iterations, self.tokens))
-
-    @property
-    def files(self) -> list[tuple[str, str | None]]:
-        """What may be files to read, each after what it is."""
-        return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
     def run(self, frontier: Frontier | None) -> Run:
         """The run whose costs are wanted.

@@ -15,6 +15,7 @@ import typer
 from envplan._words import column as column
 from envplan._words import describe_profile as describe_profile
 from envplan._words import exact_seconds as exact_seconds
+from envplan._words import grouped as grouped
 from envplan._words import signed_percent as signed_percent
 from envplan._words import significant as significant
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.asking import check_targets, chosen_planner, request_of
 from envplan.cli.command import MOST, option
-from envplan.cli.costs import cost_rows, costs_document, print_costs
+from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     ClockOptions,
@@ -107,6 +107,8 @@ def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
     if plan.ladder is not None:
         say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
     say(f"wrote {output}")
+    if plan.costs is not None and plan.costs.price is not None:
+        say(year_of(plan, plan.costs))
 
 
 def _rows(plan: Plan) -> list[list[str]]:

@@ -82,6 +82,16 @@ class Rate(Model):
             return math.inf
         return self.end_s - self.start_s
 
+    @property
+    def mean(self) -> float:
+        """The average over the whole file, per kWh."""
+        if self.end_s is None:
+            return self.per_kwh[0]
+        ends = [*self.begins_s[1:], self.end_s]
+        steps = zip(self.per_kwh, self.begins_s, ends, strict=True)
+        total = math.fsum(value * (end - begin) for value, begin, end in steps)
+        return total / (self.end_s - self.begins_s[0])
+
     def steps(self) -> Steps:
         """This rate, ready for sums."""
         return Steps(self)

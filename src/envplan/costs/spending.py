@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from envplan.frontier import Relaxation
     from envplan.plan import Plan
 
-__all__ = ["check_costs", "priced", "spent", "tokens_per_iteration"]
+__all__ = ["before_and_after", "check_costs", "priced", "spent", "tokens_per_iteration"]
 
 #: How far a stated cost may lie from its recomputation.
 _TOLERANCE: Final = 1e-9
@@ -45,7 +45,7 @@ def priced(plan: Plan, run: Run) -> Plan:
     return plan.model_copy(update={"costs": costs})
 
 
-def _before_and_after(plan: Plan) -> list[tuple[float, float]]:
+def before_and_after(plan: Plan) -> list[tuple[float, float]]:
     """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where it waits
     for a straggler, both until that has finished."""
     predicted, straggler_s = plan.predicted, plan.target.straggler_time_s
@@ -65,7 +65,7 @@ def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
     """What one iteration costs, and what the run does."""
     before, after = (
         spent(time_s, energy_j, run.iterations or 1, run.price, run.carbon)
-        for time_s, energy_j in _before_and_after(plan)
+        for time_s, energy_j in before_and_after(plan)
     )
     whole = Pair(max_frequency=before, plan=after)
     if run.iterations is None:
@@ -135,7 +135,7 @@ def check_costs(plan: Plan) -> list[str]:
     _compare("costs.run", costs.run, run)
     if costs.deadline_s is None or costs.iterations is None:
         return ["costs follow from the plan's time and energy and the rates in the file"]
-    taken_ns = ns_from_s(_before_and_after(plan)[1][0]) * costs.iterations
+    taken_ns = ns_from_s(before_and_after(plan)[1][0]) * costs.iterations
     if taken_ns > ns_from_s_floor(costs.deadline_s):
         raise InputError(
             f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s, more than the deadline "

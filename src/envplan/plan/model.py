@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -193,6 +193,18 @@ class Predicted(Model):
     )
 
 
+class Savings(NamedTuple):
+    """What one iteration saves, over all GPUs, against maximum frequency.
+
+    Attributes:
+        percent: of the energy at maximum frequency.
+        joules: negative where the plan uses more.
+    """
+
+    percent: float
+    joules: float
+
+
 class PlannedOperation(Model):
     """One operation; time and energy are those of one GPU at the planned clock all along.
 
@@ -276,6 +288,13 @@ class Plan(Model):
     def gap(self) -> float:
         """energy / energy_lower_bound - 1: at most this fraction of the bound is lost."""
         return self.predicted.gap
+
+    @property
+    def savings(self) -> Savings:
+        """Percent and joules that one iteration saves against maximum frequency."""
+        return Savings(
+            self.predicted.savings_percent, self.predicted.baseline.energy_j - self.energy
+        )
 
     @property
     def frequencies(self) -> list[list[int]]:

@@ -87,6 +87,13 @@ class ProfileMetadata:
         return self.gpu if self.stage_gpus is None else self.stage_gpus[stage]
 
     @property
+    def energies_are(self) -> str | None:
+        """How the energies were found: "measured", "identified" (from measurements of something
+        else, as the sidecar's field of that name says) or "modelled"; None where nothing says."""
+        identified = self.source == "measured" and bool(self.extra.get("identified"))
+        return "identified" if identified else self.source
+
+    @property
     def gpus_per_stage(self) -> int:
         """GPUs that share a stage, as far as the sidecar says."""
         return self.job.gpus_per_stage or self.tensor_parallel or 1

@@ -1,0 +1,162 @@
+"""What plans save in a month and a year: energy, money and CO2, against maximum frequency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from envplan._model import Model
+from envplan.costs.spending import before_and_after
+from envplan.errors import InputError
+from envplan.units import J_PER_KWH
+
+if TYPE_CHECKING:
+    from envplan.plan import Plan
+    from envplan.solve import Frontier
+
+__all__ = ["DEFAULT_PRICE", "HOURS_PER_YEAR", "Amounts", "Saving", "Site", "savings"]
+
+HOURS_PER_YEAR: Final = 8760.0
+MONTHS: Final = 12
+
+#: Assumed per kWh where nobody says.
+DEFAULT_PRICE: Final = 0.12
+
+Point = Literal["no slowdown", "best money", "T_star"]
+Positive = Annotated[float, Field(ge=0, le=1e9)]
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Energy, kWh; money, in units of the price; CO2, t, None where no intensity is known."""
+
+    kwh: float
+    money: float
+    carbon_t: float | None
+
+    def minus(self, other: Amounts) -> Amounts:
+        """What is left when another amount is taken away."""
+        carbon = None
+        if self.carbon_t is not None and other.carbon_t is not None:
+            carbon = self.carbon_t - other.carbon_t
+        return Amounts(self.kwh - other.kwh, self.money - other.money, carbon)
+
+    def of_a_month(self) -> Amounts:
+        """A twelfth of it."""
+        carbon = None if self.carbon_t is None else self.carbon_t / MONTHS
+        return Amounts(self.kwh / MONTHS, self.money / MONTHS, carbon)
+
+
+class Site(Model):
+    """Where a job runs, and what is paid there.
+
+    Attributes:
+        price: of a kWh.
+        pue: power usage effectiveness: what the site draws for each W of its computers.
+        carbon: gCO2 of a kWh; None: CO2 is not counted.
+        utilization: share of the year that the GPUs train at maximum frequency.
+        gpu_hour: what an hour of one GPU costs besides energy. Slower plans take more of them.
+        host_power: W of the host for each of its GPUs, drawn while the job runs.
+        embodied: kg CO2 of making one GPU, spread evenly over its lifetime.
+        lifetime: years.
+    """
+
+    price: Positive = DEFAULT_PRICE
+    pue: Annotated[float, Field(ge=1, le=100)] = 1.0
+    carbon: Positive | None = None
+    utilization: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gpu_hour: Positive = 0.0
+    host_power: Positive = 0.0
+    embodied: Positive = 0.0
+    lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
+
+    def year(self, plan: Plan, gpus: int | None = None) -> tuple[Amounts, Amounts]:
+        """What a year takes at maximum frequency, and what a plan saves of it.
+
+        The plan does the same work, which is what maximum frequency does in the utilized part of a
+        year. Where the plan waits for a straggler, iterations last until that has finished.
+
+        Args:
+            gpus: how many run such jobs; default: those of the plan's job.
+        """
+        job_gpus = plan.job.num_gpus * plan.job.stages
+        gpus = gpus or job_gpus
+        before, after = before_and_after(plan)
+        iterations = self.utilization * HOURS_PER_YEAR * 3600 / before[0]
+
+        def spent(time_s: float, energy_j: float) -> Amounts:
+            each_j = energy_j / job_gpus + self.host_power * time_s
+            kwh = self.pue * gpus * iterations * each_j / J_PER_KWH
+            hours = gpus * iterations * time_s / 3600
+            carbon = None
+            if self.carbon is not None:
+                made_kg = self.embodied * hours / (self.lifetime * HOURS_PER_YEAR)
+                carbon = self.carbon * kwh / 1e6 + made_kg / 1e3
+            return Amounts(kwh, self.price * kwh + self.gpu_hour * hours, carbon)
+
+        usual = spent(*before)
+        return usual, usual.minus(spent(*after))
+
+    def cheapest_time(self, frontier: Frontier) -> float:
+        """The time between T_min and T_star at which the relaxed frontier costs least, s.
+
+        Energy falls along straight lines and hours rise along one, so it is a breakpoint.
+        """
+        gpus = frontier.num_gpus * frontier.pipeline.num_stages
+        joules = self.pue * (frontier.energies + self.host_power * gpus * frontier.times)
+        costs = self.price * joules / J_PER_KWH + self.gpu_hour * gpus * frontier.times / 3600
+        return float(frontier.times[np.argmin(costs)])
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What one plan saves, against maximum frequency.
+
+    Attributes:
+        point: which plan it is.
+        plan: the plan.
+        spent: what a year takes at maximum frequency.
+        year: what the plan saves of it; negative where it takes more.
+    """
+
+    point: Point
+    plan: Plan
+    spent: Amounts
+    year: Amounts
+
+    @property
+    def month(self) -> Amounts:
+        """What the plan saves in a month, on average."""
+        return self.year.of_a_month()
+
+
+def savings(
+    frontier: Frontier, *, gpus: int | None = None, **site: Any
+) -> tuple[Saving, Saving, Saving]:
+    """What is saved at no slowdown, at the best money, and at T_star.
+
+    The best money is looked for at all times between T_min and T_star.
+
+    Args:
+        gpus: how many run such jobs; default: those of the frontier's job.
+        site: fields of Site, such as price=0.12, pue=1.3, carbon=380, utilization=0.8, gpu_hour=2.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    if gpus is not None and not 1 <= gpus <= 10**9:
+        raise InputError(f"gpus must be between 1 and 1000000000, not {gpus}")
+    where = Site.of(**site)
+
+    def saving(point: Point, plan: Plan) -> Saving:
+        return Saving(point, plan, *where.year(plan, gpus))
+
+    none = saving("no slowdown", frontier.plan())
+    star = saving("T_star", frontier.plan(min_energy=True))
+    between = saving("best money", frontier.plan(where.cheapest_time(frontier)))
+    # Rounding may turn around what lies close together on the relaxed frontier.
+    best = max((between, none, star), key=lambda row: row.year.money)
+    return none, replace(best, point="best money"), star
