@@ -31,8 +31,10 @@ settings.load_profile("fixed")
 #: Whose tests wait for processes or clocks: on one worker, one after the other.
 _TIMED = {
     f"test_{name}.py"
-    for name in ("guard", "profiler", "runtime_frameworks", "runtime_torch", "shim")
-    + ("sweep_running", "waiting")
+    for name in (
+        *("guard", "profiler", "runtime_frameworks", "runtime_torch", "shim"),
+        *("sweep_running", "waiting"),
+    )
 }
 
 

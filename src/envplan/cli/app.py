@@ -40,10 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-<<<<<<< HEAD
 for panel, functions in {
     "Plan": (profile, frontier, solve, apply),
-    "Look": (compare, simulate, timeline, report, sweep),
+    "Look": (savings, compare, simulate, timeline, report, sweep),
     "Run": (devices, refine, reset),
     "Data": (profiles, smooth, check),
 }.items():
@@ -51,26 +50,6 @@ for panel, functions in {
         add(app, function, panel=panel)
 app.add_typer(schedule_app, rich_help_panel="Data")
 app.add_typer(serving, rich_help_panel="Serving")
-=======
-app.command(cls=ProfileCommand)(profile)
-app.command(cls=SmoothCommand)(smooth)
-add(app, frontier)
-add(app, solve)
-add(app, apply)
-app.command()(profiles)
-add(app, compare)
-add(app, savings)
-add(app, timeline)
-add(app, report)
-add(app, simulate)
-add(app, sweep)
-add(app, check)
-app.command()(devices)
-app.command()(refine)
-app.command()(reset)
-app.add_typer(schedule_app)
-app.add_typer(serving)
->>>>>>> savings
 
 # Releases of typer differ in whether click is inside it or beside it; its errors derive from one
 # class either way.
