@@ -1,8 +1,8 @@
 """Makes the modelled built-in profiles anew: python -m tools.builtin_profiles OUTDIR [DOCUMENT].
 
 Their sidecars say that they are modelled. The same code gives the same bytes. With DOCUMENT
-(docs/profiles.md) its list of profiles is written anew, too: the measured ones that ship, which
-tools.sosp24 makes, and these.
+(docs/profiles.md) its lists of profiles are written anew, too, also that of the measured ones,
+which tools.sosp24 makes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envplan.profiling.modelled import ModelledJob, modelled_profile
 from envplan.profiling.workloads import Model
 from tools.document import markdown_table, update_block
 
-__all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main"]
+__all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main", "measured"]
 
 _DATE: Final = "2026-11-21"
 _VERSION: Final = "0.1.0"
@@ -165,22 +165,21 @@ def build(builtin: Builtin) -> Profile:
     return made
 
 
-def is_measured(profile: Profile) -> bool:
-    """Whether a profile was made from measurements, by tools.sosp24."""
-    return profile.metadata.source == "measured"
+def measured() -> list[Profile]:
+    """The profiles that ship and were made from measurements, by tools.sosp24."""
+    return [shipped for shipped in builtin_profiles() if shipped.metadata.source == "measured"]
 
 
 def listing(profiles: list[Profile]) -> str:
-    """The table of built-in profiles in docs/profiles.md, from what their sidecars say."""
+    """A table of profiles for docs/profiles.md, from what their sidecars say."""
     rows = []
-    for profile in sorted(profiles, key=lambda profile: profile.metadata.source or ""):
+    for profile in profiles:
         metadata, extra = profile.metadata, profile.metadata.extra
         layers = extra.get("layers_per_stage", "-")
         size = metadata.microbatch_size
         rows.append(
             (
                 f"`{profile.name}`",
-                str(metadata.source),
                 str(metadata.gpu),
                 str(metadata.workload).partition(" training")[0],
                 f"{metadata.num_microbatches} x {size or '?'}",
@@ -188,7 +187,7 @@ def listing(profiles: list[Profile]) -> str:
                 _published(extra.get("published")),
             )
         )
-    headers = ("profile", "figures", "GPU", "model", "microbatches x samples", "layers")
+    headers = ("profile", "GPU", "model", "microbatches x samples", "layers")
     return markdown_table((*headers, "published, %"), rows)
 
 
@@ -215,8 +214,8 @@ def main(arguments: list[str]) -> int:
         for profile in profiles:
             profile.save_csv(folder / f"{profile.name}.csv")
         for document in arguments[1:]:
-            measured = [shipped for shipped in builtin_profiles() if is_measured(shipped)]
-            update_block(Path(document), "list", listing([*measured, *profiles]))
+            update_block(Path(document), "measured", listing(measured()))
+            update_block(Path(document), "list", listing(profiles))
     except EnvplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
