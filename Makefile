@@ -8,11 +8,11 @@ BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/
 
 .PHONY: demo test test-slow lint format docs package bench profiles results validate clean
 
-# What a newcomer should see first: frontier, picture, plan, proof, on shipped data.
+# What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
 	@mkdir -p out
-	$(BIN)/envplan frontier a40-gpt3-1.3b-4stage --plot out/frontier.png -o out/frontier.csv
-	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --slowdown 1 -o out/plan.json
+	$(BIN)/envplan frontier sosp24-a100-gpt3-xl-4stage --plot out/frontier.png -o out/frontier.csv
+	$(BIN)/envplan solve sosp24-a100-gpt3-xl-4stage --slowdown 1 -o out/plan.json
 	$(BIN)/envplan check out/plan.json
 	$(BIN)/envplan simulate out/plan.json --trace out/timeline.json
 	$(BIN)/envplan timeline out/plan.json -o out/timeline.png
@@ -57,7 +57,7 @@ package: $(VENV)/.installed-package
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# Makes the built-in profiles and the JSON Schemas anew; tests check that they are current.
+# Makes the modelled built-in profiles and the JSON Schemas anew; tests check that they are current.
 profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
@@ -71,7 +71,7 @@ results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 	@mkdir -p build
-	$(BIN)/envplan solve a40-gpt3-1.3b-4stage --microbatches 8 --quiet -o build/overview.plan.json
+	$(BIN)/envplan solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --quiet -o build/overview.plan.json
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The

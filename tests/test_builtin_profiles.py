@@ -12,12 +12,19 @@ from envplan.profile import Profile, builtin_profiles, cost_curve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.builtin_profiles import BUILTINS, listing, main
+from tools.builtin_profiles import BUILTINS, listing, main, measured
 from tools.document import block
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = ROOT / "profiles"
 NAMES = [builtin.job.name for builtin in BUILTINS]
+LISTS = ("measured", "list")
+
+
+def modelled() -> list[Profile]:
+    """Those that the script makes; measured ones come from elsewhere."""
+    return [profile for profile in builtin_profiles() if profile.name in NAMES]
+
 
 
 def modelled() -> list[Profile]:
@@ -47,13 +54,23 @@ def test_the_list_in_the_documentation_is_current() -> None:
 
 def test_the_list_is_written_into_a_document(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
-    document.write_text("before\n<!-- list: begin -->\nold\n<!-- list: end -->\nafter\n")
+    blocks = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in LISTS)
+    document.write_text(f"before\n{blocks}after\n")
     (tmp_path / "profiles").mkdir()
     assert main([str(tmp_path / "profiles"), str(document)]) == 0
     text = document.read_text()
     assert block(text, "list") == listing(modelled())
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
+
+
+def test_the_list_of_measured_profiles_is_current_and_says_what_is_known() -> None:
+    document = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
+    assert block(document, "measured") == listing(measured())
+    rows = {profile.name: listing([profile]) for profile in measured()}
+    assert "| 128 x 8 | 8-6-7-6 | 13.2 at 0.1 |" in rows["sosp24-a100-gpt3-xl-4stage"]
+    assert "| 256 x 4 | uniform |" in rows["sosp24-a40-gpt3-2.7b-8stage"]
+    assert "| 24 x ? | - | 14.2 at 0 |" in rows["sosp24-a100sxm-gpt3-175b-8stage"]
 
 
 def test_all_of_them_together_are_small() -> None:

@@ -237,3 +237,9 @@ def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     for profile in listed:
         assert profile["name"] in table.out
         assert profile["source"] in ("measured", "modelled")
+    sources = [profile["source"] for profile in listed]
+    assert sources == sorted(sources)
+    energies = {profile["name"]: profile["energy"] for profile in listed}
+    assert energies["sosp24-a100-gpt3-xl-4stage"] == "identified"
+    assert energies["sosp24-a100sxm-gpt3-175b-8stage"] == "measured"
+    assert energies["a40-gpt3-1.3b-4stage"] == "modelled"

@@ -1,7 +1,8 @@
-"""Makes the built-in profiles anew: python -m tools.builtin_profiles OUTDIR [DOCUMENT].
+"""Makes the modelled built-in profiles anew: python -m tools.builtin_profiles OUTDIR [DOCUMENT].
 
-All of them are modelled, and their sidecars say so. The same code gives the same bytes. With
-DOCUMENT (docs/profiles.md) the list of profiles in it is written anew, too.
+Their sidecars say that they are modelled. The same code gives the same bytes. With DOCUMENT
+(docs/profiles.md) its lists of profiles are written anew, too, also that of the measured ones,
+which tools.sosp24 makes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from envplan.errors import EnvplanError
-from envplan.profile import INCLUDES_RECOMPUTATION, Profile
+from envplan.profile import INCLUDES_RECOMPUTATION, Profile, builtin_profiles
 from envplan.profiling import models
 from envplan.profiling.modelled import ModelledJob, modelled_profile
 from envplan.profiling.workloads import Model
 from tools.document import markdown_table, update_block
 
-__all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main"]
+__all__ = ["BUILTINS", "Builtin", "Published", "build", "listing", "main", "measured"]
 
 _DATE: Final = "2026-11-21"
 _VERSION: Final = "0.1.0"
@@ -164,30 +165,46 @@ def build(builtin: Builtin) -> Profile:
     return made
 
 
+def measured() -> list[Profile]:
+    """The profiles that ship and were made from measurements, by tools.sosp24."""
+    return [shipped for shipped in builtin_profiles() if shipped.metadata.source == "measured"]
+
+
 def listing(profiles: list[Profile]) -> str:
-    """The table of built-in profiles in docs/profiles.md, from what their sidecars say."""
+    """A table of profiles for docs/profiles.md, from what their sidecars say."""
     rows = []
     for profile in profiles:
         metadata, extra = profile.metadata, profile.metadata.extra
-        published = extra.get("published")
-        figure = f"{published['savings_percent']:g}" if published else "-"
-        slowdown = published and published["slowdown_percent"]
+        layers = extra.get("layers_per_stage", "-")
+        size = metadata.microbatch_size
         rows.append(
             (
                 f"`{profile.name}`",
                 str(metadata.gpu),
                 str(metadata.workload).partition(" training")[0],
-                f"{metadata.num_microbatches} x {metadata.microbatch_size}",
-                "-".join(map(str, extra["layers_per_stage"])),
-                f"up to {figure} at <{slowdown:g}" if slowdown else figure,
+                f"{metadata.num_microbatches} x {size or '?'}",
+                layers if isinstance(layers, str) else "-".join(map(str, layers)),
+                _published(extra.get("published")),
             )
         )
-    headers = ("profile", "GPU", "model", "microbatches x samples", "layers", "published, %")
-    return markdown_table(headers, rows)
+    headers = ("profile", "GPU", "model", "microbatches x samples", "layers")
+    return markdown_table((*headers, "published, %"), rows)
+
+
+def _published(published: dict[str, Any] | None) -> str:
+    """What others report, in a few characters: the saving, and at which slowdown."""
+    if published is None:
+        return "-"
+    savings, slowdown = published["savings_percent"], published["slowdown_percent"]
+    if slowdown is None:
+        return f"{savings:g}"
+    if published["note"].startswith("An upper figure"):
+        return f"up to {savings:g} at <{slowdown:g}"
+    return f"{savings:g} at {slowdown:g}"
 
 
 def main(arguments: list[str]) -> int:
-    """Write every built-in profile and its sidecar into the folder given; returns an exit code."""
+    """Write every modelled profile and its sidecar into the folder given; returns an exit code."""
     if len(arguments) not in (1, 2):
         print("usage: python -m tools.builtin_profiles OUTDIR [DOCUMENT]", file=sys.stderr)
         return 2
@@ -197,6 +214,7 @@ def main(arguments: list[str]) -> int:
         for profile in profiles:
             profile.save_csv(folder / f"{profile.name}.csv")
         for document in arguments[1:]:
+            update_block(Path(document), "measured", listing(measured()))
             update_block(Path(document), "list", listing(profiles))
     except EnvplanError as error:
         print(error, file=sys.stderr)
