@@ -84,7 +84,10 @@ def test_a_profile_is_copied_out_and_read_again(inside: Inside) -> None:
 
 
 def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
-    solved = envplan("serving", "solve", "--load", LOAD, "--gpus", 32, "--plot", cwd=tmp_path)
+    quick = ("--time-limit", 0.5)
+    solved = envplan(
+        "serving", "solve", "--load", LOAD, "--gpus", 32, *quick, "--plot", cwd=tmp_path
+    )
     assert solved.code == 0, solved.err
     assert "gap" in solved.out
     plan = json.loads((tmp_path / "serving-plan.json").read_text())
@@ -129,7 +132,7 @@ def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
 
 
 def holding(folder: Path, *options: str) -> subprocess.Popen[str]:
-    envplan("serving", "solve", "--load", "SS=1000", "-q", cwd=folder)
+    envplan("serving", "solve", "--load", "SS=1000", "--time-limit", 0.5, "-q", cwd=folder)
     envplan("serving", "apply", "-q", cwd=folder)
     process = subprocess.Popen(
         [str(COMMAND), "serving", "hold", *options],
@@ -176,7 +179,7 @@ def test_holding_ends_if_a_guard_does(fake_nvml: FakeNvml, tmp_path: Path) -> No
 
 
 def test_json_says_the_same_as_the_file(inside: Inside, tmp_path: Path) -> None:
-    ran = inside("solve", "--load", LOAD, "--json", "-o", "p.json")
+    ran = inside("solve", "--load", LOAD, "--time-limit", 0.5, "--json", "-o", "p.json")
     document = json.loads(ran.out)
     assert document.pop("plan") == "p.json"
     assert document == json.loads((tmp_path / "p.json").read_text())
@@ -185,7 +188,7 @@ def test_json_says_the_same_as_the_file(inside: Inside, tmp_path: Path) -> None:
 def test_the_hierarchical_planner_draws_no_less_than_the_exact_one(inside: Inside) -> None:
     power = {}
     for planner in ("exact", "hierarchical"):
-        arguments = ("--load", LOAD, "--planner", planner, "--json")
+        arguments = ("--load", LOAD, "--planner", planner, "--time-limit", 2, "--json")
         ran = inside("solve", *arguments)
         power[planner] = json.loads(ran.out)["predicted"]["power_w"]
     assert power["exact"] <= power["hierarchical"]
@@ -381,7 +384,7 @@ def test_what_cannot_be_simulated_is_one_line(
 
 def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Path) -> None:
     inside("profile", "-o", "my.csv", "-q")
-    inside("solve", "my.csv", "--load", "LL=9000", "-q")
+    inside("solve", "my.csv", "--load", "LL=9000", "--time-limit", 0.5, "-q")
     assert_refused(inside("apply", "no.json"), 2, "no.json")
     assert_refused(inside("apply", "my.csv"), 2, "my.csv")
     few = inside("apply", "--gpus-per-node", 1)
@@ -403,7 +406,7 @@ def test_apply_and_hold_refuse_what_they_cannot_use(inside: Inside, tmp_path: Pa
 def test_check_knows_the_files_of_serving(tmp_path: Path) -> None:
     for arguments in (
         ("profile", "-o", "my.csv"),
-        ("solve", "--load", "SS=4000", "--gpus", "16"),
+        ("solve", "--load", "SS=4000", "--gpus", "16", "--time-limit", "0.5"),
         ("apply", "serving-plan.json"),
     ):
         assert envplan("serving", *arguments, cwd=tmp_path).code == 0

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, Slo, classify, serves, shorter_output
+from envplan.serving.classes import CLASSES, Slo, classify_all, serves
 from envplan.serving.profile import BUILTIN, ServingProfile, with_slos
 from envplan.serving.simulation import FleetSpec, Machines, Overheads, PoolSpec
 from envplan.serving.sizing import Stream
@@ -101,13 +101,10 @@ def test_a_bad_profile_by_phases_is_refused(tmp_path: Path, line: str, words: st
 
 
 def test_classes_follow_lengths() -> None:
-    assert classify(255, 99) == "SS"
-    assert classify(256, 100) == "MM"
-    assert classify(1024, 350) == "LL"
+    place = classify_all(np.array([255, 256, 1024]), np.array([99, 100, 350]))
+    assert [CLASSES[k] for k in place] == ["SS", "MM", "LL"]
     assert serves("LM", "SS")
     assert not serves("LM", "SL")
-    assert shorter_output("SL") == "SM"
-    assert shorter_output("MS") is None
 
 
 def test_power_is_exact_at_knots_and_straight_between() -> None:

@@ -8,7 +8,6 @@ profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,10 +25,8 @@ __all__ = [
     "RequestClass",
     "Slo",
     "check_class",
-    "classify",
     "classify_all",
     "serves",
-    "shorter_output",
 ]
 
 _LENGTHS: Final = "SML"
@@ -107,14 +104,6 @@ DEFAULT_CLASSES: Final[Mapping[str, RequestClass]] = {
 }
 
 
-def classify(input_tokens: float, output_tokens: float) -> str:
-    """The class of a request of these lengths."""
-    return (
-        _LENGTHS[bisect_right(INPUT_BOUNDS, input_tokens)]
-        + _LENGTHS[bisect_right(OUTPUT_BOUNDS, output_tokens)]
-    )
-
-
 def classify_all(
     input_tokens: npt.NDArray[Any], output_tokens: npt.NDArray[Any]
 ) -> npt.NDArray[np.uint8]:
@@ -128,12 +117,6 @@ def classify_all(
 def serves(pool: str, request: str) -> bool:
     """Whether requests of a class may be served by another's pool: it is longer in no respect."""
     return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
-
-
-def shorter_output(name: str) -> str | None:
-    """The class of the same input and the next shorter output; None if there is none."""
-    place = _LENGTHS.index(name[1])
-    return name[0] + _LENGTHS[place - 1] if place else None
 
 
 def check_class(

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 _SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the highest load at any clock
 _BUSIEST: Final = 0.9  # share of an instance's time that prompts may take
 _TAIL: Final = float(np.log(100.0))  # waits are exponential: the 99th percentile, in means
-_ROUNDS: Final = 60  # of the fixed point between batch and pace
+_ROUNDS: Final = 30  # of the fixed point between batch and pace
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def steady(phases: Phases, request: RequestClass) -> Steady | None:
     work = float(phases.prompt_work(request.input_tokens))
     chunks = max(1.0, request.input_tokens / phases.chunk_tokens)
     most = phases.most_requests(request.input_tokens + request.output_tokens)
-    rate = np.linspace(0.0, _BUSIEST / work, 400)
+    rate = np.linspace(0.0, _BUSIEST / work, 200)
     steps = max(0.0, request.output_tokens - 1)
     batch = np.zeros_like(rate)
     for _ in range(_ROUNDS):
