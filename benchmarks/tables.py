@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from envplan.profiling.builtin import Builtin
 
 from envplan.profile import Profile
-from envplan.profiling.modelled import Sizes, model_of, modelled_profile
+from envplan.profiling.modelled import ModelledJob, Sizes, model_of, modelled_profile
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
 
@@ -16,7 +15,7 @@ def equal_stages(name: str) -> Profile:
     if name == H100:
         model = model_of("gpt", Sizes(layers=64, hidden_size=5120))
         return modelled_profile(
-            Builtin(name=name, gpu="h100-sxm", model=model, num_stages=16, num_microbatches=512)
+            ModelledJob(name=name, gpu="h100-sxm", model=model, num_stages=16, num_microbatches=512)
         )
     measured = {GPT: "gpt3-175b", BLOOM: "bloom-176b"}[name]
     return Profile.builtin(f"sosp24-a100sxm-{measured}-8stage")

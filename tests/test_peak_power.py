@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Frontier, Pipeline, Plan, Profile, simulate, trace_frontier
 from envplan.cli import app
-from envplan.enforce.apply import apply_plan, given_clocks
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import given_clocks
 from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError

@@ -60,8 +60,8 @@ class Candidate(NamedTuple):
     @property
     def effective_fj(self) -> int:
         """What it uses above what waiting for as long would, one GPU a stage, fJ."""
-        powers = self.replay.problem.blocking_power_uw
-        return self.replay.energy_fj - sum(powers) * self.replay.makespan_ns
+        power_uw = sum(self.replay.problem.blocking_power_uw.tolist())
+        return self.replay.energy_fj - power_uw * self.replay.makespan_ns
 
 
 class Known(NamedTuple):
