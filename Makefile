@@ -58,7 +58,6 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.enforce.freqplan
-	$(BIN)/python -m envplan.serving.builtin profiles/serving
 	$(BIN)/python -m envplan.serving.plan
 	$(BIN)/python -m envplan.serving.apply
 
