@@ -26,11 +26,6 @@ def modelled() -> list[Profile]:
     return [profile for profile in builtin_profiles() if profile.name in NAMES]
 
 
-def modelled() -> list[Profile]:
-    """Those that the script makes; measured ones come from elsewhere."""
-    return [profile for profile in builtin_profiles() if profile.name in NAMES]
-
-
 every_profile = pytest.mark.parametrize("name", NAMES)
 
 
