@@ -10,11 +10,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from benchmarks import serving_results
-from envplan import Frontier, Pipeline, Profile, builtin_profiles, strong_scaling, trace_frontier
+from envplan import Frontier, Profile, builtin_profiles, strong_scaling, trace_frontier
 from envplan._files import atomic_write
 from envplan.planners import Comparison, compare
-from envplan.serving import ServingProfile
 
 STRAGGLER = 0.2  # slower than maximum frequency by this fraction
 PLANNERS = ("zeus_global", "zeus_per_stage", "envpipe")
@@ -23,13 +21,15 @@ GLOBAL_BATCH = 1536  # microbatches, as in Perseus' emulation
 
 HEAD = """# Results
 
-Every figure here is **modelled**: built-in profiles ([how they are made](profiles.md)), planned and
-replayed by envplan, against maximum frequency everywhere. `make results` writes this page anew.
-Published figures were measured by their authors on real GPUs, with their own profiles; nothing here
-was tuned to them, and where the two differ, that is how far the models are from their clusters.
+Built-in profiles, planned and replayed by envplan, against maximum frequency everywhere. `make
+results` writes this page anew. Profiles marked *measured* are identified from what the authors of
+Perseus measured on real clusters (times by operation; energies of operations from those of ranks;
+see [how well they predict real runs](validation.md)). All others are **modelled** ([how they are
+made](profiles.md)). Published figures were measured by their authors on real GPUs; nothing here was
+tuned to them. Perseus counts from what training uses under the highest power limit, envplan from
+the highest clock.
 
-What inference fleets save over a week is [at the end](#inference-fleets-a-week), and in full on
-[a page of its own](results-serving.md).
+What inference fleets save is on [a page of its own](results-serving.md).
 """
 
 INTRINSIC = """## No straggler: intrinsic bloat
@@ -52,16 +52,11 @@ emulates it: more pipelines with fewer microbatches each, one of them slower by 
 plans at T_min. Identical pipelines are simulated once.
 """
 
-SERVING = """## Inference fleets: a week
-
-Percent of energy saved by `envplan serving`'s policies against TP8 at maximum frequency, on the
-traces that ship; [more about them](results-serving.md).
-"""
-
-
 def main(path: str) -> None:
     """Write the page."""
-    comparisons = [_compared(p) for p in builtin_profiles() if p.metadata.extra.get("published")]
+    known = [p for p in builtin_profiles() if p.metadata.extra.get("published")]
+    known.sort(key=lambda profile: profile.metadata.source != "measured")
+    comparisons = [_compared(profile) for profile in known]
     sections = [
         HEAD,
         INTRINSIC,
@@ -70,8 +65,6 @@ def main(path: str) -> None:
         _total(comparisons),
         SCALING,
         _scaling(),
-        SERVING,
-        serving_results.headline(serving_results.weeks(ServingProfile.builtin())),
     ]
     atomic_write(path, "\n".join(section.strip() + "\n" for section in sections))
 
@@ -84,8 +77,7 @@ def _compared(profile: Profile) -> Comparison:
 
 
 def _traced(profile: Profile) -> Frontier:
-    microbatches = profile.metadata.num_microbatches
-    return trace_frontier(Pipeline("1f1b", profile.num_stages, microbatches), profile)
+    return trace_frontier(profile.pipeline(), profile)
 
 
 def _intrinsic(comparisons: Iterable[Comparison]) -> str:
@@ -102,7 +94,7 @@ def _intrinsic(comparisons: Iterable[Comparison]) -> str:
         row.append(_saved(100 * (1 - envpipe.ours.energy / base), envpipe.slowdown_percent))
         star = ours["T_star", "1f1b"]
         row.append(_saved(star.savings_percent, star.slowdown_percent))
-        rows.append([comparison.frontier.profile.name, *row, _published(comparison)])
+        rows.append([_name(comparison), *row, _published(comparison)])
     return _table(["profile", *head, "published"], rows)
 
 
@@ -117,7 +109,7 @@ def _total(comparisons: Iterable[Comparison]) -> str:
             and e.plan.iteration_time <= (comparison.straggler_time or 0.0)
         )  # fmt: skip
         cells = [f"{others[name].straggler_savings_percent:.1f}" for name in PLANNERS]
-        rows.append([comparison.frontier.profile.name, *cells, f"{best:.1f}"])
+        rows.append([_name(comparison), *cells, f"{best:.1f}"])
     return _table(["profile", *PLANNERS, "frontier"], rows)
 
 
@@ -152,6 +144,11 @@ def _scaling() -> str:
         )
     head = ["GPUs", "pipelines", "microbatches", "iteration, s", "intrinsic, %", "extrinsic, %"]
     return _table([*head, "saved, %"], rows)
+
+
+def _name(comparison: Comparison) -> str:
+    profile = comparison.frontier.profile
+    return f"{profile.name} ({profile.metadata.source})"
 
 
 def _saved(percent: float, slowdown: float) -> str:
