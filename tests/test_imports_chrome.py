@@ -90,7 +90,7 @@ def test_trace_of_a_schedule_is_imported_as_that_schedule(
     events = traced(pipeline)
     shuffled.shuffle(events)
     read_back = read(tmp_path_factory.mktemp("trace"), events, TraceMapping(PYTORCH))
-    assert read_back.pipeline().operations == pipeline.operations
+    assert Pipeline.from_imported(read_back).operations == pipeline.operations
     pids = tuple(str(40 + rank) for rank in range(ranks))
     assert read_back.rank_labels == (pids if ranks > 1 else ("7",))
     assert {duration for rank in read_back.durations_ns for duration in rank} <= {1000250, 2000500}
@@ -133,7 +133,7 @@ def test_the_order_on_a_rank_tells_the_chunks_of_a_microbatch_apart(
         placement="v" if name in ("zb-v", "dualpipe-v") else "interleaved",
     )
     imported = read(tmp_path_factory.mktemp("trace"), events, mapping)
-    assert imported.pipeline().operations == pipeline.operations
+    assert Pipeline.from_imported(imported).operations == pipeline.operations
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_order_that_does_not_tell_the_chunks_is_refused(
     )
     events = [simple(name, 10 * k, 5) for k, name in enumerate(names)]
     with pytest.raises(InputError, match=words) as error:
-        read(tmp_path, events, mapping).pipeline()
+        Pipeline.from_imported(read(tmp_path, events, mapping))
     assert "\n" not in str(error.value)
 
 
@@ -182,7 +182,7 @@ def test_arguments_tell_rank_chunk_and_microbatch(
     trace = read(tmp_path, events, mapping)
     assert trace.known_as == name
     assert trace.rank_labels == ("r0", "r1")
-    assert trace.pipeline().operations == pipeline.operations
+    assert Pipeline.from_imported(trace).operations == pipeline.operations
 
 
 def test_pairs_of_begin_and_end_are_events_too(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_forward_and_a_backward_together_are_told_from_a_slip(tmp_path: Path) 
 def test_missing_operation_is_named(tmp_path: Path) -> None:
     events = [e for e in traced(Pipeline("1f1b", 2, 4)) if e["name"] != "PP:1B2"]
     with pytest.raises(InputError, match="backward of microbatch 2 on model stage 1"):
-        read(tmp_path, events, TraceMapping(PYTORCH)).pipeline()
+        Pipeline.from_imported(read(tmp_path, events, TraceMapping(PYTORCH)))
 
 
 @pytest.mark.parametrize(

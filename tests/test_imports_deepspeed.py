@@ -119,7 +119,9 @@ def train(microbatches: int, stages: int) -> list[Train]:
 def test_train_schedule_is_1f1b(stages: int, microbatches: int) -> None:
     read = from_deepspeed(train(microbatches, stages))
     assert read.known_as == "1f1b"
-    assert read.pipeline().operations == Pipeline("1f1b", stages, microbatches).operations
+    assert (
+        Pipeline.from_imported(read).operations == Pipeline("1f1b", stages, microbatches).operations
+    )
 
 
 def test_buffers_tell_which_microbatch_a_backward_is_of() -> None:
@@ -145,7 +147,7 @@ def test_second_phase_is_the_way_back_through_the_ranks() -> None:
     assert read.num_chunks == 2
     assert [op.profile_stage for op in read.orders[0]] == [0, 3, 3, 0]
     assert [op.profile_stage for op in read.orders[1]] == [1, 2, 2, 1]
-    assert read.pipeline().num_profile_stages == 4
+    assert Pipeline.from_imported(read).num_profile_stages == 4
 
 
 def test_other_instructions_are_counted_or_kept() -> None:
@@ -169,7 +171,7 @@ def test_other_instructions_are_counted_or_kept() -> None:
     assert [op.microbatch for op in kept.orders[1] if op.instruction == "load"] == [0, 1, 2]
     assert kept.known_as == "1f1b"
     assert "OptimizerStep" not in kept.skipped
-    kept.pipeline()
+    Pipeline.from_imported(kept)
 
 
 @given(stages=st.integers(1, 4), microbatches=st.integers(1, 6))
@@ -214,7 +216,7 @@ def test_instructions_that_cannot_run_are_refused(commands: list[Instruction], w
 def test_stage_whose_backward_is_missing_is_named() -> None:
     broken = [Listed(forward(0), forward(1), backward(0)), *train(2, 2)[1:]]
     with pytest.raises(InputError, match="backward of microbatch 1 on model stage 0"):
-        from_deepspeed(broken).pipeline()
+        Pipeline.from_imported(from_deepspeed(broken))
 
 
 def test_one_schedule_instead_of_a_list_is_refused() -> None:

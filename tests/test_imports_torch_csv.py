@@ -37,7 +37,7 @@ def parsed(text: str) -> list[list[str]]:
 def refused(path: Path, text: str) -> InputError:
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        read_torch_csv(path).pipeline()
+        Pipeline.from_imported(read_torch_csv(path))
     assert "\n" not in str(error.value)
     return error.value
 
@@ -100,7 +100,7 @@ def test_exported_schedule_is_imported_as_it_was(shape: tuple[str, int, int, int
         return
     rows = [line.split(",") for line in as_torch_csv(pipeline).splitlines()]
     read = parse_rows(rows)
-    assert same(read.pipeline(p2p_latency=0.001), pipeline)
+    assert same(Pipeline.from_imported(read, p2p_latency=0.001), pipeline)
     assert Pipeline(read.known_as or "", shape[1], shape[2], num_chunks=shape[3]).operations == (
         pipeline.operations
     )
@@ -193,7 +193,7 @@ def test_actions_that_are_no_computation_are_left_out_and_counted(tmp_path: Path
     assert read.skipped["WAIT_SEND_F"] == read.skipped["WAIT_SEND_B"] == 1
     assert read.skipped["WAIT_REDUCE_GRAD"] == read.skipped["NEW_THING"] == 1
     assert "REDUCE_GRAD" not in read.skipped
-    assert len(read.pipeline().operations) == 5
+    assert len(Pipeline.from_imported(read).operations) == 5
 
 
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.mktemp("any") / "schedule.csv"
     path.write_text(text)
     with suppress(InputError):
-        assert read_torch_csv(path).pipeline().operations
+        assert Pipeline.from_imported(read_torch_csv(path)).operations
 
 
 def test_example_is_a_schedule_that_envplan_has_no_name_for() -> None:
     read = read_torch_csv(EXAMPLES / "gpipe-in-halves-4x8.csv")
     assert read.known_as is None
-    pipeline = read.pipeline()
+    pipeline = Pipeline.from_imported(read)
     assert (pipeline.num_stages, pipeline.num_microbatches) == (4, 8)
     first = [op.microbatch for op in pipeline.operations[:16]]
     assert first == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]

@@ -108,7 +108,9 @@ def test_live_schedule_is_the_generated_one_of_its_name(
     assert pipeline.schedule == known_as
     assert (pipeline.num_stages, pipeline.num_chunks, pipeline.num_microbatches) == (4, per_rank, 8)
     assert pipeline.p2p_latency_ns == 1_000_000
-    from_orders = read_torch_schedule(schedule(name, 4, per_rank, 8, rank=2)).pipeline()
+    from_orders = Pipeline.from_imported(
+        read_torch_schedule(schedule(name, 4, per_rank, 8, rank=2))
+    )
     assert from_orders.schedule == "dag"
     assert from_orders.operations == pipeline.operations
 
@@ -196,5 +198,7 @@ def test_pytorch_loads_the_csv_that_envplan_exports(name: str, chunks: int, tmp_
             ]
             if loader == "_PipelineScheduleRuntime":
                 theirs._dump_csv(path, "compute_comms")
-                assert read_torch_csv(path).pipeline().operations == pipeline.operations
+                assert (
+                    Pipeline.from_imported(read_torch_csv(path)).operations == pipeline.operations
+                )
                 path.write_text(as_torch_csv(pipeline))

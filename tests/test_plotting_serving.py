@@ -17,7 +17,7 @@ from envplan.plotting.serving import (
 from envplan.serving.exact import exact_plan
 from envplan.serving.policies import compare_policies
 from envplan.serving.profile import ServingProfile
-from envplan.serving.weeks import make_week
+from envplan.serving.trace import make_week
 
 
 @cache

@@ -12,8 +12,7 @@ from envplan.serving.policies.outlook import Outlook, Stretch
 from envplan.serving.profile import ServingProfile, with_slos
 from envplan.serving.simulation import FleetSpec, Machines, Overheads, PoolSpec
 from envplan.serving.sizing import Stream
-from envplan.serving.trace import Trace
-from envplan.serving.weeks import make_week
+from envplan.serving.trace import Trace, make_week
 
 HOURS = ["azure-2023-code", "azure-2023-conversation"]
 QUICK = [name for name in POLICIES if name != "static"]  # whose integer program takes seconds

@@ -11,8 +11,7 @@ import pytest
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
-from envplan.serving.trace import Trace, builtin_traces
-from envplan.serving.weeks import make_week
+from envplan.serving.trace import Trace, builtin_traces, make_week
 
 
 def written(folder: Path, *lines: str) -> Path:

@@ -435,7 +435,7 @@ def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
 
 def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float) -> Pipeline:
     try:
-        return imported.pipeline(p2p_latency=p2p_latency)
+        return Pipeline.from_imported(imported, p2p_latency=p2p_latency)
     except InputError as error:
         left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
         path = files[0] if len(files) == 1 else None

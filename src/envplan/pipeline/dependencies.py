@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from envplan.errors import InputError
 from envplan.pipeline.schedules import Operation
+
+if TYPE_CHECKING:
+    from envplan.pipeline.graph import Pipeline
 
 FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
@@ -239,3 +242,16 @@ def _raise_deadlock(
     if len(circle) > _MOST_NAMED:
         waits.append(f"and so on, {len(circle)} ranks in all")
     raise InputError(f"the order deadlocks: {'; '.join(waits)}")
+
+
+def starts_without_lags(pipeline: Pipeline, time: Sequence[int]) -> list[int]:
+    """The earliest start of each operation if transfers take no time, (N).
+
+    Args:
+        time: how long each operation takes, in any unit, (N).
+    """
+    start = [0] * len(time)
+    for i in pipeline.order.tolist():
+        for j in pipeline.succ[pipeline.succ_begin[i] : pipeline.succ_begin[i + 1]].tolist():
+            start[j] = max(start[j], start[i] + time[i])
+    return start

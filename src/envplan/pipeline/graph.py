@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 ENVPIPE = "envpipe"
 
 _MOST_NAMED = 8
+
+if TYPE_CHECKING:
+    from envplan.pipeline.imports import ImportedSchedule
 
 
 class Pipeline:
@@ -212,6 +215,23 @@ class Pipeline:
         )
 
     @classmethod
+    def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
+        """A schedule from elsewhere, with the data dependencies that generated schedules have.
+
+        Args:
+            schedule: what a reader of envplan.pipeline.imports has read.
+            p2p_latency: seconds that a transfer between ranks takes.
+
+        Raises:
+            InputError: an operation is missing, or the ranks would wait for each other for ever.
+        """
+        return cls.from_orders(
+            [list(order) for order in schedule.orders],
+            num_chunks=schedule.num_chunks,
+            p2p_latency=p2p_latency,
+        )
+
+    @classmethod
     def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
 
@@ -229,7 +249,7 @@ class Pipeline:
 
         read = read_torch_schedule(schedule)
         if read.known_as is None:
-            return read.pipeline(p2p_latency=p2p_latency)
+            return cls.from_imported(read, p2p_latency=p2p_latency)
         shape = (len(read.orders), read.num_microbatches)
         return cls(read.known_as, *shape, num_chunks=read.num_chunks, p2p_latency=p2p_latency)
 
@@ -411,19 +431,6 @@ def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
         for k in range(bounds[i], bounds[i + 1]):
             before[after[k]].append((i, lags[k]))
     return before
-
-
-def starts_without_lags(pipeline: Pipeline, time: Sequence[int]) -> list[int]:
-    """The earliest start of each operation if transfers take no time, (N).
-
-    Args:
-        time: how long each operation takes, in any unit, (N).
-    """
-    start = [0] * len(time)
-    for i in pipeline.order.tolist():
-        for j in pipeline.succ[pipeline.succ_begin[i] : pipeline.succ_begin[i + 1]].tolist():
-            start[j] = max(start[j], start[i] + time[i])
-    return start
 
 
 def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:

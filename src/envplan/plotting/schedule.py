@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.pipeline.graph import starts_without_lags
+from envplan.pipeline.dependencies import starts_without_lags
 from envplan.plotting.frontier import save_figure
 from envplan.units import s_from_ns
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import InputError
+from envplan.profiling.explaining import explained
 from envplan.profiling.sweep import Workload
 
 __all__ = ["explained", "load_entry"]
@@ -94,24 +94,3 @@ def _guarded(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
     ):
         return method(*arguments)
-
-
-@contextmanager
-def explained(failed: str, too_large: str) -> Iterator[None]:
-    """Whatever a user's code raises, SystemExit too, becomes an InputError.
-
-    Args:
-        failed: what to say, before the exception's own words.
-        too_large: what to say if memory ran out; "": as for others.
-    """
-    try:
-        yield
-    except EnvplanError:
-        raise
-    except (Exception, SystemExit) as error:
-        # As torch says it, without importing torch.
-        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        if memory and too_large:
-            raise InputError(too_large) from None
-        said = f": {error}" if str(error) else ""
-        raise InputError(f"{failed}: {type(error).__name__}{said}") from error

@@ -21,7 +21,7 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profiling.entry import explained
+from envplan.profiling.explaining import explained
 from envplan.profiling.timers import EventTimer, Timer
 from envplan.profiling.torch_models import How, Stage, model_stages
 from envplan.profiling.waiting import Peers

@@ -35,7 +35,12 @@ from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 from envplan.serving.tables import exists
 
-__all__ = ["Trace", "builtin_traces"]
+__all__ = [
+    "WEEKS",
+    "Trace",
+    "builtin_traces",
+    "make_week",
+]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
@@ -50,6 +55,11 @@ _NAMES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tok
 _LENGTHS: Final = ("input_tokens", "output_tokens")
 _MORE: Final = "_more"  # where a cell too many lands
 _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
+
+#: The weeks by name, and the hour whose requests each is made of.
+WEEKS: Final = {"coding-week": "azure-2023-code", "conversation-week": "azure-2023-conversation"}
+_RANGE: Final = 2.7  # standard deviations between the least and the most of seven normal numbers
+_MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,10 +182,49 @@ class Trace:
                 path=path_or_name,
             )
         if known[path_or_name].name.endswith(".shape.csv"):
-            from envplan.serving.weeks import make_week
-
             return make_week(path_or_name)
         return replace(cls.read_csv(known[path_or_name]), name=path_or_name)
+
+
+def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
+    """A real-shaped week, or its first days; the same for the same seed.
+
+    Args:
+        name: one of WEEKS.
+        days: how much of it.
+        seed: of what is drawn.
+    """
+    hour = Trace.open(WEEKS[name])
+    assert hour.input_tokens is not None
+    assert hour.output_tokens is not None
+    random = np.random.default_rng(seed)
+    minute, middle, low, high = np.loadtxt(
+        builtin_folder() / f"{name}.shape.csv", delimiter=",", skiprows=1
+    ).T
+    minutes = np.arange(round(days * 24 * 60))
+    spread = np.interp(minutes, minute, (high - low) / _RANGE)
+    wanted = np.interp(minutes, minute, middle) + spread * random.standard_normal(len(minutes))
+    counts = np.maximum(1, np.rint(wanted)).astype(np.int64)
+    latest = hour.arrival[-1] - _MINUTE_S
+    at, rows = [], []
+    for k, count in enumerate(counts):
+        offsets, found = [], 0
+        picked = []
+        while found < count:
+            begin = random.uniform(0.0, latest)
+            first, last = np.searchsorted(hour.arrival, (begin, begin + _MINUTE_S))
+            picked.append(np.arange(first, last))
+            offsets.append(hour.arrival[first:last] - begin)
+            found += last - first
+        chosen = random.permutation(found)[:count]
+        times = np.concatenate(offsets)[chosen]
+        order = np.argsort(times)
+        at.append(k * _MINUTE_S + times[order])
+        rows.append(np.concatenate(picked)[chosen[order]].astype(np.int32))
+    places = np.concatenate(rows)
+    made = f"real-shaped: the digitized minutes of the week, made of the minutes of {hour.name}"
+    return Trace(name, np.concatenate(at), hour.input_tokens[places], hour.output_tokens[places],
+                 hour.known[places], made=made, lasts_s=len(counts) * _MINUTE_S)  # fmt: skip
 
 
 def builtin_traces() -> dict[str, Path]:

@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
     @property
     def effective_fj(self) -> int:
         """What it uses above what waiting for as long would, one GPU a stage, fJ."""
-        power_uw = sum(self.replay.problem.blocking_power_uw.tolist())
+        power_uw: int = sum(self.replay.problem.blocking_power_uw.tolist())
         return self.replay.energy_fj - power_uw * self.replay.makespan_ns
 
 

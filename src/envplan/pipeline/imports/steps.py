@@ -7,15 +7,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.formats import MAX_OPERATIONS
 from envplan.pipeline.schedules import SCHEDULES, Operation
-
-if TYPE_CHECKING:
-    from envplan.pipeline.graph import Pipeline
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 #: The instructions that make up a microbatch's way through a model stage.
@@ -59,23 +56,6 @@ class ImportedSchedule:
     orders: tuple[tuple[Operation, ...], ...]
     num_chunks: int
     skipped: Mapping[str, int] = field(default_factory=dict)
-
-    def pipeline(self, *, p2p_latency: float = 0.0) -> Pipeline:
-        """The operations with the data dependencies that generated schedules have.
-
-        Args:
-            p2p_latency: seconds that a transfer between ranks takes.
-
-        Raises:
-            InputError: an operation is missing, or the ranks would wait for each other for ever.
-        """
-        from envplan.pipeline.graph import Pipeline
-
-        return Pipeline.from_orders(
-            [list(order) for order in self.orders],
-            num_chunks=self.num_chunks,
-            p2p_latency=p2p_latency,
-        )
 
     @property
     def known_as(self) -> str | None:

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.graph import starts_without_lags
+from envplan.pipeline.dependencies import starts_without_lags
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,
