@@ -8,11 +8,8 @@ that is exact.
 
 from __future__ import annotations
 
-import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from itertools import pairwise
-
-from envplan.errors import InputError
 
 NS_PER_S = 10**9
 UW_PER_W = 10**6
@@ -69,21 +66,6 @@ def w_from_uw(uw: int) -> float:
 
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
-
-def parse_duration(text: str, option: str) -> float:
-    """Seconds of a duration such as 14d, 36h, 90m, 3600s or 1d12h.
-
-    Raises:
-        InputError: it is none.
-    """
-    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
-    if not parts or "".join(map("".join, parts)) != text or len(text) > 40:
-        raise InputError(
-            f"{option} must be a number with a unit, such as 14d, 36h, 90m, 3600s or 1d12h, "
-            f"not {text}"
-        )
-    return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
 
 
 def duration_text(seconds: float) -> str:

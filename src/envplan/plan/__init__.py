@@ -1,6 +1,6 @@
 """Plans: a frequency for every operation, what it costs, and its file plan.json."""
 
-from envplan.plan.build import build_plan, gap_over, note_straggler, target_of, with_ladder
+from envplan.plan.build import build_plan, gap_over, note_straggler, target_of
 from envplan.plan.model import (
     PLAN_SCHEMA,
     SCHEMA_FILE,
@@ -56,6 +56,5 @@ __all__ = [
     "schema_text",
     "stated_rows",
     "target_of",
-    "with_ladder",
     "write_schema",
 ]

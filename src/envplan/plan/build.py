@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -231,21 +230,6 @@ def percent(part: float, whole: float) -> float:
 def average_power_w(energy_fj: int, time_ns: int) -> float:
     """W."""
     return energy_fj / (time_ns * UW_PER_W)
-
-
-def with_ladder(plan: Plan, slower: Sequence[Plan]) -> Plan:
-    """The plan, carrying those of `slower`, by ascending time, that are worth following.
-
-    Each is slower than the one before, the first than this plan, and uses less until any time
-    after both.
-    """
-    best, rungs = plan, []
-    for rung in slower:
-        later = rung.iteration_time > best.iteration_time
-        if later and rung.uses_less_until_any_time_after(best):
-            rungs.append(rung.as_rung())
-            best = rung
-    return plan.model_copy(update={"ladder": rungs})
 
 
 def planned_operations(replay: Replay) -> list[list[PlannedOperation]]:

@@ -24,7 +24,7 @@ from envplan.limits import (
     Setting,
 )
 from envplan.noise import NoisyRun
-from envplan.plan import Plan, build_plan, note_straggler, target_of, with_ladder
+from envplan.plan import Plan, build_plan, note_straggler, target_of
 from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.solve.average_power import least_average_uw, thriftiest_rows
@@ -69,7 +69,7 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
             found = search.cheapest() if request.straggler_time_s is None else search.in_time()
     plan = search.plan(found)
     if request.effort.ladder:
-        plan = with_ladder(plan, ladder(frontier, request, progress))
+        plan = plan.with_ladder(ladder(frontier, request, progress))
     return plan if request.run is None else priced(plan, request.run)
 
 
