@@ -235,7 +235,7 @@ def test_without_iterations_one_iteration_is_reckoned(frontier: Frontier) -> Non
     assert costs is not None
     assert costs.run is None
     with pytest.raises(InputError, match="--iterations or --tokens"):
-        Run(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
+        Run.of(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
 
 
 def test_a_run_that_outlasts_its_prices_is_refused_unless_they_repeat(

@@ -48,7 +48,7 @@ def test_looked_up_plan_is_in_time_and_the_next_is_not(frontier: Frontier) -> No
 
 def test_straggler_beyond_t_max_keeps_the_t_max_plan(frontier: Frontier) -> None:
     plan = frontier.plan_for_straggler(100 * frontier.slowest_time)
-    assert plan is frontier.ladder()[-1]
+    assert plan == frontier.ladder()[-1]
     assert frontier.min_energy_time < plan.iteration_time <= frontier.slowest_time
     # Every operation is at its least effective cost: nothing is left to save.
     assert until(plan, 10.0) == pytest.approx(bound_until(frontier, 10.0), rel=1e-9)

@@ -87,12 +87,9 @@ def test_a_deadline_that_the_cap_does_not_allow_names_the_fastest_found() -> Non
     frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2, blocking=70.0))
     fastest = frontier.plan(peak_power_cap=330)
     assert fastest.iteration_time > frontier.min_time
-    with pytest.raises(NoAnswerError, match="the fastest found under that cap takes"):
+    with pytest.raises(NoAnswerError, match="the least time found is") as error:
         frontier.plan(peak_power_cap=330, target_time=frontier.min_time)
-    with pytest.raises(NoAnswerError, match="and none takes less than") as error:
-        frontier.plan(peak_power_cap=330, target_time=frontier.min_time)
-    bound = float(str(error.value).split()[-2])
-    assert frontier.min_time <= bound <= fastest.iteration_time
+    assert fastest.iteration_time <= float(str(error.value).split()[-2])
     again = frontier.plan(peak_power_cap=330, target_time=fastest.iteration_time)
     assert again.iteration_time <= fastest.iteration_time
 
@@ -102,8 +99,11 @@ def test_check_rejects_a_plan_over_its_cap() -> None:
     plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan(peak_power_cap=400)
     verify_plan(plan, profile)
     lower = plan.target.model_copy(update={"peak_power_w": 300.0})
-    with pytest.raises(InputError, match="at the peak, more than the target"):
-        verify_plan(plan.model_copy(update={"target": lower}), profile)
+    over = plan.model_copy(update={"target": lower, "stated_request": None})
+    with pytest.raises(InputError, match="at the peak, more than the 300.0 W allowed"):
+        verify_plan(over, profile)
+    with pytest.raises(InputError, match="differ from the plan's own fields on peak-power"):
+        verify_plan(over.model_copy(update={"stated_request": plan.request}), profile)
 
 
 def test_apply_refuses_clocks_that_break_the_cap() -> None:
@@ -112,7 +112,7 @@ def test_apply_refuses_clocks_that_break_the_cap() -> None:
     topology = Topology.for_job(plan.job)
     assert apply_plan(plan, profile, topology=topology).iteration_time_s == plan.iteration_time
     only_the_highest = given_clocks("1740")
-    with pytest.raises(InputError, match=r"W at the peak, more than the plan's cap of 400.0 W"):
+    with pytest.raises(InputError, match=r"W at the peak, more than the 400.0 W allowed"):
         apply_plan(plan, profile, topology=topology, clocks=only_the_highest)
     with pytest.raises(InputError, match="for --min-dwell"):
         apply_plan(plan, profile, topology=topology, min_dwell=60.0)
@@ -138,7 +138,7 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
 @pytest.mark.parametrize("watts", [-1.0, float("nan"), float("inf"), 1e13])
 def test_caps_that_are_no_power_are_refused(watts: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2))
-    with pytest.raises(InputError, match="peak power cap"):
+    with pytest.raises(InputError, match="power_w should be"):
         frontier.plan(peak_power_cap=watts)
 
 
@@ -147,7 +147,7 @@ def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
     solved = envplan("solve", "--peak-power-cap", "400", "--slowdown", "30", cwd=tmp_path)
     assert solved.code == 0, solved.err
     assert "of 400 W allowed" in solved.out
-    assert "at the peak of the replay <= target 400.0 W" in (
+    assert "at the peak of the replay <= 400.0 W" in (
         envplan("check", "plan.json", cwd=tmp_path).out
     )
     replayed = envplan("simulate", "plan.json", "--json", cwd=tmp_path)
@@ -168,8 +168,7 @@ def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
 
 def test_refining_keeps_the_ladder_under_the_cap() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2), blocking_power=70.0)
-    plan = frontier.plan(peak_power_cap=350.0)
-    plan = plan.with_ladder(frontier.ladder(peak_power_cap=350.0))
+    plan = frontier.plan(peak_power_cap=350.0, ladder=8)
     assert plan.ladder
     assert replan(plan, frontier.profile) == plan
 
@@ -197,8 +196,6 @@ def test_no_ladder_where_waiting_alone_draws_more_than_the_cap() -> None:
     )
     with pytest.raises(NoAnswerError, match="wait for a straggler draw 1500 W, more than the cap"):
         frontier.ladder(3, peak_power_cap=1400.0)
-    with pytest.raises(InputError, match="clocks that change at once"):
-        frontier.ladder(3, peak_power_cap=1400.0, switch_latency=0.1)
 
 
 def test_ladder_under_a_cap_goes_from_solve_to_the_frequency_plan(
@@ -210,7 +207,7 @@ def test_ladder_under_a_cap_goes_from_solve_to_the_frequency_plan(
     plan = Plan.load("plan.json")
     assert plan.ladder
     checked = envplan("check", "plan.json", cwd=tmp_path)
-    assert "none of them ever draws more than the target of 350.0 W" in checked.out
+    assert "none of them ever draws more than 350.0 W" in checked.out
     assert app._run(["apply", "-q"]) == 0
     applied = FrequencyPlan.load("run.freqplan.json")
     assert applied.ladder is not None
@@ -220,8 +217,8 @@ def test_ladder_under_a_cap_goes_from_solve_to_the_frequency_plan(
 def test_solve_says_the_least_where_no_plan_stays_under_the_cap(tmp_path: Path) -> None:
     small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
     refused = envplan("solve", "--peak-power-cap", "120", cwd=tmp_path)
-    assert_refused(refused, 1, "no plan stays under 120 W", "the least peak found is")
+    assert_refused(refused, 1, "stays under 120 W", "the least peak found is")
     shared = ("--replicas", 3, "--peak-power-cap", 200)
     refused = envplan("solve", *shared, cwd=tmp_path)
-    assert_refused(refused, 1, "no plan stays under 200 W")
+    assert_refused(refused, 1, "stays under 200 W")
     assert not (tmp_path / "plan.json").exists()

@@ -93,7 +93,7 @@ def test_without_either_the_plan_is_the_usual_one(a40: Frontier) -> None:
 @pytest.mark.parametrize("name", ["switch_latency", "min_dwell"])
 @pytest.mark.parametrize("value", [-0.1, float("nan"), 4000.0])
 def test_times_out_of_range_are_refused(a40: Frontier, name: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"{name} must be between 0 and 3600 s"):
+    with pytest.raises(InputError, match="switch_latency_s|time_s"):
         a40.plan(**{name: value})
 
 
@@ -150,8 +150,9 @@ def test_a_tampered_plan_does_not_pass_as_one_with_latency(folder: Path) -> None
 def test_a_plan_whose_clocks_change_too_soon_does_not_pass(folder: Path) -> None:
     plan = solved(folder, "--slowdown", 5)
     job = plan.job.model_copy(update={"min_dwell_s": 30.0})
-    plan.model_copy(update={"job": job}).save(folder / "plan.json")
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "job.min_dwell_s of 30.0 s")
+    changed = {"job": job, "stated_request": None}
+    plan.model_copy(update=changed).save(folder / "plan.json")
+    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "the least time of 30.0 s")
 
 
 def test_a_target_out_of_reach_names_the_least_time(folder: Path) -> None:
@@ -212,7 +213,7 @@ def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
     profile = a40.profile
     plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5)
     hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02)[1:]]
-    with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* job.min_dwell_s"):
+    with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* the least time of"):
         verify_plan(plan.model_copy(update={"ladder": hasty}), profile)
     topology = Topology.for_job(plan.job)
     applied = apply_plan(plan.model_copy(update={"ladder": hasty}), profile, topology=topology)
@@ -222,7 +223,7 @@ def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
 def test_apply_refuses_clocks_that_change_sooner_than_the_plan_keeps(a40: Frontier) -> None:
     plan = a40.plan(slowdown=0.03)
     job = plan.job.model_copy(update={"min_dwell_s": 0.5})
-    plan = plan.model_copy(update={"job": job})
+    plan = plan.model_copy(update={"job": job, "stated_request": None})
     with pytest.raises(InputError, match=r"or for --min-dwell, stage \d asks for a clock at"):
         apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
 

@@ -632,7 +632,7 @@ class RunOptions(CostOptions):
         ),
     ] = None
     minimize: Annotated[
-        Literal["money", "carbon", "energy"] | None,
+        Literal["energy", "money", "carbon"] | None,
         option(
             "--minimize WHAT",
             MONEY,

@@ -257,15 +257,16 @@ class Relaxation:
     def earliest_under_power_ns(self, power_uw: int) -> int:
         """The earliest time at which the relaxed average power is at most so many uW of one GPU a
         stage together; T_max where it never is. The relaxed power falls with time."""
-        return self._earliest(lambda time, energy: energy <= power_uw * time)
+        return self._earliest(lambda time, energy: energy <= power_uw * time, self.slowest_time_ns)
 
     def earliest_within_energy_ns(self, energy_fj: int) -> int:
         """The earliest time at which the relaxed energy is at most so many fJ of one GPU a stage;
         T_star where it never is."""
-        return min(self._earliest(lambda _, energy: energy <= energy_fj), self.min_energy_time_ns)
+        # Beyond T_star energy rises again.
+        return self._earliest(lambda _, energy: energy <= energy_fj, self.min_energy_time_ns)
 
-    def _earliest(self, holds: Callable[[int, int], bool]) -> int:
-        low, high = self.min_time_ns - 1, self.slowest_time_ns
+    def _earliest(self, holds: Callable[[int, int], bool], latest_ns: int) -> int:
+        low, high = self.min_time_ns - 1, latest_ns
         while high - low > 1:
             middle = (low + high) // 2
             bound = (

@@ -417,22 +417,39 @@ class _Search:
         return found._replace(deadline_ns=max(found.replay.makespan_ns, deadline_ns))
 
     def _thriftiest(self) -> _Found:
-        """The choice of least average power, if it keeps all limits.
+        """The choice with as few of the rows of least average power as keep all limits.
+
+        Such rows may take more energy than waiting would. Operations get them in the order of the
+        schedule, all others their rows of T_max.
 
         Raises:
-            NoAnswerError: it does not.
+            NoAnswerError: even all of them do not.
         """
         frontier = self.frontier
-        rows = thriftiest_rows(frontier.problem)
-        replay = frontier.problem.replay(rows, Machine(self.request.latency_ns))
-        found = _Found(replay, replay.makespan_ns)
+        problem, slowest = frontier.problem, frontier.slowest_time_ns
+        thrifty, usual = thriftiest_rows(problem), self._at_place(0.0, self._setting(slowest), True)
+        position = np.empty(len(thrifty), np.int64)
+        position[problem.pipeline.order] = np.arange(len(thrifty))
+
+        def with_thrifty(count: int) -> Replay:
+            rows = np.where(position < count, thrifty, usual.rows).astype(np.int32)
+            return problem.replay(rows, Machine(self.request.latency_ns))
+
+        def tried(count: int) -> _Found | None:
+            replay = with_thrifty(count)
+            setting = self._setting(replay.makespan_ns)
+            broken = any(limit.excess(replay, setting) for limit in self.request.limits)
+            return None if broken else _Found(replay, replay.makespan_ns)
+
+        found = first_between(0, len(thrifty), tried, len(thrifty).bit_length())
+        if found is not None:
+            return found
+        replay = with_thrifty(len(thrifty))
         setting = self._setting(replay.makespan_ns)
         star = self._tried(frontier.min_energy_time_ns)
-        for limit in self.request.limits:
-            if limit.excess(replay, setting):
-                best = replay if star is None else star.replay
-                raise NoAnswerError(self._refusal(limit, best, setting))
-        return found
+        best = replay if star is None else star.replay
+        broken = (limit for limit in self.request.limits if limit.excess(replay, setting))
+        raise NoAnswerError(self._refusal(next(broken), best, setting))
 
     def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
         words = limit.broken(replay, setting)
