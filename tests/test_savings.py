@@ -9,6 +9,8 @@ import pytest
 
 import envplan as package
 from cli_helpers import assert_refused, envplan, small_profile
+from envplan.cli.command import Numbers, typed
+from envplan.cli.options import JobOptions
 from envplan.costs import Rate
 from envplan.costs.savings import Site
 from envplan.pipeline import Pipeline
@@ -180,3 +182,11 @@ def test_solve_says_what_a_year_saves_where_there_is_a_price(folder: Path) -> No
     assert last.startswith("a year of it on the job's GPUs saves ")
     assert last.endswith(" EUR at 0.5 a kWh")
     assert "a year" not in envplan("solve", cwd=folder).out
+
+
+def test_options_can_be_typed_again() -> None:
+    job = JobOptions(profile="a b.csv", microbatches=8, vp=2, recompute=True, p2p_latency=0.002)
+    words = ["a b.csv", "--microbatches", "8", "--vp", "2", "--p2p-latency", "0.002", "--recompute"]
+    assert typed(job) == words
+    assert typed(JobOptions(activation_slots=Numbers([8, 7]))) == ["--activation-slots", "8,7"]
+    assert typed(JobOptions()) == []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
     from envplan.plan import Plan
-    from envplan.planners import PLANNERS, compare, forwards_ahead
+    from envplan.planners import PLANNERS, advise, compare, forwards_ahead
     from envplan.profile import Profile, ProfileMetadata, builtin_profiles
     from envplan.replicas import plan_replicas, replay_replicas
     from envplan.request import Request
@@ -57,6 +57,7 @@ __all__ = [
     "Request",
     "Timeline",
     "__version__",
+    "advise",
     "builtin_profiles",
     "check_file",
     "compare",
@@ -91,6 +92,7 @@ _HOME = {
     "Pipeline": "envplan.pipeline",
     "Plan": "envplan.plan",
     "PLANNERS": "envplan.planners",
+    "advise": "envplan.planners",
     "compare": "envplan.planners",
     "forwards_ahead": "envplan.planners",
     "verify_plan": "envplan.verify",

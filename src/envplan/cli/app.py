@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from envplan.cli.advise import advise
 from envplan.cli.apply import apply
 from envplan.cli.check import check
 from envplan.cli.command import Group, add
@@ -42,12 +43,12 @@ app = typer.Typer(
 )
 for panel, functions in {
     "Plan": (profile, frontier, solve, apply),
-    "Look": (savings, compare, simulate, timeline, report, sweep),
+    "Look": (savings, advise, compare, simulate, timeline, report, sweep),
     "Run": (devices, refine, reset),
     "Data": (profiles, smooth, check),
 }.items():
-    for function in functions:
-        add(app, function, panel=panel)
+    for command in functions:
+        add(app, command, panel=panel)
 app.add_typer(schedule_app, rich_help_panel="Data")
 app.add_typer(serving, rich_help_panel="Serving")
 

@@ -87,7 +87,9 @@ def typed(group: Any) -> list[str]:
         value, declared = getattr(group, field.name), hints[field.name].__metadata__[0]
         if value == field.default:
             continue
-        names = [name for name in declared.param_decls or () if name.startswith("--")]
+        # Typer takes the first name for a default.
+        given = (declared.default, *(declared.param_decls or ()))
+        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
         text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
         words += [*names[:1], *([] if value is True else [text])]
     return words

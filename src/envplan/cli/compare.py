@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import TARGET, option, plot_option
 from envplan.cli.costs import comparison_columns, costs_document
 from envplan.cli.inputs import check_outputs, refuse_overwriting
@@ -264,6 +265,8 @@ def _notes(comparison: Comparison) -> list[str]:
             f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
+    if comparison.advice:
+        notes.append("; ".join(map(better_schedule, comparison.advice)))
     published = comparison.published
     if published is not None:
         slower = published.slowdown_percent
@@ -298,6 +301,7 @@ def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
                 "iterations": len(comparison.envpipe.iterations),
                 "stopped": comparison.envpipe.stopped,
             },
+            "advice": [advice_document(row) for row in comparison.advice],
             "published": None
             if published is None
             else {

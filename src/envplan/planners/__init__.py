@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from envplan.planners.advice import Advice, advise
 from envplan.planners.base import Planner
 from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
 from envplan.planners.comparison import Comparison, Entry, compare
@@ -11,6 +12,7 @@ from envplan.planners.registry import PLANNERS, planner_named
 
 __all__ = [
     "PLANNERS",
+    "Advice",
     "Comparison",
     "Entry",
     "EnvPipe",
@@ -21,6 +23,7 @@ __all__ = [
     "Planner",
     "ZeusGlobal",
     "ZeusPerStage",
+    "advise",
     "compare",
     "forwards_ahead",
     "planner_named",

@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from envplan.errors import InputError, shown
-from envplan.pipeline import Pipeline
+from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Baseline, Plan, gap_over
 from envplan.plan.build import percent
+from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import (
     MaxFrequency,
     ZeusGlobal,
@@ -28,6 +31,7 @@ from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 Point = Literal["T_min", "T_star", "straggler"]
 
 _MAX_STRAGGLER_S: Final = 1e9
+_NOTABLE_PERCENT: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,26 @@ class Comparison:
     envpipe: EnvPipeRun
     straggler_time: float | None
     published: Published | None
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """EnvPipe's order and the best other schedule with as many chunks, as far as they are
+        faster or save more than the pipeline as given."""
+        pipeline = self.frontier.pipeline
+        if pipeline.schedule not in SCHEDULES:
+            return ()
+        others = [name for name in SCHEDULES if name != ENVPIPE]
+        rows = advise(self.frontier, schedules=others, chunks=[pipeline.num_chunks], best=1)
+        job = next(row for row in rows if row.is_job)
+        assert job.at_equal_time is not None
+        if self.envpipe_frontier is not self.frontier:
+            rows.insert(0, beside(job.at_equal_time, self.frontier, self.envpipe_frontier))
+        return tuple(row for row in rows if _is_better(row, job))
+
+
+def _is_better(row: Advice, job: Advice) -> bool:
+    saves = (row.saved_percent or -math.inf) - (job.saved_percent or 0.0)
+    return max(saves, row.faster_percent or -math.inf) >= _NOTABLE_PERCENT
 
 
 def compare(

@@ -1,0 +1,166 @@
+"""`envplan advise`: which schedule suits a job."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from envplan.cli.command import MOST, option, typed
+from envplan.cli.options import JobOptions, OutputOptions
+from envplan.errors import InputError
+from envplan.quantities import COUNT
+
+if TYPE_CHECKING:
+    from envplan.planners import Advice
+    from envplan.solve import Frontier
+
+SCHEMA: Final = "envplan/advice/v1"
+
+
+def advise(
+    job: JobOptions,
+    show: OutputOptions,
+    best: Annotated[
+        int, option("--best N", MOST, "How many to plan of each ranking; default 3.", COUNT)
+    ] = 3,
+) -> None:
+    """Find the schedule that suits a job: the same batch on the same GPUs under all that fit.
+
+    Ranked by energy in the time of the job's own plan without slowdown, and by time at its energy.
+    With twice the chunks a GPU holds twice as much of the model; memory is not looked at.
+
+    \b
+    Example:
+      envplan advise a40-gpt3-1.3b-4stage --microbatches 32
+      envplan advise --schedule gpipe --best 5 --json
+    """
+    import envplan
+    from envplan.cli.output import counting_bar
+
+    if job.dag is not None:
+        raise InputError("advise compares schedules; leave --dag out")
+    own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
+    frontier = own.trace(quiet=show.quiet)
+    with counting_bar("schedules", quiet=show.quiet) as bar:
+        rows = envplan.advise(
+            frontier,
+            activation_slots=job.slots,
+            best=best,
+            progress=lambda done, count: bar(done, count, 0),
+        )
+    if show.json:
+        _print_json(frontier, rows, job)
+    elif not show.quiet:
+        _print(frontier, rows, job)
+
+
+def _print(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
+    from envplan.cli.output import describe_job, exact_seconds, print_columns, say, titled
+
+    source = frontier.profile.metadata.source
+    say(describe_job(frontier))
+    say(
+        f"the job's plan without slowdown takes {exact_seconds(frontier.min_time)} s; the same "
+        "batch on the same GPUs:"
+    )
+    for title, value, ranked in (
+        ("Energy at equal time", "saved (%)", _by_energy(rows)),
+        ("Time at equal energy", "faster (%)", _by_time(rows)),
+    ):
+        percents = [
+            row.saved_percent if value == "saved (%)" else row.faster_percent for row in ranked
+        ]
+        columns = {
+            "schedule": [_name(row) for row in ranked],
+            "stages x chunks": [_shape(row) for row in ranked],
+            "microbatches": [str(row.frontier.pipeline.num_microbatches) for row in ranked],
+            "replicas": [str(row.frontier.replicas) for row in ranked],
+            "model on a GPU": [f"x{row.model_share:g}" for row in ranked],
+            value: [f"{percent:.2f}" for percent in percents if percent is not None],
+        }
+        print_columns(titled(title, source), columns)
+    say("saved: of the energy of the job's schedule at maximum frequency; memory is not looked at")
+    words = {
+        word for row in rows for word in row.frontier.profile.adjustments.in_words() if word
+    } - set(frontier.profile.adjustments.in_words())
+    for word in sorted(words):
+        say(f"split backwards: {word}")
+    say(f"next: {_next(rows, job)}")
+
+
+def _by_energy(rows: Sequence[Advice]) -> list[Advice]:
+    return [row for row in rows if row.saved_percent is not None]
+
+
+def _by_time(rows: Sequence[Advice]) -> list[Advice]:
+    known = [row for row in rows if row.faster_percent is not None]
+    return sorted(known, key=lambda row: -(row.faster_percent or 0.0))
+
+
+def _name(row: Advice) -> str:
+    return row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "")
+
+
+def _shape(row: Advice) -> str:
+    return f"{row.frontier.pipeline.num_stages} x {row.frontier.pipeline.num_chunks}"
+
+
+def _next(rows: Sequence[Advice], job: JobOptions) -> str:
+    """The command that plans what saves most with as much of the model on a GPU as now."""
+    best = next(row for row in _by_energy(rows) if row.model_share == 1)
+    name = best.frontier.pipeline.schedule
+    if not best.is_job:
+        job = replace(job, schedule=name)
+    if name != "envpipe":
+        job = replace(job, activation_slots=None)
+    return shlex.join(["envplan", "solve", *typed(job)])
+
+
+def _print_json(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
+    from envplan.cli.output import print_json
+
+    print_json(
+        {
+            "schema": SCHEMA,
+            "profile": rows[0].frontier.profile.name,
+            "source": frontier.profile.metadata.source,
+            "t_min_s": frontier.min_time,
+            "schedules": [advice_document(row) for row in rows],
+            "next": _next(rows, job),
+        }
+    )
+
+
+def better_schedule(row: Advice) -> str:
+    """How much faster a schedule is, or what it saves, than the job's: at the same of the other."""
+    name = row.frontier.pipeline.schedule
+    parts, assumed = [], row.frontier.profile.adjustments.backward_input_share is not None
+    if row.faster_percent is not None and row.faster_percent >= 0.05:
+        parts.append(f"{row.faster_percent:.1f}% faster at the same savings")
+    if row.saved_percent is not None:
+        parts.append(f"{row.saved_percent:.1f}% saved in the same time")
+    what = " order" if name == "envpipe" else " (halves of backward assumed)" if assumed else ""
+    return f"{name}{what}: {', or '.join(parts)}"
+
+
+def advice_document(row: Advice) -> dict[str, Any]:
+    pipeline = row.frontier.pipeline
+    points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
+    return {
+        "schedule": pipeline.schedule,
+        "is_job": row.is_job,
+        "stages": pipeline.num_stages,
+        "chunks": pipeline.num_chunks,
+        "microbatches": pipeline.num_microbatches,
+        "replicas": row.frontier.replicas,
+        "model_share": row.model_share,
+        "adjustments": row.frontier.profile.adjustments.to_dict(),
+        "saved_percent": row.saved_percent,
+        "faster_percent": row.faster_percent,
+        **{
+            name: plan and {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}
+            for name, plan in points.items()
+        },
+    }
