@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-PROFILE = "a40-gpt3-1.3b-4stage"
+PROFILE = "sosp24-a100-gpt3-xl-4stage"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
