@@ -52,6 +52,7 @@ emulates it: more pipelines with fewer microbatches each, one of them slower by 
 plans at T_min. Identical pipelines are simulated once.
 """
 
+
 def main(path: str) -> None:
     """Write the page."""
     known = [p for p in builtin_profiles() if p.metadata.extra.get("published")]
