@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from envplan import Frontier, Profile, builtin_profiles, strong_scaling, trace_frontier
+from envplan import Frontier, Pipeline, Profile, builtin_profiles, strong_scaling, trace_frontier
 from envplan._files import atomic_write
 from envplan.planners import Comparison, compare
 
