@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from envplan import Pipeline, Profile
-from envplan.solve import Frontier, trace_frontier
 from envplan.frontier.network import build_network
+from envplan.solve import Frontier, trace_frontier
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

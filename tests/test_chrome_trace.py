@@ -12,9 +12,9 @@ import pytest
 
 from cli_helpers import small_profile
 from envplan.chrome_trace import save_chrome_trace
-from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.simulation import Timeline, simulate
+from envplan.solve import trace_frontier
 
 PHASES = {"M": {"args"}, "X": {"ts", "dur", "cat", "args"}, "C": {"ts", "args"}}
 

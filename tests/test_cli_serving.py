@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from envplan.serving.builtin import TABLE_WH
 
 from cli_helpers import COMMAND, Ran, assert_refused, envplan
 from envplan.cli import app
-from envplan.serving.builtin import TABLE_WH
 from fake_nvml import FakeNvml, fake_nvml
 from serving_helpers import write_profile
 from test_guard import wait_for

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from envplan.enforce.freqplan import FrequencyPlan
 
 from cli_helpers import assert_refused, envplan
 from envplan import Pipeline, Plan, Profile, trace_frontier
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.errors import InputError
 from envplan.verify import verify_plan
 

@@ -13,13 +13,13 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.errors import InputError, NoAnswerError
-from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.runtime import Shim
 from envplan.runtime.drift import measure_drift, replan, rescale
 from envplan.runtime.runlog import read_run_log, steps_of_plan
+from envplan.solve import trace_frontier
 from envplan.verify import verify_plan
 from fake_nvml import FakeNvml, fake_nvml
 

@@ -11,12 +11,12 @@ from matplotlib.transforms import Bbox
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
 from envplan.plotting.compare import comparison_figure
 from envplan.plotting.frontier import frontier_figure, plot_frontier
 from envplan.profile import Profile
+from envplan.solve import Frontier, trace_frontier
 
 
 def traced(profile: Profile | None = None) -> Frontier:

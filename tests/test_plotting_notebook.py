@@ -6,9 +6,9 @@ import re
 import pytest
 
 from cli_helpers import small_profile
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.simulation import simulate
+from envplan.solve import Frontier, trace_frontier
 
 
 @pytest.fixture(scope="module")

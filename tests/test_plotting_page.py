@@ -12,12 +12,12 @@ from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan.errors import InputError
-from envplan.solve import Frontier, trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
 from envplan.plotting import animation, page
 from envplan.plotting.report import Report, frontier_page, report_page, timeline_page
 from envplan.simulation import simulate
+from envplan.solve import Frontier, trace_frontier
 
 
 @pytest.fixture(scope="module")

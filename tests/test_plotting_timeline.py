@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
-from envplan.solve import trace_frontier
 from envplan.pipeline import Pipeline
 from envplan.plotting.timeline import plot_timeline, timeline_figure
 from envplan.simulation import Timeline, simulate
+from envplan.solve import trace_frontier
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from envplan.serving.builtin import CLOCKS_MHZ, TABLE_WH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.builtin import CLOCKS_MHZ, TABLE_WH
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.hierarchy import hierarchical_plan

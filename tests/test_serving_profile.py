@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from envplan.serving.builtin import CLOCKS_MHZ, TABLE_LOAD, TABLE_WH, TRACES, main
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.builtin import CLOCKS_MHZ, TABLE_LOAD, TABLE_WH, TRACES, main
 from envplan.serving.classes import CLASSES, Slo, classify, serves, shorter_output
 from envplan.serving.profile import BUILTIN, ServingProfile, builtin_folder, with_slos
 from serving_helpers import row, small_serving_profile, write_profile

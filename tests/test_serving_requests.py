@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from envplan.serving.requests import Excerpt, _Replay, replay_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.policies import Settings, simulate
 from envplan.serving.profile import ServingProfile
-from envplan.serving.requests import Excerpt, _Replay, replay_requests
 from envplan.serving.simulation import FleetSpec, Offered, PoolSpec, Simulator
 from envplan.serving.trace import Trace
 from serving_helpers import QUICK, SLO, Scripted, fleet, offered_of, row

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envplan.serving.prediction import expect
 
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
-from envplan.serving.prediction import expect
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace, builtin_traces
 
