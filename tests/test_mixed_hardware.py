@@ -56,9 +56,9 @@ def test_a_sidecar_lists_a_gpu_for_each_stage(tmp_path: Path) -> None:
     ("gpus", "complaint"),
     [
         ([A40], "lists 1 GPUs for 2 stages"),
-        ([], "name one GPU, or list one"),
-        ([A40, 3], "name one GPU, or list one"),
-        ([A40, ""], "name one GPU, or list one"),
+        ([], "stage_gpus"),
+        ([A40, 3], "stage_gpus"),
+        ([A40, ""], "stage_gpus"),
     ],
 )
 def test_a_sidecar_with_the_wrong_gpus_is_refused(
@@ -287,8 +287,6 @@ def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
         (("--replica-profile", "slow.csv:0"), ("at least 1",)),
         (("--replica-profile", "slow.csv:x"), ("PROFILE:COUNT",)),
         (("--replica-profile", "gone.csv"), ("gone.csv",)),
-        (("--replica-profile", "slow.csv", "--power-cap", "9"), ("--power-cap",)),
-        (("--replica-profile", "slow.csv", "--ladder", "2"), ("--ladder",)),
         (("--replica-profile", "slow.csv", "--planner", "envpipe"), ("--planner envpipe",)),
         (("--replica-profile", "three.csv"), ("3 stages",)),
     ],
