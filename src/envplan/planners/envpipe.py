@@ -25,7 +25,7 @@ from envplan.pipeline.graph import predecessors
 from envplan.pipeline.schedules import fitting_ahead
 from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
-from envplan.planners.base import ClockRows, all_clocks, clocks_of_operations, refuse_target
+from envplan.planners.base import all_clocks, clocks_of_operations, refuse_target
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import Frontier
