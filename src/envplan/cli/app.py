@@ -40,23 +40,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# In the order of work, which is that of `--help`: plan, look, run, data.
+for command in (frontier, solve, savings, advise, compare, sweep):
+    add(app, command)
+app.command()(refine)
+for command in (timeline, simulate, report, check):
+    add(app, command)
+add(app, apply)
+app.command()(devices)
+app.command()(reset)
+app.command()(profiles)
 app.command(cls=ProfileCommand)(profile)
 app.command(cls=SmoothCommand)(smooth)
-add(app, frontier)
-add(app, solve)
-add(app, apply)
-app.command()(profiles)
-add(app, compare)
-add(app, savings)
-add(app, advise)
-add(app, timeline)
-add(app, report)
-add(app, simulate)
-add(app, sweep)
-add(app, check)
-app.command()(devices)
-app.command()(refine)
-app.command()(reset)
 app.add_typer(schedule_app)
 app.add_typer(serving)
 
