@@ -26,10 +26,11 @@ def advise(
         int, option("--best N", MOST, "How many to plan of each ranking; default 3.", COUNT)
     ] = 3,
 ) -> None:
-    """Find the schedule that suits a job: the same batch on the same GPUs under all that fit.
+    """Find the schedule that suits a job best.
 
-    Ranked by energy in the time of the job's own plan without slowdown, and by time at its energy.
-    With twice the chunks a GPU holds twice as much of the model; memory is not looked at.
+    All that fit the profile run the same batch on the same GPUs. They are ranked by energy in the
+    time of the job's own plan without slowdown, and by time at its energy. With twice the chunks a
+    GPU holds twice as much of the model; memory is not looked at.
 
     \b
     Example:
@@ -57,7 +58,7 @@ def advise(
 
 
 def _print(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, print_columns, say, titled
+    from envplan.cli.output import describe_job, exact_seconds, print_table, say, titled
 
     source = frontier.profile.metadata.source
     say(describe_job(frontier))
@@ -65,51 +66,41 @@ def _print(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
         f"the job's plan without slowdown takes {exact_seconds(frontier.min_time)} s; the same "
         "batch on the same GPUs:"
     )
-    for title, value, ranked in (
-        ("Energy at equal time", "saved (%)", _by_energy(rows)),
-        ("Time at equal energy", "faster (%)", _by_time(rows)),
+    # Without a column's value a schedule is not ranked by it.
+    for title, header, ranked in (
+        ("Energy at equal time", "saved (%)", [(row.saved_percent, row) for row in rows]),
+        ("Time at equal energy", "faster (%)", [(row.faster_percent, row) for row in rows]),
     ):
-        percents = [
-            row.saved_percent if value == "saved (%)" else row.faster_percent for row in ranked
-        ]
-        columns = {
-            "schedule": [_name(row) for row in ranked],
-            "stages x chunks": [_shape(row) for row in ranked],
-            "microbatches": [str(row.frontier.pipeline.num_microbatches) for row in ranked],
-            "replicas": [str(row.frontier.replicas) for row in ranked],
-            "model on a GPU": [f"x{row.model_share:g}" for row in ranked],
-            value: [f"{percent:.2f}" for percent in percents if percent is not None],
-        }
-        print_columns(titled(title, source), columns)
+        known = [(percent, row) for percent, row in ranked if percent is not None]
+        known.sort(key=lambda one: -one[0])
+        table = [[*_shape(row), f"{percent:.2f}"] for percent, row in known]
+        print_table(titled(title, source), (*_SHAPE, header), table)
     say("saved: of the energy of the job's schedule at maximum frequency; memory is not looked at")
-    words = {
-        word for row in rows for word in row.frontier.profile.adjustments.in_words() if word
-    } - set(frontier.profile.adjustments.in_words())
-    for word in sorted(words):
-        say(f"split backwards: {word}")
+    if energies := frontier.profile.metadata.energies_are:
+        say(f"the profile's energies are {energies}")
+    derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
+    for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
+        say(f"split backwards: {words}")
     say(f"next: {_next(rows, job)}")
 
 
-def _by_energy(rows: Sequence[Advice]) -> list[Advice]:
-    return [row for row in rows if row.saved_percent is not None]
+_SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
 
 
-def _by_time(rows: Sequence[Advice]) -> list[Advice]:
-    known = [row for row in rows if row.faster_percent is not None]
-    return sorted(known, key=lambda row: -(row.faster_percent or 0.0))
-
-
-def _name(row: Advice) -> str:
-    return row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "")
-
-
-def _shape(row: Advice) -> str:
-    return f"{row.frontier.pipeline.num_stages} x {row.frontier.pipeline.num_chunks}"
+def _shape(row: Advice) -> list[str]:
+    pipeline = row.frontier.pipeline
+    return [
+        pipeline.schedule + (" (the job)" if row.is_job else ""),
+        f"{pipeline.num_stages} x {pipeline.num_chunks}",
+        str(pipeline.num_microbatches),
+        str(row.frontier.replicas),
+        f"x{row.model_share:g}",
+    ]
 
 
 def _next(rows: Sequence[Advice], job: JobOptions) -> str:
     """The command that plans what saves most with as much of the model on a GPU as now."""
-    best = next(row for row in _by_energy(rows) if row.model_share == 1)
+    best = next(row for row in rows if row.model_share == 1)  # ranked by energy
     name = best.frontier.pipeline.schedule
     if not best.is_job:
         job = replace(job, schedule=name)

@@ -79,10 +79,10 @@ class SiteOptions(RateOptions):
 
 
 def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
-    """Say what plans save in a month and a year: energy, money and CO2.
+    """Say what plans save: energy, money and CO2 a year.
 
-    Against maximum frequency, for the same work: at no slowdown, at the best money between T_min
-    and T_star, and at T_star.
+    In a month and a year, for the same work, against maximum frequency: at no slowdown, at the best
+    money between T_min and T_star, and at T_star.
 
     \b
     Example:

@@ -66,7 +66,8 @@ def advise(
         chunks: model chunks of a stage; default: the job's and twice as many.
         activation_slots: of EnvPipe's order, see forwards_ahead.
         best: how many to plan of each ranking and number of chunks.
-        progress: called with (done, of how many) for each schedule traced or planned.
+        progress: called with (done, of how many) for each schedule traced or planned; how many
+            are planned is known once all are traced.
 
     Raises:
         InputError: the job runs no generated schedule, or activation_slots do not fit.
@@ -77,21 +78,18 @@ def advise(
             f"beside: {', '.join(SCHEDULES)}"
         )
     shapes = list(_shapes(frontier, schedules or list(SCHEDULES), chunks, activation_slots))
-    step = _Steps(progress, len(shapes))
-    traced = [frontier]
-    for pipeline, replicas in shapes:
+    show = progress or (lambda done, count: None)
+    traced, recompute = [frontier], frontier.profile.adjustments.recompute
+    for done, (pipeline, replicas) in enumerate(shapes, 1):
         needed = {op.instruction for op in pipeline.operations}
-        adjustments = frontier.profile.adjustments
-        profile = frontier.profile.fitted(needed, recompute=adjustments.recompute)
+        profile = frontier.profile.fitted(needed, recompute=recompute)
         traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
-        step()
-    reference = frontier.plan()
+        show(done, len(shapes) + 1)
+    reference, rows = frontier.plan(), list[Advice]()
     chosen = _first(traced, reference, best)
-    step.more(len(chosen))
-    rows = []
-    for one in chosen:
+    for done, one in enumerate(chosen, len(shapes) + 1):
         rows.append(beside(reference, frontier, one))
-        step()
+        show(done, len(shapes) + len(chosen))
     return sorted(
         rows, key=lambda row: math.inf if row.saved_percent is None else -row.saved_percent
     )
@@ -193,19 +191,3 @@ def _first(traced: Sequence[Frontier], reference: Plan, best: int) -> list[Front
         within = [one for one in alike if one.energies.min() <= joules]
         chosen += [*sorted(in_time, key=energy)[:best], *sorted(within, key=time)[:best]]
     return list({id(one): one for one in chosen}.values())
-
-
-class _Steps:
-    """Counts what is done for a progress callback."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None, count: int) -> None:
-        self._progress, self._done, self._count = progress, 0, count
-
-    def more(self, count: int) -> None:
-        """So many steps were not counted on."""
-        self._count += count
-
-    def __call__(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._count)
