@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
     def effective_fj(self) -> int:
         """What it uses above what waiting for as long would, one GPU a stage, fJ."""
         powers = self.replay.problem.blocking_power_uw
-        return self.replay.energy_fj - sum(powers) * self.replay.makespan_ns
+        return self.replay.energy_fj - sum(powers.tolist()) * self.replay.makespan_ns
 
 
 class Known(NamedTuple):
