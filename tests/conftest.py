@@ -30,12 +30,12 @@ settings.load_profile("fixed")
 
 #: Whose tests wait for processes or clocks: on one worker, one after the other.
 _TIMED = {
-    f"test_{name}.py"
-    for name in (
-        *("guard", "profiler", "runtime_frameworks", "runtime_torch", "shim"),
-        *("sweep_running", "waiting"),
-    )
+    "test_guard.py",
+    "test_profiler.py",
+    "test_runtime_frameworks.py",
+    "test_runtime_torch.py",
 }
+_TIMED |= {"test_shim.py", "test_sweep_running.py", "test_waiting.py"}
 
 
 @pytest.hookimpl(tryfirst=True)

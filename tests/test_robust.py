@@ -149,7 +149,7 @@ def test_arguments_out_of_range_are_refused(
     a40: Frontier, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        a40.robust_plan(**{"slowdown": 0.1, **arguments})
+        a40.plan(**{"slowdown": 0.1, **arguments})
 
 
 @settings(max_examples=25, deadline=None)
@@ -276,7 +276,7 @@ def test_solve_makes_a_run_sure_and_check_proves_it_again(folder: Path) -> None:
     ("field", "value", "words"),
     [
         ("held_runs", 9999, "held_runs is 9999; replayed it is"),
-        ("probability", 0.9999, "prove a probability of"),
+        ("probability", 0.9999, "probability should be less than or equal to 0.999"),
         ("noise", 0.2, "replayed it is"),
         ("runs", 100, "more than its runs"),
     ],

@@ -152,7 +152,7 @@ def test_a_v_goes_from_profile_to_frequency_plan(tmp_path: Path) -> None:
 def test_a_v_needs_an_even_number_of_model_stages(name: str, tmp_path: Path) -> None:
     with_waiting(3, 50.0).save_csv(tmp_path / "profile.csv")
     ran = run("frontier", "--schedule", name, "-m", "8", cwd=tmp_path)
-    assert_refused(ran, 2, f"schedule {name} runs 2 chunks on each pipeline stage", "3 stages")
+    assert_refused(ran, 2, f"schedule {name} with 2 chunks", "3 stages")
 
 
 def test_chunks_that_a_v_has_not_are_refused(tmp_path: Path) -> None:

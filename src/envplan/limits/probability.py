@@ -168,7 +168,7 @@ class HoldsWithProbability(Limit):
         if stated.held_runs > stated.runs:
             raise InputError("predicted.robustness.held_runs are more than its runs")
         setting = _stated_setting(plan, stated, setting)
-        told = HoldsWithProbability(probability=stated.probability, noise=stated.noise)
+        told = HoldsWithProbability.of(probability=stated.probability, noise=stated.noise)
         makespans = told.makespans(replay, setting, stated.seed, stated.runs)
         held, share = proved_share(makespans, setting, stated.confidence)
         for field, found, true in (

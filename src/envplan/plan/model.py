@@ -409,15 +409,15 @@ def told_limits(plan: Plan) -> list[AnyLimit]:
     target, job, sure = plan.target, plan.job, plan.predicted.robustness
     limits: list[AnyLimit] = []
     if job.min_dwell_s:
-        limits.append(MinHold(time_s=job.min_dwell_s))
+        limits.append(MinHold.of(time_s=job.min_dwell_s))
     if target.peak_power_w is not None:
-        limits.append(PeakPower(power_w=target.peak_power_w))
+        limits.append(PeakPower.of(power_w=target.peak_power_w))
     if target.power_w is not None:
-        limits.append(AveragePower(power_w=target.power_w))
+        limits.append(AveragePower.of(power_w=target.power_w))
     if target.energy_j is not None:
-        limits.append(EnergyBudget(energy_j=target.energy_j))
+        limits.append(EnergyBudget.of(energy_j=target.energy_j))
     if sure is not None:
-        limits.append(HoldsWithProbability(probability=sure.probability, noise=sure.noise))
+        limits.append(HoldsWithProbability.of(probability=sure.probability, noise=sure.noise))
     return limits
 
 
