@@ -38,7 +38,7 @@ def total_power(pipeline: Pipeline) -> int:
 
 def cost_at(frontier: Frontier, time_ns: int) -> int:
     """Sum of effective costs, fJ: energy without what waiting draws."""
-    return frontier.lower_bound_fj(time_ns) - total_power(frontier.pipeline) * time_ns
+    return frontier.effective_bound_fj(time_ns)
 
 
 def assert_exact(pipeline: Pipeline, profile: Profile, data: Any = None) -> None:
