@@ -113,11 +113,12 @@ def test_throttling_is_named_and_a_lock_is_none(
     assert devices[0].throttle_reasons() == ("power cap", "hardware thermal slowdown")
 
 
-def test_card_that_tells_nobody_its_reasons_has_none(
+def test_card_that_tells_nobody_its_reasons_says_so(
     fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     fake_nvml.fail("throttle", NOT_SUPPORTED)
-    assert devices[0].throttle_reasons() == ()
+    with pytest.raises(DeviceError, match="Not Supported"):
+        devices[0].throttle_reasons()
 
 
 def test_older_drivers_name_the_reasons_differently(

@@ -209,6 +209,7 @@ _DOCUMENTS: Final[dict[str, tuple[str, _Check]]] = {
 #: What a table is, by how its header begins.
 _TABLES: Final[dict[bytes, tuple[str, _Check]]] = {
     b"iteration_time_s": ("frontier", _frontier_table),
+    b"tp,": ("serving profile", _serving_profile),
     b"class,": ("serving profile", _serving_profile),
     b"": ("profile", _profile),
 }

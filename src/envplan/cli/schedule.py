@@ -434,6 +434,8 @@ def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
 
 
 def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: float) -> Pipeline:
+    from envplan.pipeline import Pipeline
+
     try:
         return Pipeline.from_imported(imported, p2p_latency=p2p_latency)
     except InputError as error:

@@ -205,14 +205,12 @@ class NvmlDevice:
             raise self._error(error) from error
 
     def throttle_reasons(self) -> Sequence[str]:
-        """Why the clock is lower than asked for, now; empty if it is not, or if nobody is told."""
+        """Why the clock is lower than asked for, now; empty if it is not."""
         nvml = self._nvml
         try:
             bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
         except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
             bits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
-        except nvml.NVMLError_NotSupported:
-            return ()
         except nvml.NVMLError as error:
             raise self._error(error) from error
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)

@@ -123,8 +123,11 @@ class EnergyLog:
                 self.problem = str(error)  # the next reading may succeed; fewer are fewer
                 continue
             if count % _SLOW_READINGS == 0:
+                reasons: tuple[str, ...] = ()
+                with suppress(DeviceError):  # some drivers tell nobody
+                    reasons = tuple(self._device.throttle_reasons())
                 with suppress(DeviceError):  # it annotates only
-                    state = now, self._device.clock(), tuple(self._device.throttle_reasons())
+                    state = now, self._device.clock(), reasons
                     with self._lock:
                         self._states.append(state)
             count += 1

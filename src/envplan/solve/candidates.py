@@ -36,6 +36,8 @@ from envplan.solve.single_clocks import StageClocks
 _PART_OF_GAP: Final = 1 / 5
 _LEAST_STEP: Final = 2e-5
 _MOST_STEPS: Final = 20_000
+#: Where plans can end at no more times than this, all of them are on the grid.
+_FEW_TIMES: Final = 1000
 _MEMBER_HEATS: Final = (0.5,)
 _MEMBER_MOVES: Final = 0.6
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
@@ -287,7 +289,23 @@ class Candidates:
         star = frontier.min_energy_time_ns
         curve = frontier.times_ns[: int(np.searchsorted(frontier.times_ns, star)) + 1]
         energies = [float(frontier.lower_bound_fj(time)) for time in curve.tolist()]
-        return self._spaced(curve, energies, energies[-1])
+        spaced = self._spaced(curve, energies, energies[-1])
+        least, unit = frontier.min_time_ns, self._time_unit_ns
+        if star - least > _FEW_TIMES * unit:
+            return spaced
+        return np.unique(np.concatenate([spaced, np.arange(least, star, unit, np.int64)]))
+
+    @cached_property
+    def _time_unit_ns(self) -> int:
+        """What every time and lag is a multiple of, and so every makespan without stalls, ns."""
+        pipeline, profile = self._frontier.pipeline, self._frontier.profile
+        times = [
+            profile.table(stage, instruction).time_ns
+            for stage in range(profile.num_stages)
+            for instruction in profile.instructions
+            if profile.has(stage, instruction)
+        ]
+        return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))
 
     @cached_property
     def _grid_beyond(self) -> NDArray[np.int64]:
