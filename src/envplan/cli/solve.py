@@ -19,6 +19,7 @@ from envplan.cli.options import (
     TargetOptions,
 )
 from envplan.cli.replicas import ReplicaProfileOption, solve_replicas
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
@@ -61,6 +62,9 @@ def solve(
     check_targets(target, costs)
     chosen = chosen_planner(target, how, clocks, costs)
     if replica_profile:
+        if how.planner != "frontier" or how.clocks_file is not None:
+            other = "--clocks" if how.clocks_file is not None else f"--planner {how.planner}"
+            raise InputError(f"--replica-profile and {other} exclude each other; leave one out")
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
         return
     from envplan.cli.output import progress_bar
