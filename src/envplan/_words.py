@@ -64,5 +64,5 @@ def _decimals(value: float, digits: int) -> int:
 def describe_profile(profile: Profile) -> str:
     """A profile's name, its GPU, whether it was measured or modelled, and what was derived."""
     known = [text for text in (profile.metadata.gpu, profile.metadata.source) if text]
-    known += profile.adjustments.in_words()
+    known += [*profile.notes, *profile.adjustments.in_words()]
     return profile.name + (f" ({', '.join(known)})" if known else "")

@@ -293,7 +293,7 @@ class Candidates:
         least, unit = frontier.min_time_ns, self._time_unit_ns
         if star - least > _FEW_TIMES * unit:
             return spaced
-        return np.unique(np.concatenate([spaced, np.arange(least, star, unit, np.int64)]))
+        return np.unique(np.concatenate([spaced, np.arange(least, star, unit, dtype=np.int64)]))
 
     @cached_property
     def _time_unit_ns(self) -> int:
