@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
@@ -151,7 +151,6 @@ def test_many_different_stragglers_share_one_ladder(
     assert {iteration.followed_time_ns for iteration in report.iterations} <= rungs
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.5, 3.0)), min_size=1, max_size=6))
 def test_looking_up_never_costs_energy_or_time(slowdowns: list[dict[int, float]]) -> None:
     report = cluster_of(slowdowns)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
@@ -192,7 +192,6 @@ def value_at(rate: Rate, clock_s: float) -> float:
     return rate.per_kwh[sum(begin <= inside for begin in rate.begins_s) - 1]
 
 
-@settings(max_examples=50, deadline=None)
 @given(rates(), st.floats(0, 1))
 def test_the_integral_is_the_sum_over_pieces(rate: Rate, share: float) -> None:
     span = 20_000.0 if rate.repeats else rate.lasts_s
@@ -310,7 +309,6 @@ def test_when_energy_pays_there_is_no_hurry_to_save_it(frontier: Frontier) -> No
     assert costs.run.plan.money < -10 * star.energy / 3.6e6
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_no_time_on_the_relaxed_frontier_costs_less_than_its_minimum(data: st.DataObject) -> None:
     profile = data.draw(falling_profiles(2))
@@ -330,7 +328,6 @@ def test_no_time_on_the_relaxed_frontier_costs_less_than_its_minimum(data: st.Da
         assert best <= cost * (1 + 1e-7)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.DataObject) -> None:
     profile = data.draw(falling_profiles(2))

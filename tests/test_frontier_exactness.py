@@ -58,7 +58,6 @@ def assert_exact(pipeline: Pipeline, profile: Profile, data: Any = None) -> None
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_random_dags_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))
     kind = data.draw(st.sampled_from([profiles, falling_profiles]))
@@ -66,7 +65,6 @@ def test_random_dags_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
 def test_pipelines_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines())
     kind = data.draw(st.sampled_from([falling_profiles, equal_profiles]))
@@ -74,7 +72,7 @@ def test_pipelines_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_equal_stages_equal_lp_and_min_cost_flow(data: st.DataObject) -> None:
     stages = data.draw(st.integers(2, 6))
     microbatches = data.draw(st.integers(stages, 3 * stages))
@@ -93,7 +91,6 @@ def test_built_in_profile_equals_lp_and_min_cost_flow(
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_start_at_t_star_gives_the_same_frontier_as_the_walk_from_t_max(
     data: st.DataObject,
 ) -> None:
@@ -145,7 +142,6 @@ def test_pipeline_of_any_length_may_start_from_a_shorter_one(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_walk_that_ends_at_a_deadline_is_there_as_the_whole_walk_is(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines(max_stages=3, max_microbatches=12))
     kind = data.draw(st.sampled_from([falling_profiles, equal_profiles]))
@@ -209,7 +205,6 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_any_guess_leads_to_the_same_start(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines(max_stages=3))
     profile = data.draw(falling_profiles(pipeline.num_profile_stages))
@@ -228,7 +223,6 @@ def test_any_guess_leads_to_the_same_start(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_no_assignment_of_a_tiny_dag_beats_the_bound_and_plans_are_close_to_the_best(
     data: st.DataObject,
 ) -> None:

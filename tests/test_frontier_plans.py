@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.errors import InputError, NoAnswerError
@@ -89,7 +89,6 @@ def test_power_cap_holds_on_the_average(frontier: Frontier) -> None:
 
 
 @given(profiles(1, max_options=3), st.integers(1, 2), st.floats(0.0, 1.0))
-@settings(max_examples=60, deadline=None)
 def test_a_cap_on_one_stage_is_refused_only_where_no_choice_of_all_keeps_it(
     profile: Profile, microbatches: int, share: float
 ) -> None:

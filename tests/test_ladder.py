@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
@@ -103,7 +103,6 @@ def small_frontiers(draw: st.DrawFn) -> Frontier:
     return trace_frontier(pipeline, profile, blocking_power=power)
 
 
-@settings(max_examples=40, deadline=None)
 @given(small_frontiers(), st.floats(0.8, 2.5), st.floats(0.8, 2.5))
 def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
     frontier: Frontier, one: float, other: float
@@ -114,7 +113,6 @@ def test_the_later_the_straggler_the_slower_and_cheaper_the_plan(
     assert until(late, late_enough) <= until(early, late_enough)
 
 
-@settings(max_examples=40, deadline=None)
 @given(small_frontiers(), st.floats(0.0, 1.1))
 def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
     frontier: Frontier, part: float

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
@@ -178,7 +178,6 @@ def slower(profile: Profile, factor: float) -> Profile:
     st.floats(0.0, 0.6),
     st.integers(1, 3),
 )
-@settings(max_examples=40, deadline=None)
 def test_unlike_replicas_end_together_at_a_certified_energy(
     one: Profile, other: Profile, microbatches: int, slowdown: float, count: int
 ) -> None:
@@ -203,7 +202,6 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
 
 
 @given(falling_profiles(2, max_options=6), falling_profiles(2, max_options=6))
-@settings(max_examples=25, deadline=None)
 def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other: Profile) -> None:
     pipeline = Pipeline("1f1b", 2, 3)
     frontiers = [trace_frontier(pipeline, profile, full=True) for profile in (one, other)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
@@ -38,7 +38,6 @@ def peaks_of_everything(frontier: Frontier) -> list[tuple[int, int, int]]:
 
 
 @given(falling_profiles(2, max_options=3), st.floats(0.3, 1.0))
-@settings(max_examples=30, deadline=None)
 def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
     frontier = trace_frontier(Pipeline("1f1b", 2, 1), profile)
     everything = peaks_of_everything(frontier)
@@ -60,7 +59,7 @@ def test_against_every_choice_there_is(profile: Profile, share: float) -> None:
 def test_a_tighter_cap_is_slower_and_needs_lower_clocks() -> None:
     profile = small_profile(3, blocking=70.0)
     frontier = trace_frontier(Pipeline("1f1b", 3, 6), profile)
-    wide, tight = (frontier.plan(peak_power_cap=cap) for cap in (700, 500))
+    wide, tight = (frontier.plan(peak_power_cap=cap, moves=0.2) for cap in (700, 500))
     assert wide.iteration_time < tight.iteration_time
     assert sum(tight.frequencies[-1]) < sum(wide.frequencies[-1])
 
@@ -156,7 +155,7 @@ def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
 
 def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-    rungs = frontier.ladder(6, peak_power_cap=800.0)
+    rungs = frontier.ladder(6, peak_power_cap=800.0, moves=0.2)
     free = frontier.ladder(6)
     assert max(simulate(rung, frontier.profile).peak_power for rung in rungs) > 760
     assert max(simulate(rung, frontier.profile).peak_power for rung in free) > 800
@@ -175,14 +174,11 @@ def test_refining_keeps_the_ladder_under_the_cap() -> None:
 
 def test_check_and_apply_reject_rungs_over_the_cap() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-    plan = frontier.plan(peak_power_cap=800.0)
-    over = [p.as_rung() for p in frontier.ladder(12) if p.iteration_time > plan.iteration_time]
+    plan = frontier.plan(peak_power_cap=800.0, moves=0.1)
+    slower = [p for p in frontier.ladder(12) if p.iteration_time > plan.iteration_time]
+    over = [p.as_rung() for p in slower]
     wild = plan.model_copy(update={"ladder": over})
-    assert any(
-        simulate(p, frontier.profile).peak_power > 800
-        for p in frontier.ladder(12)
-        if p.as_rung() in over
-    )
+    assert any(simulate(p, frontier.profile).peak_power > 800 for p in slower)
     with pytest.raises(InputError, match=r"ladder\[\d+\]: the GPUs draw"):
         verify_plan(wild, frontier.profile)
     applied = apply_plan(wild, frontier.profile, topology=Topology.for_job(plan.job))

@@ -72,7 +72,7 @@ def test_unknown_planner_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_plan_of_every_planner_is_proved_by_check(name: str, data: st.DataObject) -> None:
     frontier = drawn_frontier(data)
     planner = PLANNERS[name]
@@ -178,7 +178,6 @@ def test_operation_without_clock_control_runs_as_it_is() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_local_search_from_any_choice_meets_its_time_and_costs_no_more(
     data: st.DataObject,
 ) -> None:
@@ -190,7 +189,6 @@ def test_local_search_from_any_choice_meets_its_time_and_costs_no_more(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_our_plan_never_uses_more_than_one_it_has_seen(data: st.DataObject) -> None:
     frontier = drawn_frontier(data)
     replay = drawn_replay(frontier, data)

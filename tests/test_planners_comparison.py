@@ -40,7 +40,7 @@ def assert_nobody_beats_ours(comparison: Comparison) -> None:
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_no_planner_beats_ours_on_any_profile(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         pipeline = data.draw(pipelines(max_stages=3, max_microbatches=5))

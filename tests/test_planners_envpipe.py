@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
@@ -87,7 +87,6 @@ def test_few_microbatches_need_fewer_slots() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_forwards_ahead_always_makes_a_schedule_within_the_slots(data: st.DataObject) -> None:
     stages, microbatches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 12))
     profile = data.draw(falling_profiles(stages))
@@ -184,7 +183,6 @@ def test_target_is_refused() -> None:
 
 
 @given(st.data(), st.sampled_from(["balanced", "greedy"]))
-@settings(max_examples=60, deadline=None)
 def test_every_run_ends_and_states_what_a_replay_gives(
     data: st.DataObject, reconfigure: str
 ) -> None:
@@ -212,7 +210,6 @@ def test_every_run_ends_and_states_what_a_replay_gives(
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_never_slower_than_highest_clocks_where_these_are_the_fastest(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines())
     profile = data.draw(falling_profiles(pipeline.num_profile_stages))

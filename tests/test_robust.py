@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
@@ -26,7 +26,6 @@ from envplan.solve import Frontier, trace_frontier
 from envplan.verify import verify_plan
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20_000), st.floats(0, 1), st.sampled_from([0.9, 0.99, 0.995]))
 def test_the_share_proved_is_that_of_clopper_and_pearson(
     runs: int, part: float, confidence: float
@@ -36,7 +35,6 @@ def test_the_share_proved_is_that_of_clopper_and_pearson(
     assert share_at_least(held, runs, confidence) == pytest.approx(known, rel=1e-6, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5000), st.floats(0.001, 0.999))
 def test_the_fewest_that_prove_a_share_are_the_fewest(runs: int, share: float) -> None:
     needed = least_held(share, runs, CONFIDENCE)
@@ -63,7 +61,7 @@ def test_being_surer_takes_more_energy_and_never_less_than_an_exact_plan(a40: Fr
 
 
 def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> None:
-    slow = {"slowdown": 0.04, "switch_latency": 0.02}
+    slow = {"slowdown": 0.04, "switch_latency": 0.02, "moves": 0.2}
     both = a40.plan(probability=0.95, noise=0.02, **slow)
     assert both.energy > a40.plan(**slow).energy
     assert both.energy > a40.plan(probability=0.95, slowdown=0.04, noise=0.02).energy
@@ -80,16 +78,18 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
 
 def test_what_no_plan_holds_with_late_clocks(a40: Frontier) -> None:
     with pytest.raises(NoAnswerError, match=r"10000 replays do; ([0-9.]+) s could be held") as info:
-        a40.plan(probability=0.95, slowdown=0.001, noise=0.05, switch_latency=0.02)
+        a40.plan(probability=0.95, slowdown=0.001, noise=0.05, switch_latency=0.02, moves=0.2)
     could = float(str(info.value).split("; ")[1].split()[0])
-    plan = a40.plan(probability=0.95, target_time=could * 1.002, noise=0.05, switch_latency=0.02)
+    plan = a40.plan(
+        probability=0.95, target_time=could * 1.002, noise=0.05, switch_latency=0.02, moves=0.2
+    )
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.share_at_least >= 0.95
 
 
 def test_a_run_is_sure_with_late_clocks_too(a40: Frontier) -> None:
     run = Run(iterations=500, deadline_s=500 * a40.min_time * 1.05)
-    plan = a40.plan(run=run, switch_latency=0.02, probability=0.95, noise=0.02)
+    plan = a40.plan(run=run, switch_latency=0.02, probability=0.95, noise=0.02, moves=0.2)
     assert plan.job.switch_latency_s == 0.02
     replays = simulate(plan, a40.profile, noise=0.02, seed=77, runs=500)
     assert sum(replays.run_times_ns) <= 1e9 * 500 * a40.min_time * 1.05
@@ -152,7 +152,6 @@ def test_arguments_out_of_range_are_refused(
         a40.plan(**{"slowdown": 0.1, **arguments})
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([1, 2, 7, 60]),
     st.floats(0.001, 0.3),

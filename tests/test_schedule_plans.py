@@ -29,7 +29,7 @@ BUILT_IN = "a40-gpt3-1.3b-8stage"
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_frontiers_equal_min_cost_flow_and_the_walk_from_t_max(
     name: str, data: st.DataObject
 ) -> None:

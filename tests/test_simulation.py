@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import small_profile
@@ -75,7 +75,6 @@ def clocks(timeline: Timeline, index: int) -> list[tuple[int, float, float]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(plans())
 def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profile]) -> None:
     plan, profile = made
@@ -87,7 +86,6 @@ def test_replay_gives_the_stated_time_and_energy_exactly(made: tuple[Plan, Profi
     assert [op.start_ns / 1e9 for op in timeline.operations] == starts
 
 
-@settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.001, 0.05, 10.0]))
 def test_operations_and_bubbles_tile_every_stage(
     made: tuple[Plan, Profile], latency: float
@@ -111,7 +109,6 @@ def test_operations_and_bubbles_tile_every_stage(
         assert all(one.finish_ns == other.start_ns for one, other in pairwise(op.slices))
 
 
-@settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.02]))
 def test_power_over_time_adds_up_to_the_energy(made: tuple[Plan, Profile], latency: float) -> None:
     timeline = simulate(*made, switch_latency=latency)
@@ -123,7 +120,6 @@ def test_power_over_time_adds_up_to_the_energy(made: tuple[Plan, Profile], laten
     assert parts == pytest.approx(timeline.energy)
 
 
-@settings(max_examples=40, deadline=None)
 @given(plans(), st.data())
 def test_an_operation_can_stretch_by_what_is_said_and_no_more(
     made: tuple[Plan, Profile], data: st.DataObject
@@ -137,7 +133,6 @@ def test_an_operation_can_stretch_by_what_is_said_and_no_more(
     assert timeline.pipeline.earliest_starts(times)[1] == timeline.iteration_time_ns + 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_critical_path_is_a_chain_as_long_as_the_iteration(made: tuple[Plan, Profile]) -> None:
     timeline = simulate(*made)
@@ -251,7 +246,6 @@ def test_a_latency_longer_than_the_iteration_leaves_the_old_clock() -> None:
     assert timeline.stages[0].clock_changes == ((0, 1000),)
 
 
-@settings(max_examples=20, deadline=None)
 @given(pipelines(max_stages=3, max_microbatches=4), st.sampled_from([1e-9, 0.02, 1.0]), st.data())
 def test_where_no_clock_changes_latency_costs_nothing(
     pipeline: Pipeline, latency: float, data: st.DataObject
