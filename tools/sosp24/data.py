@@ -22,8 +22,8 @@ DATA: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "sos
 #: W that a GPU draws while it waits for a neighbour, as the artifact gives it.
 WAITING_W: Final = {"a100": 83.64, "a40": 70.38}
 GPU_NAMES: Final = {
-    "a100": "NVIDIA A100 PCIe 80 GB",
-    "a100sxm": "NVIDIA A100 SXM 80 GB",
+    "a100": "NVIDIA A100 80GB PCIe",
+    "a100sxm": "NVIDIA A100-SXM4-80GB",
     "a40": "NVIDIA A40",
 }
 
