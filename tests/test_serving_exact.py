@@ -178,15 +178,14 @@ def test_pools_with_different_slos_are_as_good_as_brute_force(
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_one_class_on_one_instance_gets_the_configuration_that_draws_least(name: str) -> None:
+def test_one_class_draws_no_more_than_the_best_single_instance(name: str) -> None:
     profile = ServingProfile.builtin()
     slo = profile.classes[name].slo
     able = [curve for curve in profile.of(name) if curve.meets(slo, 1000.0)]
     best = min(able, key=lambda curve: curve.power_at(1000.0))
-    (group,) = exact_plan(profile, {name: 1000.0}, best.tp).pools[0].groups
-    if group.instances == 1 and group.tp == best.tp:
-        assert group.power_w == pytest.approx(best.power_at(1000.0))
-    assert group.instances * group.power_w <= best.power_at(1000.0) * (1 + 1e-6)
+    plan = exact_plan(profile, {name: 1000.0}, best.tp)
+    assert plan.power <= best.power_at(1000.0) * (1 + 1e-6)
+    assert plan.check(profile)
 
 
 @settings(max_examples=6, deadline=None)
