@@ -99,12 +99,7 @@ def _profile(given: _Given) -> list[str]:
     from envplan.profile import Profile
 
     profile = Profile.read_csv(given.file)
-    tables = [
-        profile.table(stage, name)
-        for stage in range(profile.num_stages)
-        for name in profile.instructions
-        if profile.has(stage, name)
-    ]
+    tables = profile.tables()
     clocks = sorted({int(mhz) for table in tables for mhz in table.frequency_mhz if mhz})
     span = f"between {clocks[0]} and {clocks[-1]} MHz" if clocks else "without a clock"
     fixed = sum(not table.frequency_mhz.any() for table in tables)

@@ -367,12 +367,6 @@ class Replay:
         at = self.requests(stage).at_ns
         return np.concatenate([at[1:], at[:1] + self.makespan_ns]) - at
 
-    @property
-    def shortest_hold_ns(self) -> int | None:
-        """The least time between two requests of a stage, ns; None where no clock changes."""
-        stages = range(self.problem.pipeline.num_stages)
-        return min((int(hold) for stage in stages for hold in self.holds_ns(stage)), default=None)
-
     def hold_shortage_ns(self, hold_ns: int) -> int:
         """What is missing until all requests are hold_ns apart, summed up, ns."""
         stages = range(self.problem.pipeline.num_stages)

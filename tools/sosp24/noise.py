@@ -201,11 +201,7 @@ def effect(
 
 
 def _tables(profile: Profile) -> list[OptionTable]:
-    stages = range(profile.num_stages)
-    tables = [
-        profile.table(s, i) for s in stages for i in profile.instructions if profile.has(s, i)
-    ]
-    return [table for table in tables if len(table) >= 3 and table.frequency_mhz.all()]
+    return [table for table in profile.tables() if len(table) >= 3 and table.frequency_mhz.all()]
 
 
 def _arrays(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray]:

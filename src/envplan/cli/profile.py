@@ -519,15 +519,7 @@ def _print(profile: Profile, written: Sequence[Path]) -> None:
     print_table(
         "Forward + backward of a microbatch on one GPU at the highest clock,\nand what the clock "
         f"of least energy, the valley, does to it{modelled}",
-        (
-            "stage",
-            "clocks (MHz)",
-            "time (s)",
-            "energy (J)",
-            "valley (MHz)",
-            "slower (%)",
-            "saved (%)",
-        ),
+        _HEADERS,
         rows,
         words=2,
     )

@@ -43,14 +43,7 @@ _SHOWN = ("name", "time", "energy", "stages", "frequency_mhz", "gpu", "workload"
 
 
 def _describe(profile: Profile) -> dict[str, Any]:
-    clocks = {
-        int(mhz)
-        for stage in range(profile.num_stages)
-        for name in profile.instructions
-        if profile.has(stage, name)
-        for mhz in profile.table(stage, name).frequency_mhz
-        if mhz
-    }
+    clocks = {int(mhz) for table in profile.tables() for mhz in table.frequency_mhz if mhz}
     source = profile.metadata.source
     # Sidecars of measured profiles say what about them was not measured operation by operation.
     identified = profile.metadata.extra.get("identified", {})

@@ -70,13 +70,7 @@ def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
     name = profile.metadata.gpu if stage is None else profile.metadata.gpu_of(stage)
     if name is not None and _known(name):
         return modelled_clocks(name)
-    clocks = {
-        mhz
-        for s in (range(profile.num_stages) if stage is None else [stage])
-        for instruction in profile.instructions
-        if profile.has(s, instruction)
-        for mhz in profile.table(s, instruction).frequency_mhz.tolist()
-    }
+    clocks = {mhz for table in profile.tables(stage) for mhz in table.frequency_mhz.tolist()}
     return Clocks(tuple(sorted(clocks - {0})), "profile", name)
 
 

@@ -156,6 +156,15 @@ class Profile:
             path=self.path,
         )
 
+    def tables(self, stage: int | None = None) -> list[OptionTable]:
+        """The options of every instruction, by stage, of one stage or of all (None)."""
+        return [
+            self._tables[s, name]
+            for s in (range(self.num_stages) if stage is None else [stage])
+            for name in self.instructions
+            if self.has(s, name)
+        ]
+
     def adjusted(
         self,
         recompute: bool = False,

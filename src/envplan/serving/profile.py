@@ -74,7 +74,6 @@ _FIELDS: Final = (  # of a sidecar
 )  # fmt: skip
 _CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
 _FIRST_TOKENS: Final = 128.0
-_SIDECAR_KIND: Final = "envplan/serving-profile/v1"
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
 _CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
 

@@ -299,12 +299,7 @@ class Candidates:
     def _time_unit_ns(self) -> int:
         """What every time and lag is a multiple of, and so every makespan without stalls, ns."""
         pipeline, profile = self._frontier.pipeline, self._frontier.profile
-        times = [
-            profile.table(stage, instruction).time_ns
-            for stage in range(profile.num_stages)
-            for instruction in profile.instructions
-            if profile.has(stage, instruction)
-        ]
+        times = [table.time_ns for table in profile.tables()]
         return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))
 
     @cached_property
