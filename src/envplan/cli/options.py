@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.costs.rates import Kind, Rate
     from envplan.pipeline import Pipeline
-    from envplan.profile import Profile
+    from envplan.profile import ByParts, Profile
     from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
@@ -223,6 +223,24 @@ class JobOptions:
             "profile has rows for them: load, all_reduce, optimizer.",
         ),
     ] = None
+    one_clock: Annotated[
+        bool,
+        option(
+            "--one-clock",
+            JOB,
+            "Give every operation one clock, though the profile splits some into parts.",
+        ),
+    ] = False
+    parts_within: Annotated[
+        float | None,
+        option(
+            "--parts-within PCT",
+            JOB,
+            "Leave out clocks by part that save at most PCT percent of an operation's energy on "
+            "others no slower; default: 0.05, 0 leaves nothing out.",
+            PERCENT,
+        ),
+    ] = None
     blocking_power: Annotated[
         float | None,
         option(
@@ -243,7 +261,22 @@ class JobOptions:
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute), pipeline
+        by_parts = self._by_parts(profile)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
+
+    def _by_parts(self, profile: Profile) -> ByParts | None:
+        from envplan.profile import ByParts
+
+        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
+            raise InputError(
+                "--parts-within goes with a profile whose operations have parts, and not with "
+                "--one-clock"
+            )
+        if self.one_clock or not profile.has_parts:
+            return None
+        return (
+            ByParts() if self.parts_within is None else ByParts.of(within=self.parts_within / 100)
+        )
 
     def trace(self, *, quiet: bool) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
