@@ -111,7 +111,7 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
         const int64_t* energy
         const int32_t* config
         const uint8_t* asks
-        int64_t latency, hold, slack
+        int64_t latency, hold, waiting, slack
     cdef struct Composed:
         int64_t time, energy
         vector[int32_t] options
@@ -672,7 +672,7 @@ def max_flow(
 def compose(
     const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
     const int32_t[::1] config, const uint8_t[::1] asks, int64_t latency, int64_t hold,
-    int64_t slack, int64_t most,
+    int64_t waiting, int64_t slack, int64_t most,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
 
@@ -682,6 +682,7 @@ def compose(
         time, energy, config: int64, int64, int32 (options,), ns and fJ.
         asks: uint8 (parts,).
         latency, hold: ns.
+        waiting: uW.
         slack: fJ.
         most: choices that may be kept, of all fronts together.
 
@@ -706,7 +707,8 @@ def compose(
     problem.energy = &energy[0]
     problem.config = &config[0]
     problem.asks = &asks[0]
-    problem.latency, problem.hold, problem.slack = latency, hold, slack
+    problem.latency, problem.hold = latency, hold
+    problem.waiting, problem.slack = waiting, slack
     cdef vector[Composed] found
     with nogil:
         found = cpp_compose(problem, most)

@@ -23,18 +23,18 @@ constexpr Index kBuckets = 8192;  // of the filter
 // A choice for the next few parts, and what it takes.
 struct Run {
   Time time;
-  int64_t energy;
+  int64_t cost;
   std::vector<Index> options;
 };
 
 // A choice for all parts so far: that of another node, then a run.
 struct Node {
   Time time;
-  int64_t energy;
+  int64_t cost;
   Index before, run;
 };
 
-// Nodes from one number to another, by ascending time and falling energy.
+// Nodes from one number to another, by ascending time and falling cost.
 struct Front {
   Index begin = 0, end = 0;
   bool empty() const { return begin == end; }
@@ -99,6 +99,7 @@ class Composition {
   Index first_option(Index part, Index clock) const {
     return p_.option_begin[static_cast<int64_t>(part) * p_.num_clocks + clock];
   }
+  int64_t cost(Index option) const { return p_.energy[option] - p_.waiting * p_.time[option]; }
   Index end_option(Index part, Index clock) const { return first_option(part, clock + 1); }
 
   void add(Front from, Index part, Index state, Run run) {
@@ -116,7 +117,7 @@ class Composition {
       return;
     }
     for (Index o = first_option(part, clock); o < end_option(part, clock); ++o) {
-      Run longer{run.time + p_.time[o], run.energy + p_.energy[o], run.options};
+      Run longer{run.time + p_.time[o], run.cost + cost(o), run.options};
       longer.options.push_back(o);
       extend(longer, from, part + 1, clock, missing - p_.time[o], may_end);
     }
@@ -128,14 +129,14 @@ class Composition {
     if (free_) {
       std::vector<Node> options;
       for (Index o = first_option(part, 0); o < end_option(part, p_.num_clocks - 1); ++o) {
-        options.push_back({p_.time[o], p_.energy[o], o, -1});
+        options.push_back({p_.time[o], cost(o), o, -1});
       }
       keep_best(&options, slack_ == kHullOnly ? kHullOnly : 0);
-      for (const Node& o : options) add(from, part + 1, 0, {o.time, o.energy, {o.before}});
+      for (const Node& o : options) add(from, part + 1, 0, {o.time, o.cost, {o.before}});
       return;
     }
     for (Index o = first_option(part, state); o < end_option(part, state); ++o) {
-      add(from, part + 1, state, {p_.time[o], p_.energy[o], {o}});
+      add(from, part + 1, state, {p_.time[o], cost(o), {o}});
       if (!p_.asks[part] || p_.time[o] < p_.latency) continue;
       for (Index clock = 0; clock < p_.num_clocks; ++clock) {
         if (clock == state) continue;
@@ -154,10 +155,9 @@ class Composition {
     const auto product = static_cast<Wide>(left) * static_cast<Wide>(p_.time[after]);
     const auto rest =
         static_cast<Time>((product + static_cast<Wide>(whole - 1)) / static_cast<Wide>(whole));
-    return {p_.latency + rest,
-            share(p_.energy[before], p_.latency, whole) +
-                share(p_.energy[after], rest, p_.time[after]),
-            {after}};
+    const int64_t energy = share(p_.energy[before], p_.latency, whole) +
+                           share(p_.energy[after], rest, p_.time[after]);
+    return {p_.latency + rest, energy - p_.waiting * (p_.latency + rest), {after}};
   }
 
   void merge(Index part, Index state) {
@@ -172,7 +172,7 @@ class Composition {
     for (const Candidates& some : all) {
       const Run& run = runs_[some.run];
       for (Index node = some.front.begin; node < some.front.end; ++node) {
-        each(Node{nodes_[node].time + run.time, nodes_[node].energy + run.energy, node, some.run});
+        each(Node{nodes_[node].time + run.time, nodes_[node].cost + run.cost, node, some.run});
       }
     }
   }
@@ -192,19 +192,19 @@ class Composition {
     if (count <= kFew) {
       each_of(all, [&](const Node& node) { kept.push_back(node); });
     } else {
-      // Of each stretch of time the least energy: what a stretch before undercuts is beaten.
-      std::vector<int64_t> energy(kBuckets + 1, std::numeric_limits<int64_t>::max());
+      // Of each stretch of time the least cost: what a stretch before undercuts is beaten.
+      std::vector<int64_t> least_cost(kBuckets + 1, std::numeric_limits<int64_t>::max());
       const double scale = kBuckets / (static_cast<double>(longest - least) + 1);
       const auto bucket = [&](Time time) {
         return 1 + static_cast<Index>(static_cast<double>(time - least) * scale);
       };
       each_of(all, [&](const Node& node) {
-        int64_t& best = energy[std::min(kBuckets, bucket(node.time))];
-        best = std::min(best, node.energy);
+        int64_t& best = least_cost[std::min(kBuckets, bucket(node.time))];
+        best = std::min(best, node.cost);
       });
-      for (Index b = 1; b <= kBuckets; ++b) energy[b] = std::min(energy[b], energy[b - 1]);
+      for (Index b = 1; b <= kBuckets; ++b) least_cost[b] = std::min(least_cost[b], least_cost[b - 1]);
       each_of(all, [&](const Node& node) {
-        if (node.energy < energy[std::min(kBuckets, bucket(node.time)) - 1]) kept.push_back(node);
+        if (node.cost < least_cost[std::min(kBuckets, bucket(node.time)) - 1]) kept.push_back(node);
       });
     }
     keep_best(&kept, slack);
@@ -217,11 +217,11 @@ class Composition {
   // Sorts, and leaves out what another beats or, unless on the lower hull, nearly does.
   static void keep_best(std::vector<Node>* nodes, int64_t slack) {
     std::sort(nodes->begin(), nodes->end(), [](const Node& a, const Node& b) {
-      return a.time != b.time ? a.time < b.time : a.energy < b.energy;
+      return a.time != b.time ? a.time < b.time : a.cost < b.cost;
     });
     std::size_t size = 0;
     for (const Node& node : *nodes) {
-      if (size == 0 || node.energy < (*nodes)[size - 1].energy) (*nodes)[size++] = node;
+      if (size == 0 || node.cost < (*nodes)[size - 1].cost) (*nodes)[size++] = node;
     }
     nodes->resize(size);
     if (slack == 0) return;
@@ -230,8 +230,8 @@ class Composition {
     for (std::size_t k = 0; k < all.size(); ++k) {
       while (hull.size() >= 2) {
         const Node &a = all[hull[hull.size() - 2]], &b = all[hull.back()];
-        if (static_cast<__int128>(b.energy - a.energy) * (all[k].time - a.time) <
-            static_cast<__int128>(all[k].energy - a.energy) * (b.time - a.time)) {
+        if (static_cast<__int128>(b.cost - a.cost) * (all[k].time - a.time) <
+            static_cast<__int128>(all[k].cost - a.cost) * (b.time - a.time)) {
           break;
         }
         hull.pop_back();
@@ -243,7 +243,7 @@ class Composition {
     for (std::size_t k = 0; k < all.size(); ++k) {
       const bool on_hull = vertex < hull.size() && hull[vertex] == k;
       vertex += on_hull;
-      if (on_hull || (slack != kHullOnly && all[k].energy < kept.back().energy - slack)) {
+      if (on_hull || (slack != kHullOnly && all[k].cost < kept.back().cost - slack)) {
         kept.push_back(all[k]);
       }
     }
@@ -251,7 +251,8 @@ class Composition {
   }
 
   Composed traced(Index node) const {
-    Composed found{nodes_[node].time, nodes_[node].energy, {}};
+    const Time time = nodes_[node].time;
+    Composed found{time, nodes_[node].cost + p_.waiting * time, {}};
     for (Index at = node; at > 0; at = nodes_[at].before) {
       const auto& options = runs_[nodes_[at].run].options;
       found.options.insert(found.options.end(), options.rbegin(), options.rend());
@@ -278,7 +279,8 @@ std::vector<Composed> compose(const PartsProblem& problem, int64_t most) {
     std::vector<Composed> found = Composition(problem, kHullOnly, most).options();
     int64_t widest = 0;
     for (std::size_t k = 1; k < found.size(); ++k) {
-      widest = std::max(widest, found[k - 1].energy - found[k].energy);
+      const Time later = found[k].time - found[k - 1].time;
+      widest = std::max(widest, found[k - 1].energy - found[k].energy + problem.waiting * later);
     }
     if (widest <= problem.slack) return found;
   }

@@ -127,6 +127,7 @@ def compose(
     asks: NDArray[np.uint8],
     latency: int,
     hold: int,
+    waiting: int,
     slack: int,
     most: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]: ...

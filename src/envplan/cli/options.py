@@ -274,9 +274,8 @@ class JobOptions:
             )
         if self.one_clock or not profile.has_parts:
             return None
-        return (
-            ByParts() if self.parts_within is None else ByParts.of(within=self.parts_within / 100)
-        )
+        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
+        return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
     def trace(self, *, quiet: bool) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.

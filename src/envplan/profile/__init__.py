@@ -18,6 +18,7 @@ from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments
 from envplan.profile.model import Profile, builtin_paths, builtin_profiles
 from envplan.profile.options import (
     BLOCKING,
+    DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     INSTRUCTIONS,
     OptionTable,
@@ -30,6 +31,7 @@ from envplan.profile.sidecar import Job, ProfileMetadata
 __all__ = [
     "BLOCKING",
     "DEFAULT_BACKWARD_INPUT_SHARE",
+    "DEFAULT_BLOCKING_POWER_W",
     "INCLUDES_RECOMPUTATION",
     "INSTRUCTIONS",
     "RAW_COLUMNS",

@@ -19,7 +19,11 @@ from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
 from envplan.errors import InputError
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.options import (
+    DEFAULT_BLOCKING_POWER_W,
+    INCLUDES_RECOMPUTATION,
+    OptionTable,
+)
 from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
@@ -225,7 +229,7 @@ class Profile:
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
-            by_parts=by_parts if self._parts else None,
+            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
         )
         other = copy.copy(self)
         other.adjustments = adjustments
@@ -233,6 +237,14 @@ class Profile:
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
         return other
+
+    def _with_power(self, by_parts: ByParts) -> ByParts:
+        """The same, with the power of waiting that options are set against."""
+        known = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,)
+        power = by_parts.blocking_power_w
+        return by_parts.model_copy(
+            update={"blocking_power_w": max(known) if power is None else power}
+        )
 
     def with_parts(self, by_parts: ByParts | None) -> Profile:
         """This profile, adjusted as it is, with clocks by part where operations have parts.

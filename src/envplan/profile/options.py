@@ -29,6 +29,9 @@ INSTRUCTIONS: Final = (
 #: The instruction name of rows that give the power while waiting; not an operation.
 BLOCKING: Final = "blocking"
 
+#: W that a GPU draws while it waits for a neighbour, where neither the profile nor the user says.
+DEFAULT_BLOCKING_POWER_W: Final = 70.0
+
 #: Field of a sidecar that says, if it is true, that `backward` rows include recomputation.
 INCLUDES_RECOMPUTATION: Final = "recompute"
 

@@ -27,7 +27,7 @@ from envplan import _kernel
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.profile.options import OptionTable, Part, option_table
-from envplan.units import ns_from_s
+from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
 
 __all__ = [
     "WITHIN",
@@ -46,7 +46,7 @@ __all__ = [
 WITHIN: Final = 5e-4
 
 _MOST_CHOICES: Final = 10_000_000
-_MOST_FJ: Final = 9 * 10**18
+_MOST_FJ: Final = MAX_INTEGER
 #: What is a name of a part.
 NAME: Final = re.compile(r"[^\s@=/,\"]+")
 _TOKEN: Final = re.compile(rf"@({NAME.pattern})=(\d+)(?:/(.*))?")
@@ -76,8 +76,12 @@ class ByParts(Model):
 
     within: Annotated[float, Field(ge=0, le=1)] = Field(
         WITHIN,
-        description="an option may be left out where another is no slower and uses at most this "
-        "fraction of the operation's least energy more; 0 leaves nothing out",
+        description="an option may be left out where another is no slower and uses, above what "
+        "waiting as long would, at most this fraction of the operation's least energy more; 0 "
+        "leaves nothing out",
+    )
+    blocking_power_w: Annotated[float, Field(ge=0, le=1e5)] | None = Field(
+        None, description="W of a GPU that waits; absent: the most that the profile says, else 70"
     )
     switch_latency_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         0.0,
@@ -123,7 +127,7 @@ def one_clock(stage: int, instruction: str, parts: Sequence[Part]) -> OptionTabl
 
     Raises:
         InputError: a part has no row at a clock that another one has, or all together use more
-            than 9000 J.
+            than 4600 J.
     """
     knobs = {part.name: {(m, c): (t, e) for m, c, t, e in part.table.rows()} for part in parts}
     clocked = {name: rows for name, rows in knobs.items() if any(mhz for mhz, _ in rows)}
@@ -142,7 +146,7 @@ def one_clock(stage: int, instruction: str, parts: Sequence[Part]) -> OptionTabl
         each = [*constant, *(rows[mhz, config] for rows in clocked.values())]
         options.append((sum(t for t, _ in each), sum(e for _, e in each), -mhz, config))
     if max(energy for _, energy, *_ in options) > _MOST_FJ:
-        raise InputError(f"stage {stage} {instruction}: its parts use more than 9000 J together")
+        raise InputError(f"stage {stage} {instruction}: its parts use more than 4600 J together")
     return option_table(stage, instruction, options)
 
 
@@ -223,6 +227,12 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
             rows += by_clock[0] if 0 in by_clock else by_clock[mhz]
             ends[p, c] = len(rows)
     least_fj = sum(int(part.table.energy_fj.min()) for part in parts)
+    waiting_uw = uw_from_w(how.blocking_power_w or 0.0)
+    if waiting_uw * sum(int(part.table.time_ns[-1]) for part in parts) > MAX_INTEGER:
+        raise InputError(
+            f"stage {whole.stage} {whole.instruction}: waiting as long as its parts take costs too "
+            "much for exact 64-bit arithmetic; check that times are in seconds"
+        )
     try:
         times, energies, options = _kernel.compose(
             ends,
@@ -232,6 +242,7 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
             np.array([part.table.frequency_mhz.any() for part in parts], np.uint8),
             ns_from_s(how.switch_latency_s),
             ns_from_s(how.min_hold_s),
+            waiting_uw,
             int(how.within * least_fj),
             _MOST_CHOICES,
         )

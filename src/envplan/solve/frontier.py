@@ -73,11 +73,11 @@ class Frontier(Relaxation):
         how, hold = self.profile.adjustments.by_parts, request.limit(MinHold)
         if how is None:
             return self
-        asked = ByParts.of(
-            within=how.within,
-            switch_latency_s=request.switch_latency_s,
-            min_hold_s=0.0 if hold is None else hold.time_s,
-        )
+        late = {
+            "switch_latency_s": request.switch_latency_s,
+            "min_hold_s": 0.0 if hold is None else hold.time_s,
+        }
+        asked = how.model_copy(update=late)
         if asked == how:
             return self
         if asked not in self._by_parts:
