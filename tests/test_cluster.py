@@ -241,7 +241,7 @@ def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
         (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),
         (HEADER + "0,0,-1.1\n", ":2, column slowdown: '-1.1' is not above 0"),
         (HEADER + "0,0,0\n", "column slowdown: '0' is not above 0"),
-        (HEADER + "0,0,nan\n", "column slowdown: 'nan' is"),
+        (HEADER + "0,0,nan\n", "column slowdown: 'nan' is not finite"),
         (HEADER + "0,0,fast\n", "column slowdown: 'fast' is not a number"),
         (HEADER + "0,0,1_1\n", "column slowdown: '1_1' is not a number"),
         (HEADER + "0,4,1.1\n", ":2, column replica: 4 is unknown; .* replicas 0 to 3"),

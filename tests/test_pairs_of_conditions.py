@@ -96,15 +96,19 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "power cap": {"power_cap": 0.9 * plan_replicas(KINDS).energy / plan_replicas(KINDS).sync_time},
     "peak cap": {"peak_power_cap": 1300.0},
     "latency": {"switch_latency": 0.01},
+    "min hold": {"min_hold": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},
+    "ladder": {"ladder": 3},
     "run": {"run": RUN.model_copy(update={"deadline_s": 5000 * 2.0 * LEAST})},
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_unlike_replicas_go_with_every_condition(name: str) -> None:
-    asked = {"moves": 0.05} | TOGETHER[name]
-    if name == "probability":
+@pytest.mark.parametrize("pair", list(combinations(TOGETHER, 2)), ids=" and ".join)
+def test_unlike_replicas_go_with_every_two_conditions(pair: tuple[str, str]) -> None:
+    asked = {"moves": 0.05} | TOGETHER[pair[0]] | TOGETHER[pair[1]]
+    if set(pair) in EXCLUDED:
+        return
+    if "probability" in pair and not TIMED & set(pair):
         asked |= TOGETHER["slowdown"]
     planned = plan_replicas(KINDS, Request.asking(**asked))
     for plan, profile in zip(planned.plans, (PROFILE, SLOW), strict=True):

@@ -51,7 +51,12 @@ class _Slowdown(BaseModel):
     replica: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
     slowdown: Annotated[
         float,
-        Field(gt=0, le=MAX_SLOWDOWN, description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}"),
+        Field(
+            gt=0,
+            le=MAX_SLOWDOWN,
+            allow_inf_nan=False,
+            description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
+        ),
     ]
 
 

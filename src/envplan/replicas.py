@@ -158,7 +158,7 @@ def plan_replicas(
         return together.planned_by(planner)
     match together.request.objective:
         case "energy":
-            return together.by(together.asked_ns())
+            return together.least_energy()
         case "time":
             return together.fastest()
         case "cost":
@@ -230,6 +230,23 @@ class _Together:
             return ns_from_s_floor(straggler_s)
         return asked if deadline.kind == "sync-time" else min(asked, self.min_energy_time_ns)
 
+    def least_energy(self) -> ReplicaPlans:
+        """Plans of least energy by the request's deadline.
+
+        What uses all the time that a straggler leaves may break a limit on the whole that an
+        earlier end keeps.
+        """
+        asked_ns = self.asked_ns()
+        try:
+            return self.by(asked_ns)
+        except NoAnswerError:
+            if self.request.straggler_time_s is None:
+                raise
+            found = self._tried(min(asked_ns, self.min_energy_time_ns)) or self._fastest
+            if found is None or ns_from_s(found.sync_time) > asked_ns:
+                raise
+            return found
+
     def by(self, time_ns: int) -> ReplicaPlans:
         """Plans of least energy that all end by a time and keep all limits.
 
@@ -282,6 +299,10 @@ class _Together:
 
     def fastest(self) -> ReplicaPlans:
         """Plans of the least time found that keep all limits."""
+        return self._fastest or self.by(max(f.slowest_time_ns for f in self.frontiers))
+
+    @cached_property
+    def _fastest(self) -> ReplicaPlans | None:
         latest = max(frontier.slowest_time_ns for frontier in self.frontiers)
         for low, high in (
             (self.min_time_ns - 1, self.min_energy_time_ns),
@@ -290,22 +311,26 @@ class _Together:
             found = first_between(low, high, self._tried, _STEPS)
             if found is not None:
                 return found
-        return self.by(latest)
+        return None
 
     def cheapest(self) -> ReplicaPlans:
         """Plans whose run costs least by its deadline."""
         run = self.request.run
         assert run is not None
-        best: ReplicaPlans | None = None
+        assert run.iterations is not None
+        assert run.deadline_s is not None
+        found: list[ReplicaPlans] = []
         for cost, time_ns in cheapest_times(self, run):
-            if best is not None and cost >= _cost(best, run):
+            if found and cost >= min(_cost(plans, run) for plans in found):
                 break
-            found = self._tried(time_ns)
-            if found is not None and (best is None or _cost(found, run) < _cost(best, run)):
-                best = found
-        if best is None:
+            plans = self._tried(time_ns)
+            if plans is None:  # what is cheapest breaks a limit: so does all that is faster
+                plans = self._fastest
+            if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
+                found.append(plans)
+        if not found:
             raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
-        return best
+        return min(found, key=lambda plans: _cost(plans, run))
 
     def _tried(self, time_ns: int) -> ReplicaPlans | None:
         try:
