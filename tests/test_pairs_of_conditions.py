@@ -78,6 +78,29 @@ def test_two_conditions_go_together(pair: tuple[str, str]) -> None:
     assert (plan.predicted.robustness is not None) == ("probability" in pair)
 
 
+@pytest.mark.parametrize("slowdown", [1.4, 2.0, 3.0])
+def test_a_straggler_leaves_time_that_a_budget_does_not(slowdown: float) -> None:
+    budget = 1.001 * FRONTIER.plan(min_energy=True).energy
+    request = Request.asking(straggler_time=slowdown * LEAST, energy_budget=budget)
+    frontier = trace_job(FRONTIER.plan().job, PROFILE)  # that remembers nothing
+    plan = frontier.solve(request)
+    assert_answers(frontier, request, plan)
+    assert FRONTIER.min_energy_time <= plan.iteration_time < slowdown * LEAST
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
+def test_a_cap_moves_the_cheapest_run_to_where_it_is_kept(share: float) -> None:
+    rate = Rate(begins_s=[0.0, 5000 * LEAST * 1.02], per_kwh=[0.1, 2.0], end_s=1e5)
+    run = Run(iterations=5000, price=rate, deadline_s=5000 * 1.6 * LEAST)
+    free = FRONTIER.solve(Request.asking(run=run))
+    request = Request.asking(run=run, power_cap=share * free.average_power)
+    frontier = trace_job(FRONTIER.plan().job, PROFILE)
+    plan = frontier.solve(request)
+    assert_answers(frontier, request, plan)
+    soonest = FRONTIER.plan(power_cap=share * free.average_power)
+    assert plan.iteration_time == soonest.iteration_time
+
+
 SLOW = Profile.from_rows(
     [
         (stage, name, int(mhz), 1.3 * ns / 1e9, fj / 1e15)
