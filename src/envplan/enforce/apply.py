@@ -224,9 +224,9 @@ def _ranks(
     configs = plan.as_rung().configs
     clocks = [
         {operation[3] for operation in stage}.union(
-            clocks_within(configs and configs[s]),
+            clocks_within(configs[s] if configs else None),
             *(r.frequencies_mhz[s] for r in rungs),
-            *(clocks_within(r.configs and r.configs[s]) for r in rungs),
+            *(clocks_within(r.configs[s] if r.configs else None) for r in rungs),
         )
         - {0}
         for s, stage in enumerate(operations)

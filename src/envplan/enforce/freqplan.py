@@ -420,7 +420,7 @@ class FrequencyPlan(Model):
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
             supported = known[rank.stage]
-            asked = set(rank.frequencies) | clocks_within(rank.configs) - {0}
+            asked = {*rank.frequencies, *clocks_within(rank.configs)} - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
             )
@@ -440,7 +440,7 @@ class FrequencyPlan(Model):
             if rung.configs is not None and [len(stage) for stage in rung.configs] != lengths:
                 raise InputError(f"ladder[{n}] does not have one config for every operation")
             for stage, clocks in enumerate(rung.frequencies_mhz):
-                within = clocks_within(rung.configs and rung.configs[stage])
+                within = clocks_within(rung.configs[stage] if rung.configs else None)
                 if lacking := sorted((set(clocks) | within) - allowed[stage]):
                     raise InputError(
                         f"ladder[{n}] asks for {lacking[0]} MHz on stage {stage}, which is not "

@@ -23,6 +23,7 @@ from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     OptionTable,
+    Part,
 )
 from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
@@ -135,6 +136,10 @@ class Profile:
         if self.adjustments:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
+
+    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
+        """The parts that the file splits an operation into, in order of execution; maybe none."""
+        return self._parts.get((stage, instruction), ())
 
     @property
     def has_parts(self) -> bool:

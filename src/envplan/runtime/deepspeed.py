@@ -58,7 +58,8 @@ def follow(
         InputError: as for Shim.
     """
     job = partial(attach, engine=engine)
-    return followed(plan, job, device=engine.device, stragglers=stragglers, **options)
+    known = {"device": engine.device, "model": [engine.module]}
+    return followed(plan, job, stragglers=stragglers, **known | options)
 
 
 def profile(
@@ -75,6 +76,7 @@ def profile(
         InputError: as for Profiler.
     """
     known = {
+        "model": [engine.module],
         "stages": [engine.stage_id],
         "num_stages": engine.num_stages,
         "metadata": ProfileMetadata(schedule="1f1b"),

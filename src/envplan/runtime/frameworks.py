@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from envplan.devices.visible import Counted
+from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
@@ -128,6 +129,7 @@ def followed(
     *,
     device: torch.device,
     stragglers: bool,
+    model: Sequence[torch.nn.Module] = (),
     **options: Any,
 ) -> Iterator[Shim]:
     """Run any framework on torch.distributed under a frequency plan.
@@ -137,10 +139,11 @@ def followed(
         attach: to the framework.
         device: that this rank computes on.
         stragglers: look for slow pipelines, where the plan has a ladder and there are several.
+        model: what this rank runs of it, for plans with clocks by part.
         options: for Shim.
 
     Raises:
-        InputError: as for Shim.
+        InputError: as for Shim, or a part of the plan is no module of the model.
     """
     with Shim(plan, **_with_known(device, options)) as shim:
         watch = None
@@ -148,14 +151,20 @@ def followed(
             watch = StragglerWatch(shim)
         detach = attach(shim, after_step=watch.step if watch else None)
         try:
-            yield shim
+            with hook_parts(shim, model):
+                yield shim
         finally:
             detach()
 
 
 @contextmanager
 def profiled(
-    path: str | os.PathLike[str], attach: Attach, *, device: torch.device, **options: Any
+    path: str | os.PathLike[str],
+    attach: Attach,
+    *,
+    device: torch.device,
+    model: Sequence[torch.nn.Module] = (),
+    **options: Any,
 ) -> Iterator[Profiler]:
     """Profile any framework on torch.distributed while it trains.
 
@@ -163,15 +172,17 @@ def profiled(
         path: of the profile, in a folder that all ranks see.
         attach: to the framework.
         device: that this rank computes on.
+        model: what this rank runs of it, for parts=.
         options: for Profiler.
 
     Raises:
-        InputError: as for Profiler.
+        InputError: as for Profiler, or a part is no module of the model.
     """
     with Profiler(path, **_with_known(device, options)) as profiler:
         detach = attach(profiler)
         try:
-            yield profiler
+            with hook_parts(profiler, model):
+                yield profiler
         finally:
             detach()
 

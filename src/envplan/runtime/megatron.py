@@ -55,7 +55,7 @@ def follow(
     Args:
         plan: a frequency plan, or the path of one.
         stragglers: look for slow pipelines, where the plan has a ladder and there are several.
-        options: for Shim.
+        options: for Shim; and model=, the list of model chunks, for plans with clocks by part.
 
     Raises:
         InputError: as for Shim, or Megatron is not installed.
@@ -73,7 +73,7 @@ def profile(
 
     Args:
         path: of the profile, in a folder that all ranks see.
-        options: for Profiler.
+        options: for Profiler; and model=, the list of model chunks, for parts=.
 
     Raises:
         InputError: as for Profiler, or Megatron is not installed.

@@ -77,8 +77,9 @@ def follow(
         InputError: as for Shim.
     """
     job = partial(attach, schedule=schedule)
-    device = _stages(schedule)[0].device
-    return followed(plan, job, device=device, stragglers=stragglers, **options)
+    stages = _stages(schedule)
+    known = {"device": stages[0].device, "model": [stage.submod for stage in stages]}
+    return followed(plan, job, stragglers=stragglers, **known | options)
 
 
 def profile(
@@ -98,6 +99,7 @@ def profile(
     """
     stages = _stages(schedule)
     known = {
+        "model": [stage.submod for stage in stages],
         "stages": [stage.stage_index for stage in stages],
         "num_stages": stages[0].num_stages,
         "metadata": ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
