@@ -24,7 +24,7 @@ from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison, Entry
+    from envplan.planners import Comparison, Entry, PartsRow
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ALONG = 17
@@ -104,6 +104,8 @@ def compare(
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
             trace_time=trace_time,
         )
+    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+        parts = planners.beside_one_clock(frontier)
     if plot is not None:
         _draw(comparison, plot)
     plans = [entry.plan for entry in comparison.entries]
@@ -111,9 +113,9 @@ def compare(
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
     if show.json:
-        _print_json(comparison, with_costs)
+        _print_json(comparison, with_costs, parts)
     elif not show.quiet:
-        _print(comparison, plot, with_costs)
+        _print(comparison, plot, with_costs, parts)
 
 
 def _draw(comparison: Comparison, path: Path) -> None:
@@ -130,7 +132,9 @@ def _draw(comparison: Comparison, path: Path) -> None:
         plot_comparison(comparison, path)
 
 
-def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
+def _print(
+    comparison: Comparison, plot: Path | None, priced: list[Plan], parts: list[PartsRow]
+) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -157,6 +161,9 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
             costs[0].of_run(), [(one.iteration, one.run) for one in costs]
         )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    if parts:
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -191,6 +198,18 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
         "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
         "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
         **_configs(entries),
+    }
+
+
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
+    def saved(plan: Plan | None) -> str:
+        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
+
+    return {
+        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
+        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
+        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
     }
 
 
@@ -277,7 +296,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
+def _print_json(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import print_json
 
     frontier, published = comparison.frontier, comparison.published
@@ -300,6 +319,16 @@ def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
                 "iterations": len(comparison.envpipe.iterations),
                 "stopped": comparison.envpipe.stopped,
             },
+            "by_parts": [
+                {
+                    "switch_latency_s": row.switch_latency_s,
+                    "deadline_s": row.deadline_s,
+                    "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
+                    "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                    "gained_percent": row.gained_percent,
+                }
+                for row in parts
+            ],
             "advice": [advice_document(row) for row in comparison.advice],
             "published": None
             if published is None

@@ -103,6 +103,9 @@ class WorkOptions:
         bool,
         option("--split-backward", JOB, "Gradients of inputs and weights apart (zero bubble)."),
     ] = False
+    parts: Annotated[
+        bool, option("--parts", JOB, "With --backend modelled: rows for each module of a layer.")
+    ] = False
 
     @property
     def samples(self) -> int | None:
@@ -278,6 +281,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         precision=_PRECISIONS[work.dtype],
         split_backward=work.split_backward,
         schedule=work.schedule,
+        parts=work.parts,
     )
     if output.exists():
         there = ProfileMetadata.read_json(output.with_suffix(".meta.json"))
@@ -306,6 +310,11 @@ def _measure(
     if measuring.smooth and measuring.no_lock:
         raise InputError(
             "--smooth and --no-lock exclude each other: one clock makes no curve to smooth"
+        )
+    if work.parts:
+        raise InputError(
+            "--parts goes with --backend modelled; parts are measured inside a job, with "
+            "envplan.runtime's Profiler(parts=)"
         )
     if work.split_backward and work.recompute:
         raise InputError(
