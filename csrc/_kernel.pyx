@@ -690,7 +690,8 @@ def compose(
         (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
 
     Raises:
-        ValueError: there are more choices than that, or arrays differ in length.
+        OverflowError: there are more choices than that.
+        ValueError: arrays differ in length.
     """
     cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
     if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (

@@ -237,7 +237,7 @@ class JobOptions:
             "--parts-within PCT",
             JOB,
             "Leave out clocks by part that save at most PCT percent of an operation's energy on "
-            "others no slower; default: 0.05, 0 leaves nothing out.",
+            "others no slower; default: 0.5, 0 leaves nothing out.",
             PERCENT,
         ),
     ] = None
