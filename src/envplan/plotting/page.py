@@ -261,6 +261,21 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         )
         for column, value in zip(ops.values(), values, strict=True):
             column.append(value)
+    # Operations whose parts have clocks of their own: [begin and end in s, MHz, W, part] of each.
+    parts = {
+        index: [
+            [
+                s_from_ns(part.start_ns),
+                s_from_ns(part.finish_ns),
+                part.frequency_mhz,
+                round(part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W), 3),
+                part.part,
+            ]
+            for part in timed.slices
+        ]
+        for index, timed in enumerate(timeline.operations)
+        if timed.slices[0].part
+    }
     times, watts = timeline.power
     return {
         "name": name,
@@ -269,6 +284,7 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "stages": len(timeline.stages),
         "kinds": kinds,
         "ops": ops,
+        "parts": parts,
         "bubbles": [
             [bubble.stage, s_from_ns(bubble.start_ns), s_from_ns(bubble.finish_ns), bubble.usable]
             for bubble in timeline.bubbles

@@ -184,8 +184,9 @@ def draw_operations(
 
     path = set(timeline.critical_path)
     edged = len(timeline.operations) <= _MOST_EDGES
-    bars: dict[str, list[Rectangle]] = {}
-    fills: dict[str, list[Any]] = {}
+    # By kind, and whether it is of a part: these have no edges, which would hide them.
+    bars: dict[tuple[str, bool], list[Rectangle]] = {}
+    fills: dict[tuple[str, bool], list[Any]] = {}
     outlines: list[Rectangle] = []
     sizes = _number_sizes(timeline, inches_per_s)
     parts = [part for timed in timeline.operations for part in timed.slices]
@@ -194,12 +195,13 @@ def draw_operations(
         kind, stage = timed.operation.instruction, timed.operation.stage
         height = _BAR * _HEIGHTS.get(kind, 1.0)
         bottom = stage + _BAR / 2 - height
+        key = kind, bool(timed.slices[0].part)
         for part in timed.slices:
             begin, width = s_from_ns(part.start_ns), s_from_ns(part.finish_ns - part.start_ns)
             shade = next(shades)
             fill = shade if part.frequency_mhz else _CONSTANT
-            bars.setdefault(kind, []).append(Rectangle((begin, bottom), width, height))
-            fills.setdefault(kind, []).append(fill)
+            bars.setdefault(key, []).append(Rectangle((begin, bottom), width, height))
+            fills.setdefault(key, []).append(fill)
         begin, width = s_from_ns(timed.start_ns), s_from_ns(timed.time_ns)
         if index in path:
             outlines.append(Rectangle((begin, bottom), width, height))
@@ -212,17 +214,17 @@ def draw_operations(
                 fontsize=sizes[kind],
                 ha="center",
                 va="center_baseline",
-                color=ink(fills[kind][-1]),
+                color=ink(fills[key][-1 - len(timed.slices) // 2]),
                 clip_on=True,
                 zorder=4,
             )
-    for kind, patches in bars.items():
+    for (kind, of_parts), patches in bars.items():
         axes.add_collection(
             PatchCollection(
                 patches,
-                facecolor=fills[kind],
-                edgecolor="white" if edged else "none",
-                linewidth=0.5 if edged else 0,
+                facecolor=fills[kind, of_parts],
+                edgecolor="white" if edged and not of_parts else "none",
+                linewidth=0.5 if edged and not of_parts else 0,
                 hatch=_WEIGHT_HATCH if kind == _HATCHED else None,
                 zorder=2,
             )
