@@ -362,3 +362,19 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
     few = Clocks((1260, 1500, 1740), "given", None)
     with pytest.raises(InputError, match="no clock of the GPU"):
         apply_plan(plan, profile, topology=topology, clocks=few)
+
+
+def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:
+    names = ("load", "reduce_scatter", "optimizer", "all_gather")
+    plans = []
+    for clocks in ((1740, 1260, 780), (1740,)):
+        rows = [(0, name, mhz, 0.05, 2.0 + mhz / 400) for name in names for mhz in clocks]
+        for mhz in (1740, 1260, 780):
+            rows += [(0, name, mhz, 174 / mhz, 0.1 * mhz) for name in ("forward", "backward")]
+        extras = {name: [0] for name in names}
+        plans.append(trace_frontier(Pipeline("1f1b", 1, 2, extras=extras), Profile.from_rows(rows)))
+    own, fixed = (frontier.plan() for frontier in plans)
+    order = [op.instruction for op in own.stages[0]]
+    assert order == ["load", "forward", "backward"] * 2 + list(names[1:])
+    assert own.iteration_time == fixed.iteration_time
+    assert fixed.energy - own.energy == pytest.approx(5 * (1740 - 780) / 400)

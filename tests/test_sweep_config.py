@@ -75,7 +75,7 @@ def test_caps_and_budgets_are_targets_too(tmp_path: Path) -> None:
         ("min_dwell = 5\npower_caps = [9]", "both min_dwell and power_cap"),
         ("robust = 95\nmin_energy = true", "both robust and min_energy"),
         ("robust = 100", "grid.robust"),
-        ('extra = "coffee"', "load, all_reduce, optimizer"),
+        ('extra = "coffee"', "load, all_reduce, reduce_scatter, optimizer, all_gather"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -220,7 +220,7 @@ class JobOptions:
             "--extra NAME[,NAME...]",
             JOB,
             "Give the schedule operations beside forwards and backwards, as far as the "
-            "profile has rows for them: load, all_reduce, optimizer.",
+            "profile has rows for them: load, all_reduce, reduce_scatter, optimizer, all_gather.",
         ),
     ] = None
     one_clock: Annotated[
@@ -261,10 +261,15 @@ class JobOptions:
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        by_parts = self._by_parts(profile)
+        by_parts = self.by_parts(profile)
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
 
-    def _by_parts(self, profile: Profile) -> ByParts | None:
+    def by_parts(self, profile: Profile) -> ByParts | None:
+        """How operations are made of the parts that a profile splits them into; None: not at all.
+
+        Raises:
+            InputError: options contradict each other or the profile.
+        """
         from envplan.profile import ByParts
 
         if self.parts_within is not None and (self.one_clock or not profile.has_parts):
