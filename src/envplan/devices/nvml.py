@@ -9,11 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import pynvml  # type: ignore[import-untyped]
+
 from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
 
 __all__ = ["NvmlBackend", "NvmlDevice"]
 
 _SAMPLE_S: Final = 0.02
+
+_USERS_SETTING: Final = 0x2
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
 # a clock set by a user (0x2), which is what locking does, do not.
@@ -39,8 +43,6 @@ class NvmlBackend:
     real: ClassVar = True
 
     def __init__(self) -> None:
-        import pynvml  # type: ignore[import-untyped]
-
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
@@ -179,6 +181,18 @@ class NvmlDevice:
         nvml = self._nvml
         return int(self._ask(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM))
 
+    def held_at(self) -> int:
+        """The clock that somebody seems to have locked it at, MHz; 0: none, or it cannot be told.
+
+        NVML does not tell locks. But a GPU that is locked gives no reason for a clock below its
+        highest one, not even that it is idle; one or the other driver names the user's setting.
+        """
+        with suppress(DeviceError):
+            clock = self.clock()
+            if clock < self.info.max_clock and self._event_reasons() in (0, _USERS_SETTING):
+                return clock
+        return 0
+
     def energy(self) -> int:
         """Energy used, mJ; only differences mean anything.
 
@@ -206,14 +220,17 @@ class NvmlDevice:
 
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""
+        bits = self._event_reasons()
+        return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
+
+    def _event_reasons(self) -> int:
         nvml = self._nvml
         try:
-            bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
         except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
-            bits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            return int(self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle))
         except nvml.NVMLError as error:
             raise self._error(error) from error
-        return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
     def close(self) -> None:
         """Stop sampling power, where that was needed."""
