@@ -27,9 +27,9 @@ VICTIM, OTHER = 54321, 54322
 
 # Asks for a clock and says who the guard is; trains on.
 TRAINING = """
-import time
+import sys, time
 from envplan.runtime import Guard
-guard = Guard.start("nvml", 0)
+guard = Guard.start(sys.argv[1], 0)
 guard.request(1005)
 print(guard.pid, flush=True)
 time.sleep(600)
@@ -43,10 +43,14 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def training(fake: FakeNvml, **how: object) -> tuple[subprocess.Popen[str], int]:
+def training(
+    fake: FakeNvml, backend: str = "nvml", **how: object
+) -> tuple[subprocess.Popen[str], int]:
     """A process that has set a clock, and its guard."""
     python = python_for_all() if "user" in how else sys.executable
-    process = subprocess.Popen([python, "-c", TRAINING], stdout=subprocess.PIPE, text=True, **how)
+    process = subprocess.Popen(
+        [python, "-c", TRAINING, backend], stdout=subprocess.PIPE, text=True, **how
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, "did not start"

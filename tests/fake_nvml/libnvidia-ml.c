@@ -282,6 +282,24 @@ int nvmlDeviceGetUUID(void* handle, char* out, unsigned size) {
   END;
 }
 
+/* As in nvml.h. GPU k is at 0000:(k + 1):00.0. */
+struct pci_info {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char address[32];
+};
+
+int nvmlDeviceGetPciInfo_v3(void* handle, struct pci_info* pci) {
+  BEGIN(-1);
+  if (result == SUCCESS) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (unsigned)(gpu - state->gpus) + 1;
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->address, sizeof pci->address, "00000000:%02X:00.0", pci->bus);
+  }
+  END;
+}
+
 int nvmlDeviceGetMigMode(void* handle, unsigned* current, unsigned* pending) {
   BEGIN(-1);
   if (result == SUCCESS) *current = *pending = (unsigned)gpu->mig;

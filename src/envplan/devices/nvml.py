@@ -63,8 +63,11 @@ class NvmlBackend:
                     "the NVIDIA driver sees no GPU; check nvidia-smi, "
                     "or use the modelled backend: --backend modelled"
                 )
-            self._devices = tuple(NvmlDevice(self._nvml, index) for index in range(count))
+            self._devices = tuple(self._device(index) for index in range(count))
         return self._devices
+
+    def _device(self, index: int) -> NvmlDevice:
+        return NvmlDevice(self._nvml, index)
 
     @classmethod
     def models(cls) -> Sequence[str]:
@@ -134,7 +137,7 @@ class NvmlDevice:
         """
         if self._mig:
             raise DeviceError(self._mig_remedy())
-        self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
+        self._set_clock(mhz)
 
     def reset_clock(self) -> None:
         """Give the clock back to the driver.
@@ -143,7 +146,7 @@ class NvmlDevice:
             PermissionDeniedError: this user may not.
             DeviceError: the driver fails.
         """
-        self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+        self._set_clock(0)
 
     def can_lock(self, *, probe: bool = False) -> str | None:
         """None if this user may lock clocks; else why not and what to do, in one line.
@@ -153,13 +156,22 @@ class NvmlDevice:
         permission is written that changes nothing: the power limit, to what it is.
         """
         try:
-            if self._mig:
-                return self._mig_remedy()
-            allowed = self._probe() if probe else None
+            return self._mig_remedy() if self._mig else self._may_set(probe=probe)
         except DeviceError as error:
             return str(error)
+
+    def _set_clock(self, mhz: int) -> None:
+        """Lock the clock; 0: give it back."""
+        if mhz:
+            self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
+        else:
+            self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+
+    def _may_set(self, *, probe: bool) -> str | None:
+        try:
+            allowed = self._probe() if probe else None
         except self._nvml.NVMLError as error:
-            return str(self._error(error))
+            raise self._error(error) from error
         if allowed is None:
             allowed = _is_administrator()
         return None if allowed else self._permission_remedy()
@@ -296,8 +308,8 @@ class NvmlDevice:
 
     def _permission_remedy(self) -> str:
         return (
-            f"{self._name()}: this user may not set clocks; run as root, or in a container with "
-            "--cap-add SYS_ADMIN"
+            f"{self._name()}: this user may not set clocks; run as root, in a container with "
+            "--cap-add SYS_ADMIN, or let zeusd set them ($ZEUSD_SOCK_PATH)"
         )
 
     def _mig_remedy(self) -> str:
