@@ -19,6 +19,7 @@ from envplan.cli.command import Group, add
 from envplan.cli.compare import compare
 from envplan.cli.devices import devices
 from envplan.cli.frontier import frontier
+from envplan.cli.guard import guard
 from envplan.cli.profile import profile
 from envplan.cli.profiles import profiles
 from envplan.cli.refine import refine
@@ -44,7 +45,7 @@ app = typer.Typer(
 for panel, functions in {
     "Plan": (profile, frontier, solve, apply),
     "Look": (savings, advise, compare, simulate, timeline, report, sweep),
-    "Run": (devices, refine, reset),
+    "Run": (devices, guard, refine, reset),
     "Data": (profiles, smooth, check),
 }.items():
     for command in functions:

@@ -185,7 +185,8 @@ def profile(
         option(
             "--backend NAME",
             MOST,
-            "nvml: measure on a GPU here (the default); modelled: no GPU needed.",
+            "nvml: measure on a GPU here (the default); zeusd: the same, with clocks set by the "
+            "Zeus daemon; modelled: no GPU needed.",
         ),
     ] = None,
     gpu: Annotated[
@@ -219,13 +220,16 @@ def profile(
       envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --smooth --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
+    from envplan.devices import DEFAULT_BACKEND, backend_class
+
     check_outputs(output, plot)
-    if _is_real(backend):
-        _refuse({"--gpu": gpu}, f"goes with --backend modelled, not {_real_backend()}")
-        made = _measure(work, sizes, measuring, step, output, quiet=show.quiet)
+    name = backend or DEFAULT_BACKEND
+    if backend_class(name).real:
+        _refuse({"--gpu": gpu}, f"goes with --backend modelled, not {name}")
+        made = _measure(name, work, sizes, measuring, step, output, quiet=show.quiet)
     else:
         unfit = {"--entry": work.entry, **_given(measuring)}
-        _refuse(unfit, f"goes with --backend {_real_backend()}, not {backend}")
+        _refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {name}")
         made = _model(work, sizes, gpu or _DEFAULT_GPU, step, output)
     if plot is not None:
         from envplan.plotting.profile import plot_profile
@@ -235,21 +239,6 @@ def profile(
         _print_json(made)
     elif not show.quiet:
         _print(made, [path for path in (output, plot) if path])
-
-
-def _real_backend() -> str:
-    from envplan.devices import BACKENDS
-
-    return BACKENDS[0]
-
-
-def _is_real(backend: str | None) -> bool:
-    """Whether a backend's GPUs are those of this machine, as by default."""
-    from envplan.devices import BACKENDS
-
-    if backend not in (None, *BACKENDS):
-        raise InputError(f"there is no backend {backend!r}; there are: {', '.join(BACKENDS)}")
-    return backend in (None, _real_backend())
 
 
 def _given(options: object) -> dict[str, Any]:
@@ -291,6 +280,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
 
 
 def _measure(
+    backend: str,
     work: WorkOptions,
     sizes: Sizes,
     measuring: MeasuringOptions,
@@ -321,7 +311,7 @@ def _measure(
         time_limit=measuring.time_limit or Settings.time_limit,
     )
     with ExitStack() as stack:
-        chosen, other = _devices(measuring.device, stack)
+        chosen, other = _devices(backend, measuring.device, stack)
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
         workload = _workload(work, sizes, "cuda:0")
@@ -333,7 +323,7 @@ def _measure(
         reporter = None if quiet else _Reporter(sys.stderr.isatty())
         if reporter is not None:
             stack.callback(reporter.end)
-        guard = partial(Guard.start, _real_backend(), chosen.info.index)
+        guard = partial(Guard.start, backend, chosen.info.index)
         made = sweep(
             workload,
             chosen,
@@ -391,7 +381,7 @@ def _wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitSta
         print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
 
 
-def _devices(index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
+def _devices(name: str, index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
     """The GPU to measure on, and one for it to wait for.
 
     Raises:
@@ -401,7 +391,7 @@ def _devices(index: int | None, stack: ExitStack) -> tuple[Device, Device | None
     from envplan.devices.base import device_at
     from envplan.devices.visible import gpu_of_rank, visible_gpus
 
-    source = backend(_real_backend())
+    source = backend(name)
     stack.callback(source.close)
     devices = source.devices()
     chosen = device_at(devices, gpu_of_rank(devices, 0) if index is None else index)
