@@ -105,7 +105,8 @@ class ReplicaPlans:
 
         def of(time: float, energy: float) -> Spent:
             assert self.run is not None
-            return spent(time, energy, self.run.iterations or 1, self.run.price, self.run.carbon)
+            gpus = sum(plan.job.num_gpus * plan.job.stages for plan in self.plans)
+            return spent(time, energy, self.run, gpus)
 
         return Pair(
             max_frequency=of(self.baseline_time, self.baseline_energy),
@@ -283,11 +284,12 @@ class _Together:
         run = self.request.run
         assert run is not None
         best: ReplicaPlans | None = None
-        for cost, time_ns in cheapest_times(self, run):
-            if best is not None and cost >= _cost(best, run):
+        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in self.frontiers)
+        for cost, time_ns in cheapest_times(self, run, gpus):
+            if best is not None and cost >= _cost(best):
                 break
             found = self._tried(time_ns)
-            if found is not None and (best is None or _cost(found, run) < _cost(best, run)):
+            if found is not None and (best is None or _cost(found) < _cost(best)):
                 best = found
         if best is None:
             raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
@@ -320,11 +322,10 @@ def _drawn(frontier: Frontier) -> int:
     return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
 
 
-def _cost(plans: ReplicaPlans, run: Run) -> float:
-    assert run.iterations is not None
-    cost = spent(plans.sync_time, plans.energy, run.iterations, run.minimized_rate).money
-    assert cost is not None
-    return cost
+def _cost(plans: ReplicaPlans) -> float:
+    assert plans.run is not None
+    assert plans.costs is not None
+    return plans.costs.plan.amount(plans.run.minimized)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from envplan.costs.model import Costs, Pair, Run, Spent
+from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.units import J_PER_KWH, duration_text, ns_from_s, ns_from_s_floor, s_from_ns
@@ -39,6 +39,7 @@ def priced(plan: Plan, run: Run) -> Plan:
         tokens=run.tokens,
         deadline_s=run.deadline_s,
         minimized=run.minimized if run.deadline_s is not None else None,
+        overheads=None if run.overheads == Overheads() else run.overheads,
         iteration=iteration,
         run=whole,
     )
@@ -63,9 +64,9 @@ def before_and_after(plan: Plan) -> list[tuple[float, float]]:
 
 def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
     """What one iteration costs, and what the run does."""
+    gpus = plan.job.num_gpus * plan.job.stages
     before, after = (
-        spent(time_s, energy_j, run.iterations or 1, run.price, run.carbon)
-        for time_s, energy_j in before_and_after(plan)
+        spent(time_s, energy_j, run, gpus) for time_s, energy_j in before_and_after(plan)
     )
     whole = Pair(max_frequency=before, plan=after)
     if run.iterations is None:
@@ -74,31 +75,35 @@ def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
     return single, whole
 
 
-def spent(
-    time_s: float, energy_j: float, iterations: int, price: Rate | None, carbon: Rate | None = None
-) -> Spent:
-    """What iterations of so many seconds and joules, back to back, take.
+def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
+    """What a run takes whose iterations have so many seconds and joules; without a number of them,
+    what one takes.
+
+    Args:
+        gpus: of all replicas.
 
     Raises:
-        InputError: a rate ends before they do.
+        InputError: a rate ends before the run does.
     """
+    iterations, more = run.iterations or 1, run.overheads
     duration = time_s * iterations
-    for rate in (price, carbon):
+    joules = more.joules(time_s, energy_j, gpus)
+    for rate in (run.price, run.carbon):
         if rate is not None:
             check_span(rate, duration)
 
-    def total(rate: Rate | None) -> float | None:
+    def total(rate: Rate | None, beside: float) -> float | None:
         if rate is None:
             return None
         if rate.is_fixed:
-            return rate.per_kwh[0] * (energy_j * iterations) / J_PER_KWH
-        return energy_j / time_s * rate.steps().integral(duration) / J_PER_KWH
+            return rate.per_kwh[0] * (joules * iterations) / J_PER_KWH + beside
+        return joules / time_s * rate.steps().integral(duration) / J_PER_KWH + beside
 
     return Spent(
         time_s=duration,
-        energy_kwh=energy_j * iterations / J_PER_KWH,
-        money=total(price),
-        carbon_g=total(carbon),
+        energy_kwh=joules * iterations / J_PER_KWH,
+        money=total(run.price, more.hours_cost(duration, gpus)),
+        carbon_g=total(run.carbon, more.made_g(duration, gpus)),
     )
 
 

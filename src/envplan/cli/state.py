@@ -1,0 +1,10 @@
+"""What the running command is, and how it answers: set once for a run, read where it prints."""
+
+from __future__ import annotations
+
+#: As typed, such as "envplan schedule list".
+command = "envplan"
+#: Whether the answer, errors included, is JSON on stdout.
+json = False
+#: Colours: None where the terminal decides.
+color: bool | None = None
