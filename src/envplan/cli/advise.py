@@ -51,6 +51,7 @@ def advise(
     answer(
         show,
         lambda: {
+            "schema": "envplan/advice/v1",
             "profile": rows[0].frontier.profile.name,
             "source": frontier.profile.metadata.source,
             "t_min_s": frontier.min_time,

@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         base for base in BadParameter.__mro__ if base.__name__ == "ClickException"
     )
     given = sys.argv[1:] if arguments is None else list(arguments)
-    state.command, state.json, state.color = "envplan", "--json" in given, None
+    state.command, state.json, state.color = "", "--json" in given, None
     _mend_streams()
     try:
         code = app(None if arguments is None else given, standalone_mode=False)

@@ -204,7 +204,11 @@ class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 
     def invoke(self, ctx: Any) -> Any:
-        state.command = ctx.command_path
+        names, above = list[str](), ctx
+        while above.parent is not None:
+            names.insert(0, above.info_name)
+            above = above.parent
+        state.command = "-".join(names)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

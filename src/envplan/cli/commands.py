@@ -103,7 +103,7 @@ def envplan(
       envplan solve --slowdown 1
       envplan check plan.json
     """
-    state.command = f"envplan {context.invoked_subcommand}"
+    state.command = context.invoked_subcommand or ""
     state.color = context.color = _COLOURS[color]
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

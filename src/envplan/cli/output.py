@@ -35,8 +35,8 @@ _FOLDED = 8  # characters that a column of words may be folded to
 
 def print_json(document: Mapping[str, Any]) -> None:
     """A JSON document on stdout. Where it has no schema of its own, it is the running command's."""
-    name = "-".join(state.command.split()[1:])
-    typer.echo(json.dumps({"schema": f"envplan/{name}/v1", **document}, indent=2, allow_nan=False))
+    named = {"schema": f"envplan/{state.command}/v1", **document}
+    typer.echo(json.dumps(named, indent=2, allow_nan=False))
 
 
 def answer(

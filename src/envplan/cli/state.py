@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: As typed, such as "envplan schedule list".
-command = "envplan"
+#: Its name, such as "solve" or "schedule-list".
+command = ""
 #: Whether the answer, errors included, is JSON on stdout.
 json = False
 #: Colours: None where the terminal decides.

@@ -113,7 +113,14 @@ def _run(
 
         yield from run_on_ray(groups, ray)
     else:
-        yield from run_on_processes(groups, jobs or len(os.sched_getaffinity(0)))
+        yield from run_on_processes(groups, jobs or _cores())
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells (macOS does not)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Profiles:
