@@ -3,6 +3,8 @@
 EnvplanError                 exit code 2
  ├─ InputError               a file, table or argument is wrong; says where
  └─ NoAnswerError            the question is well put but has no answer; exit code 1
+
+DoubtWarning                 a warning: a value is probably not meant
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ class NoAnswerError(EnvplanError):
     """No plan can do what was asked; the message states the nearest that can be done."""
 
     exit_code = 1
+
+
+class DoubtWarning(UserWarning):
+    """A value is probably not meant, such as a time in the wrong unit."""
 
 
 def shown(value: object) -> str:

@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from envplan.cli import state
-from envplan.errors import EnvplanError
+from envplan.errors import DoubtWarning, EnvplanError
 
 _INTERRUPTED = 130
 _LONGEST_LINE = 1000
@@ -54,7 +55,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     )
     given = sys.argv[1:] if arguments is None else list(arguments)
     state.command, state.json, state.color = "", "--json" in given, None
+    state.doubts.clear()
     _mend_streams()
+    warnings.simplefilter("always", DoubtWarning)
+    warnings.showwarning = _warn
     try:
         code = app(None if arguments is None else given, standalone_mode=False)
         sys.stdout.flush()
@@ -84,6 +88,13 @@ def _mend_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _warn(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """A doubt as one line, once; what libraries warn of is for developers."""
+    if issubclass(category, DoubtWarning) and str(message) not in state.doubts:
+        state.doubts.add(str(message))
+        print(f"envplan: warning: {message}", file=sys.stderr)
 
 
 def _drop_output() -> None:

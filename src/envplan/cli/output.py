@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from envplan._words import grouped as grouped
 from envplan._words import signed_percent as signed_percent
 from envplan._words import significant as significant
 from envplan.cli import state
+from envplan.errors import DoubtWarning
 
 if TYPE_CHECKING:
     from envplan.cli.options import OutputOptions
@@ -172,7 +174,7 @@ def say(line: str) -> None:
 
 def warn(line: str) -> None:
     """A line on stderr about something that is probably not meant."""
-    typer.echo(f"envplan: warning: {line}", err=True)
+    warnings.warn(line, DoubtWarning, stacklevel=2)
 
 
 def describe_job(frontier: Frontier) -> str:

@@ -8,3 +8,5 @@ command = ""
 json = False
 #: Colours: None where the terminal decides.
 color: bool | None = None
+#: What was warned of.
+doubts: set[str] = set()

@@ -22,6 +22,7 @@ from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
 from envplan.solve.candidates import Candidates
+from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Frontier(Relaxation):
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
+        doubt_request(self, request)
         return search.solve(self, request, progress)
 
     def max_frequency_plan(self) -> Plan:
@@ -162,8 +164,11 @@ def trace_frontier(
     full: bool = False,
     progress: Progress | None = None,
 ) -> Frontier:
-    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace."""
-    return Frontier.trace(
+    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
+
+    Warns (DoubtWarning) of times and powers that no training has.
+    """
+    frontier = Frontier.trace(
         pipeline,
         profile,
         blocking_power=blocking_power,
@@ -172,6 +177,8 @@ def trace_frontier(
         full=full,
         progress=progress,
     )
+    doubt_job(frontier)
+    return frontier
 
 
 def trace_job(

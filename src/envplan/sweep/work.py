@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envplan.errors import EnvplanError
+from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import Pipeline, traits
 from envplan.pipeline.described import described_pipeline
 from envplan.pipeline.extras import parse_extras
@@ -80,6 +81,7 @@ def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
 
 def compute(group: Group) -> Iterator[Done]:
     """The outcome of each task, in order; an error is an outcome, too."""
+    warnings.simplefilter("ignore", DoubtWarning)  # of each of many points
     shared = _Shared(group.profile, group.tasks[0].point)
     for task in group.tasks:
         row = _inputs(task.point, group.profile)
