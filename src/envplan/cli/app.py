@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     state.doubts.clear()
     _mend_streams()
     warnings.simplefilter("always", DoubtWarning)
-    warnings.showwarning = _warn
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         code = app(None if arguments is None else given, standalone_mode=False)
         sys.stdout.flush()
@@ -90,7 +90,7 @@ def _mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _warn(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A doubt as one line, once; what libraries warn of is for developers."""
     if issubclass(category, DoubtWarning) and str(message) not in state.doubts:
         state.doubts.add(str(message))

@@ -19,7 +19,7 @@ def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
     pair = plan.costs.iteration
     rows = []
     if pair.plan.money is not None and pair.max_frequency.money is not None:
-        rows.append((_money(plan.costs), pair.max_frequency.money, pair.plan.money))
+        rows.append((_money(plan.costs.currency), pair.max_frequency.money, pair.plan.money))
     if pair.plan.carbon_g is not None and pair.max_frequency.carbon_g is not None:
         rows.append(("carbon (g CO2)", pair.max_frequency.carbon_g, pair.plan.carbon_g))
     return rows
@@ -77,7 +77,7 @@ def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
     longer = "-" if times[1] > times[0] and lost != "-" else ""
     rows = [("energy (kWh)", before.energy_kwh, after.energy_kwh)]
     if before.money is not None and after.money is not None:
-        rows.append((_money(costs), before.money, after.money))
+        rows.append((_money(costs.currency), before.money, after.money))
     if before.carbon_g is not None and after.carbon_g is not None:
         rows.append(("carbon (kg CO2)", before.carbon_g / 1000, after.carbon_g / 1000))
     return [
@@ -135,43 +135,41 @@ def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[st
     return notes
 
 
-def comparison_columns(plans: Sequence[Plan]) -> tuple[str, dict[str, list[str]]]:
-    """Title and columns of what several plans of one job cost, all with costs."""
+def cost_columns(
+    run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]
+) -> tuple[str, dict[str, list[str]]]:
+    """Title and columns of what several ways to do the same work cost.
+
+    Args:
+        spent_on: an iteration and the run, each at maximum frequency and otherwise.
+    """
     from envplan.cli.output import grouped
     from envplan.units import duration_text
 
-    costs = [plan.costs for plan in plans if plan.costs is not None]
-    first = costs[0]
-    if first.run is None:
-        title, spent = "One iteration, all GPUs", [one.iteration.plan for one in costs]
-        before = first.iteration.max_frequency
-    else:
-        title = f"The run: {first.iterations} iterations, all GPUs"
-        spent, before = (
-            [one.run.plan for one in costs if one.run is not None],
-            (first.run.max_frequency),
-        )
+    shown = [whole or iteration for iteration, whole in spent_on]
+    spent, before = [pair.plan for pair in shown], shown[0].max_frequency
     columns = {
         "time": [duration_text(one.time_s) for one in spent],
         "energy (kWh)": [grouped(one.energy_kwh, 4) for one in spent],
     }
     if before.money is not None:
         money = [one.money or 0.0 for one in spent]
-        columns[_money(first)] = [grouped(one, 4) for one in money]
+        columns[_money(run.currency)] = [grouped(one, 4) for one in money]
         columns["saved (%)"] = [_saved(before.money, after) for after in money]
     if before.carbon_g is not None:
         carbon = [(one.carbon_g or 0.0) / 1000 for one in spent]
         columns["carbon (kg CO2)"] = [grouped(one, 4) for one in carbon]
         columns["avoided (%)"] = [_saved(before.carbon_g / 1000, after) for after in carbon]
-    return title, columns
+    what = f"The run: {run.iterations} iterations" if run.iterations else "One iteration"
+    return f"{what}, all GPUs", columns
 
 
 def _saved(before: float, after: float) -> str:
     return f"{100 * (before - after) / before:.2f}" if before > 0 else "-"
 
 
-def _money(costs: Costs) -> str:
-    return f"cost ({_unit(costs.currency)})"
+def _money(currency: str | None) -> str:
+    return f"cost ({_unit(currency)})"
 
 
 def costs_document(plan: Plan) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.planners import Planner
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
     from envplan.solve import Frontier
@@ -68,12 +69,14 @@ def solve_replicas(
     asked: tuple[TargetOptions, PlannerOptions, ClockOptions, RunOptions],
     output: Path,
     show: OutputOptions,
+    planner: Planner | None = None,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
         others: as given to --replica-profile.
         asked: what is wanted of all together.
+        planner: that plans every kind; default: our own.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
@@ -91,7 +94,7 @@ def solve_replicas(
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
     with spinner("planning every kind of replica", quiet=show.quiet):
-        planned = plan_replicas(frontiers, request_of(frontiers[0], *asked))
+        planned = plan_replicas(frontiers, request_of(frontiers[0], *asked), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
     answer(
@@ -131,6 +134,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
         ITERATION,
         column,
         exact_seconds,
+        grouped,
         print_columns,
         say,
         significant,
@@ -156,7 +160,8 @@ def print_replicas(planned: ReplicaPlans) -> None:
     )
     if planned.gap is not None:
         say(f"certified gap of all together {100 * planned.gap:.3f}%")
-    if planned.costs is not None:
+    if planned.costs is not None and planned.run is not None:
+        what = "the run" if planned.run.iterations else "an iteration"
         before, after = planned.costs.max_frequency, planned.costs.plan
         for name, old, new in (
             ("energy (kWh)", before.energy_kwh, after.energy_kwh),
@@ -164,7 +169,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ("carbon (g CO2)", before.carbon_g, after.carbon_g),
         ):
             if old is not None and new is not None:
-                say(f"{name} of the run: {significant(new)}, before {significant(old)}")
+                say(f"{name} of {what}: {grouped(new, 4)}, before {grouped(old, 4)}")
 
 
 def load_replicas(

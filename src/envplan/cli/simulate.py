@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from envplan.cli.command import (
     options,
     plot_option,
 )
-from envplan.cli.costs import replay_cost_notes, replay_costs
+from envplan.cli.costs import cost_columns, replay_cost_notes, replay_costs
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
     NOISE_PERCENT,
@@ -39,7 +40,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
-    from envplan.costs import Spent
+    from envplan.costs import Run, Spent
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
@@ -91,10 +92,12 @@ class ClusterOptions(ParallelOptions):
         }
         return next((name for name, value in options.items() if value), None)
 
-    def refuse_with(self, name: str, why: str = "clusters are computed exactly") -> None:
+    def refuse_with(self, name: str) -> None:
         """Raises: InputError: this is about a cluster, which an option does not go with."""
         if self.given:
-            raise InputError(f"{name} and {self.given} exclude each other: {why}")
+            raise InputError(
+                f"{name} and {self.given} exclude each other: clusters are computed exactly"
+            )
 
     def reports(
         self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
@@ -191,11 +194,6 @@ def simulate(
 
     read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
     check_outputs(trace, plot, inputs=read)
-    if costs.given:
-        for name, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
-            if told:
-                raise InputError(f"{name} does not go with --price, --carbon or --iterations")
-        cluster.refuse_with("--price, --carbon or --iterations", "those are of one plan alone")
     disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
     for name, value in disturbed.items():
         if value is not None:
@@ -223,6 +221,9 @@ def simulate(
         together = load_replicas(
             (loaded, profile), replica or [], replica_profile or [], force=source.force
         )
+    run = costs.run(None) if costs.given else None
+    if together is not None:
+        together = replace(together, run=run)
     reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
@@ -236,13 +237,13 @@ def simulate(
     other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
-    if costs.given:
-        run = costs.run(None)
+    if run is not None:
         spent = replay_costs(run, timeline, sync_time)
-        notes += replay_cost_notes(run, spent)
+        if together is None and not reports:
+            notes += replay_cost_notes(run, spent)
 
     def tell() -> None:
-        _print(timeline, profile, reports, notes)
+        _print(timeline, profile, reports, run, notes)
         if together is not None:
             print_replicas(together)
 
@@ -251,13 +252,19 @@ def simulate(
     answer(
         show,
         lambda: {
-            **_document(timeline, reports, together, spent, notes),
+            **_document(timeline, reports, together, run, spent, notes),
             "written": [str(output) for output in (trace, plot) if output is not None],
         },
         tell,
         written=[trace, plot],
         then=["envplan", "apply", str(source.plan)],
     )
+
+
+def _cost_document(report: ClusterReport, run: Run) -> dict[str, Any]:
+    iteration, whole = report.costs(run)
+    pairs = {"iteration": iteration, "run": whole}
+    return {n: pair.model_dump(exclude_none=True) for n, pair in pairs.items() if pair is not None}
 
 
 def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
@@ -302,6 +309,7 @@ def _print(
     timeline: Timeline,
     profile: Profile,
     reports: Sequence[ClusterReport],
+    run: Run | None,
     notes: Sequence[str],
 ) -> None:
     from envplan.cli.output import (
@@ -340,7 +348,7 @@ def _print(
     say(f"critical path: {_path_in_words(timeline)}")
     if len(timeline.run_times_ns) > 1:
         _print_percentiles(timeline)
-    _print_clusters(reports, source)
+    _print_clusters(reports, source, run)
     for note in (*describe_configs(plan), *notes):
         say(note)
 
@@ -387,7 +395,7 @@ def _print_percentiles(timeline: Timeline) -> None:
     print_columns(f"{len(timeline.run_times_ns)} runs", columns)
 
 
-def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> None:
+def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
     if not reports:
         return
     from envplan.cli.output import exact_seconds, print_columns, say, significant, titled
@@ -410,6 +418,9 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> Non
     }
     cells = {name: [shown(one) for one in reports] for name, shown in columns.items()}
     print_columns(title, cells, words=0)
+    if run is not None:
+        title, spent = cost_columns(run, [one.costs(run) for one in reports])
+        print_columns(titled(title, source), {"GPUs": cells["GPUs"], **spent}, words=0)
     straggling = [it for it in reports[0].iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)
@@ -427,6 +438,7 @@ def _document(
     timeline: Timeline,
     reports: Sequence[ClusterReport],
     together: ReplicaPlans | None,
+    run: Run | None,
     spent: tuple[Spent, Spent | None] | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
@@ -448,6 +460,9 @@ def _document(
             if one is not None
         }
     if reports:
-        document["cluster"] = [report.to_dict() for report in reports]
+        document["cluster"] = [
+            report.to_dict() | ({} if run is None else {"costs": _cost_document(report, run)})
+            for report in reports
+        ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
     return document

@@ -62,13 +62,18 @@ def solve(
     check_targets(target, costs)
     chosen = chosen_planner(target, how, clocks, costs)
     if replica_profile:
-        if how.planner != "frontier" or how.clocks_file is not None:
-            other = "--clocks" if how.clocks_file is not None else f"--planner {how.planner}"
-            raise InputError(f"--replica-profile and {other} exclude each other; leave one out")
-        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
+        if how.clocks_file is not None:
+            raise InputError(
+                "--clocks says the clocks of one kind of replica: make a plan for each, and give "
+                "them to envplan simulate PLAN --replica PLAN"
+            )
+        own = None if how.planner == "frontier" else chosen
+        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, own)
         return
     from envplan.cli.output import answer, progress_bar
-    from envplan.cli.planning import plan_of, plan_of_clocks, print_run
+    from envplan.cli.planning import plan_of_clocks, print_run
+    from envplan.planners import EnvPipe
+    from envplan.planners.base import answer as plan_of
 
     frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
@@ -80,7 +85,8 @@ def solve(
         elif how.planner == "frontier":
             plan = frontier.solve(request, progress=progress)
         else:
-            plan, run = plan_of(chosen, frontier, request)
+            run = chosen.run(frontier) if isinstance(chosen, EnvPipe) else None
+            plan = plan_of(run or chosen, frontier, request)
     plan.save(output)
 
     def tell() -> None:

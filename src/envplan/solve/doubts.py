@@ -64,8 +64,7 @@ def doubt_request(frontier: Relaxation, request: Request) -> None:
             f"longest operation is over ({longest:g} s); --switch-latency takes units, as in 20ms"
         )
     gpus = frontier.num_gpus * frontier.pipeline.num_stages
-    for kind in (AveragePower, PeakPower):
-        limit = request.limit(kind)
+    for limit in (request.limit(AveragePower), request.limit(PeakPower)):
         if limit is not None and limit.power_w < _LEAST_W * gpus:
             _warn(
                 f"a cap of {limit.power_w:g} W is {limit.power_w / gpus:.3g} W for each of {gpus} "

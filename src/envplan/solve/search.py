@@ -185,9 +185,12 @@ class _Search:
             try:
                 found = self.by(until_ns, waits=waits)
                 return found._replace(until="sync" if waits else "straggler")
-            except NoPlanInTimeError:
+            except NoAnswerError:
                 if request.deadline.kind == "sync-time":
                     raise
+                between = self._before_straggler(until_ns)
+                if between is not None:
+                    return between
         try:
             return self.by(frontier.checked_ns(stated_ns))
         except NoPlanInTimeError as error:
@@ -203,6 +206,17 @@ class _Search:
             if found.replay.makespan_ns > stated_ns:
                 raise
             return found._replace(deadline_ns=stated_ns)
+
+    def _before_straggler(self, until_ns: int) -> _Found | None:
+        """The slowest choice found that keeps all limits and leaves a straggler's time unused.
+
+        What uses all of it takes more energy than T_star does, perhaps more than a budget.
+        """
+        star = self.frontier.min_energy_time_ns
+        if self._conditions and star < until_ns:
+            # Of the times before, the latest is wanted: the least of their negatives.
+            return first_between(-until_ns, -star, lambda at: self._tried(-at), _FEW_STEPS)
+        return None
 
     def in_time(self) -> _Found:
         """The choice of least energy while everybody waits for a straggler, which sets the time of
@@ -232,7 +246,8 @@ class _Search:
         """
         frontier = self.frontier
         star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
-        earliest = max(limit.earliest_ns(frontier) for limit in self.request.limits)
+        limits = self.request.limits
+        earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         middle, steps = star, _RESOLUTION.bit_length()
         if not self._candidates.is_plain:
             middle, steps = max(star, self._candidates.fastest().replay.makespan_ns), _FEW_STEPS
@@ -244,24 +259,38 @@ class _Search:
 
     def cheapest(self) -> _Found:
         """The choice whose run costs least of those that meet the run's deadline."""
-        best: _Found | None = None
+        found: list[tuple[float, _Found]] = []
         refusal: NoAnswerError | None = None
-        least = math.inf
         gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
         for cost, time_ns in cheapest_times(self.frontier, self._run, gpus):
-            if cost >= least:
+            if found and cost >= min(spends for spends, _ in found):
                 break
             try:
-                found = self.by(time_ns)
+                choice = self.by(time_ns)
             except NoAnswerError as error:
+                # Between it and the next of these times, what keeps the limits soonest is cheapest.
+                soonest = self._soonest if refusal is None else None
                 refusal = refusal or error
-                continue
-            spends = self._cost(found.replay)
-            if spends < least:
-                best, least = found, spends
-        if best is None:
+                if soonest is None:
+                    continue
+                choice = soonest
+            found.append((self._cost(choice.replay), choice))
+        if not found:
             raise refusal or NoAnswerError("no plan is in time")
-        return best
+        return min(found, key=lambda each: each[0])[1]
+
+    @property
+    def _soonest(self) -> _Found | None:
+        """The fastest choice that keeps all limits, if the run is over in time with it."""
+        run = self._run
+        assert run.iterations is not None
+        assert run.deadline_s is not None
+        try:
+            found = self.fastest()
+        except NoAnswerError:
+            return None
+        late = found.replay.makespan_ns * run.iterations > ns_from_s_floor(run.deadline_s)
+        return None if late else found
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
