@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     state.doubts.clear()
     _mend_streams()
     warnings.simplefilter("always", DoubtWarning)
-    warnings.showwarning = _warn  # type: ignore[assignment]
+    warnings.showwarning = _warn
     try:
         code = app(None if arguments is None else given, standalone_mode=False)
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import html_of
+from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
@@ -26,7 +26,10 @@ from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
+    from matplotlib.figure import Figure
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
@@ -143,6 +146,21 @@ class Frontier(Relaxation):
         import pandas as pd
 
         return pd.DataFrame({"iteration_time_s": self.times, "energy_lower_bound_j": self.energies})
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, plans: int = 17) -> Figure:
+        """The frontier's picture, a matplotlib figure, with so many plans on the curve.
+
+        Args:
+            path: where to save it as well: .png, .svg or .pdf.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        along, pictures = self.sample_plans(plans), drawing("frontier")
+        if path is not None:
+            pictures.plot_frontier(self, along, path)
+        figure: Figure = pictures.frontier_figure(self, along)
+        return figure
 
     def __repr__(self) -> str:
         return (
