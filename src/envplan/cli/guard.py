@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from envplan.cli.command import MOST, flag
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
@@ -12,12 +12,8 @@ _LAST_S = 60.0
 
 
 def guard(
-    once: Annotated[
-        bool, typer.Option("--once", help="Give back what there is now, and end: for an epilog.")
-    ] = False,
-    unit: Annotated[
-        bool, typer.Option("--unit", help="Print a systemd unit and a Slurm epilog, and end.")
-    ] = False,
+    once: bool = flag("--once", MOST, "Give back what there is now, and end: for an epilog."),
+    unit: bool = flag("--unit", MOST, "Print a systemd unit and a Slurm epilog, and end."),
 ) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 

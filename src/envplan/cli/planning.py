@@ -32,8 +32,8 @@ def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
     columns = {
         "": [str(n) for n in range(1, len(iterations) + 1)],
         "then raised": [_raised(iteration.raised, pipeline) for iteration in iterations],
-        "time (s)": column([iteration.iteration_time for iteration in iterations], 6),
-        "energy (J)": column([iteration.energy for iteration in iterations], 5),
+        "time (s)": column([iteration.iteration_time for iteration in iterations]),
+        "energy (J)": column([iteration.energy for iteration in iterations]),
         "critical path": [str(len(iteration.critical_path)) for iteration in iterations],
     }
     if pipeline.forwards_ahead:

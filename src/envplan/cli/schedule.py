@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from envplan.cli.command import MOST, add, one_of, option, plot_option
+from envplan.cli.command import MOST, Group, add, one_of, option, plot_option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     Chunks,
@@ -141,7 +141,7 @@ def list_schedules(json: JsonOption = False) -> None:
         for name, generate in SCHEDULES.items()
     ]
     if json:
-        print_json(known)
+        print_json({"schedules": known})
     else:
         rows = [[entry["name"], entry["description"]] for entry in known]
         print_table("", ("name", "order"), rows, words=2, wrap=("order",))
@@ -570,8 +570,8 @@ def export_schedule(
 
 schedule_app = typer.Typer(
     name="schedule",
+    cls=Group,
     rich_markup_mode=None,
-    no_args_is_help=True,
     help="""List, show, import and export schedules.
 
     \b

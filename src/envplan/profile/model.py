@@ -17,13 +17,15 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan.pipeline import Pipeline
 
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
@@ -251,9 +253,7 @@ class Profile:
         """
         paths = builtin_paths()
         if name not in paths:
-            raise InputError(
-                f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
-            )
+            raise InputError(unknown("built-in profile", name, paths))
         return cls.read_csv(paths[name])
 
     @classmethod
@@ -270,8 +270,8 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name])
         raise InputError(
-            "no such file, and no built-in profile of that name; give the path of a profile CSV "
-            f"or one of: {', '.join(paths)}",
+            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
+            "lists them)",
             path=path_or_name,
         )
 
@@ -307,6 +307,20 @@ class Profile:
             name=name,
             path=None,
             metadata=metadata or ProfileMetadata(),
+        )
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: pd.DataFrame, *, name: str = "profile", metadata: ProfileMetadata | None = None
+    ) -> Profile:
+        """A profile of a table in memory, with the columns of a profile's file.
+
+        Raises:
+            InputError: as in from_rows.
+        """
+        rows = frame.astype(object).where(frame.notna(), "").itertuples(index=False, name=None)
+        return cls.from_rows(
+            rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import html_of
+from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
@@ -22,10 +22,14 @@ from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
 from envplan.solve.candidates import Candidates
+from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
+    from matplotlib.figure import Figure
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
@@ -64,6 +68,7 @@ class Frontier(Relaxation):
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
+        doubt_request(self, request)
         return search.solve(self, request, progress)
 
     def max_frequency_plan(self) -> Plan:
@@ -142,6 +147,21 @@ class Frontier(Relaxation):
 
         return pd.DataFrame({"iteration_time_s": self.times, "energy_lower_bound_j": self.energies})
 
+    def plot(self, path: str | os.PathLike[str] | None = None, *, plans: int = 17) -> Figure:
+        """The frontier's picture, a matplotlib figure, with so many plans on the curve.
+
+        Args:
+            path: where to save it as well: .png, .svg or .pdf.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        along, pictures = self.sample_plans(plans), drawing("frontier")
+        if path is not None:
+            pictures.plot_frontier(self, along, path)
+        figure: Figure = pictures.frontier_figure(self, along)
+        return figure
+
     def __repr__(self) -> str:
         return (
             f"Frontier({self.profile.name!r}, {self.pipeline.schedule}, T_min {self.min_time:.6g} "
@@ -162,8 +182,11 @@ def trace_frontier(
     full: bool = False,
     progress: Progress | None = None,
 ) -> Frontier:
-    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace."""
-    return Frontier.trace(
+    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
+
+    Warns (DoubtWarning) of times and powers that no training has.
+    """
+    frontier = Frontier.trace(
         pipeline,
         profile,
         blocking_power=blocking_power,
@@ -172,6 +195,8 @@ def trace_frontier(
         full=full,
         progress=progress,
     )
+    doubt_job(frontier)
+    return frontier
 
 
 def trace_job(
