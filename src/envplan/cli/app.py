@@ -134,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     _mend_streams()
+    # Looking for plugins of pydantic that others have installed takes longer than a small plan.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         code = app(None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()

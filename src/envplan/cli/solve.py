@@ -60,14 +60,15 @@ def solve(
         inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
     )
     check_targets(target, costs)
-    chosen = chosen_planner(target, how, clocks, costs)
+    other = chosen_planner(target, how, clocks, costs)
     if replica_profile:
         if how.planner != "frontier" or how.clocks_file is not None:
-            other = "--clocks" if how.clocks_file is not None else f"--planner {how.planner}"
-            raise InputError(f"--replica-profile and {other} exclude each other; leave one out")
+            wrong = "--clocks" if how.clocks_file is not None else f"--planner {how.planner}"
+            raise InputError(f"--replica-profile and {wrong} exclude each other; leave one out")
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
         return
     from envplan.cli.output import progress_bar
+
     from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
@@ -77,10 +78,10 @@ def solve(
     with progress_bar("Planning", quiet=show.quiet) as progress:
         if how.clocks_file is not None:
             plan = plan_of_clocks(frontier, how.clocks_file)
-        elif how.planner == "frontier":
+        elif other is None:
             plan = frontier.solve(request, progress=progress)
         else:
-            plan, run = plan_of(chosen, frontier, request)
+            plan, run = plan_of(other, frontier, request)
     plan.save(output)
     run = run if how.explain else None
     if show.json:
