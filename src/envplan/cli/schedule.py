@@ -568,10 +568,11 @@ def export_schedule(
         say(f"wrote {target}")
 
 
-schedule_app = typer.Typer(
+schedule = typer.Typer(
     name="schedule",
     cls=Group,
     rich_markup_mode=None,
+    add_completion=False,
     help="""List, show, import and export schedules.
 
     \b
@@ -589,4 +590,4 @@ for function, name in (
     (import_schedule, "import"),
     (export_schedule, "export"),
 ):
-    add(schedule_app, function, name)
+    add(schedule, function, name)
