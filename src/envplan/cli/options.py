@@ -67,6 +67,16 @@ Chunks = Annotated[
         COUNT,
     ),
 ]
+Group = Annotated[
+    int | None,
+    option(
+        "--microbatch-group N",
+        JOB,
+        "Schedule interleaved: microbatches that go through a chunk before the next, Megatron's "
+        "microbatch_group_size_per_vp_stage. Default: the number of stages.",
+        COUNT,
+    ),
+]
 TensorParallel = Annotated[
     int | None,
     option(
@@ -188,6 +198,7 @@ class JobOptions:
     ] = None
     pp: Stages = None
     vp: Chunks = None
+    microbatch_group: Group = None
     tp: TensorParallel = None
     cp: ContextParallel = None
     dp: DataParallel = None
@@ -312,6 +323,7 @@ class JobOptions:
             "--microbatches": self.microbatches,
             "--pp": self.pp,
             "--vp": self.vp,
+            "--microbatch-group": self.microbatch_group,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
             "--extra": self.extra,
@@ -337,6 +349,7 @@ class JobOptions:
             chunks=self.vp,
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            microbatch_group=self.microbatch_group,
             forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 

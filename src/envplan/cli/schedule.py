@@ -13,6 +13,7 @@ from envplan.cli.command import MOST, add, one_of, option, plot_option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     Chunks,
+    Group,
     JsonOption,
     Latency,
     Microbatches,
@@ -63,6 +64,7 @@ class ShapeOptions:
     pp: Stages = None
     microbatches: Microbatches = None
     vp: Chunks = None
+    microbatch_group: Group = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,7 @@ def _pipeline(
         "--pp/--stages": stages,
         "--microbatches": microbatches,
         "--vp/--chunks": shape.vp,
+        "--microbatch-group": shape.microbatch_group,
         "--p2p-latency": p2p_latency,
     }
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
@@ -235,7 +238,12 @@ def _pipeline(
             if not count:
                 raise InputError(f"schedule {name} needs {option}")
     return Pipeline(
-        name, stages or 1, microbatches or 1, num_chunks=chunks, p2p_latency=p2p_latency or 0.0
+        name,
+        stages or 1,
+        microbatches or 1,
+        num_chunks=chunks,
+        p2p_latency=p2p_latency or 0.0,
+        microbatch_group=shape.microbatch_group,
     )
 
 
