@@ -4,7 +4,6 @@ of a GPU. It is given the folder to work in and the arguments of the example."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ def stand_in() -> None:
 
 
 def causal(q: Any, k: Any, v: Any, **how: Any) -> Any:
-    """In the place of FlexAttention, which has no backward on CPUs: each token sees those before."""
+    """In the place of FlexAttention, which has no backward on CPUs: tokens see those before."""
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=how.get("enable_gqa", False)
     )

@@ -33,8 +33,8 @@ def described_pipeline(
         profile: its sidecar says the job; where it says nothing, the schedule is 1f1b and takes no
             time for transfers.
         schedule, num_stages, num_microbatches, chunks, p2p_latency, extras, microbatch_group:
-            instead of what the sidecar says. Stages or chunks alone tell the other; 1f1b with chunks is interleaved
-            unless it is asked for by name.
+            instead of what the sidecar says. Stages or chunks alone tell the other; 1f1b with
+            chunks is interleaved unless it is asked for by name.
         forwards_ahead: for envpipe, of a number of microbatches; as for Pipeline.
 
     Raises:

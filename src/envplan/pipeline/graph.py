@@ -226,18 +226,32 @@ class Pipeline:
         )
 
     @classmethod
-    def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
+    def from_imported(
+        cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0, by_name: bool = False
+    ) -> Pipeline:
         """A schedule from elsewhere, with the data dependencies that generated schedules have.
 
         Args:
             schedule: what a reader of envplan.pipeline.imports has read.
             p2p_latency: seconds that a transfer between ranks takes.
+            by_name: whether it becomes the generated schedule of that order, if there is one.
 
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
+        if by_name and schedule.known_as is not None:
+            return cls(
+                schedule.known_as,
+                len(schedule.orders),
+                schedule.num_microbatches,
+                num_chunks=schedule.num_chunks,
+                p2p_latency=p2p_latency,
+                microbatch_group=schedule.microbatch_group
+                if schedule.known_as == "interleaved"
+                else None,
+            )
         return cls.from_orders(
-            [list(order) for order in schedule.orders],
+            schedule.orders,
             num_chunks=schedule.num_chunks,
             p2p_latency=p2p_latency,
         )
@@ -258,11 +272,28 @@ class Pipeline:
         """
         from envplan.pipeline.imports import read_torch_schedule
 
-        read = read_torch_schedule(schedule)
-        if read.known_as is None:
-            return cls.from_imported(read, p2p_latency=p2p_latency)
-        shape = (len(read.orders), read.num_microbatches)
-        return cls(read.known_as, *shape, num_chunks=read.num_chunks, p2p_latency=p2p_latency)
+        schedule = read_torch_schedule(schedule)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+
+    @classmethod
+    def from_megatron(
+        cls, config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
+    ) -> Pipeline:
+        """The pipeline that Megatron runs with a configuration.
+
+        Args:
+            config: a TransformerConfig of Megatron, a model provider of NeMo's Megatron-Bridge, or
+                a mapping with the same names, such as one of their configuration files holds.
+            num_microbatches: of an iteration; default: what the mapping's batch sizes make.
+            p2p_latency: as for from_orders.
+
+        Raises:
+            InputError: a name is missing, or Megatron refuses such a schedule.
+        """
+        from envplan.pipeline.imports import read_megatron
+
+        schedule = read_megatron(config, num_microbatches)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.
