@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypeVar
 
 from envplan._files import decoded, read_bounded
@@ -74,12 +74,10 @@ class ImportedSchedule:
         """The generated schedule with this very order of forwards and backwards, if any."""
         orders = [[op for op in order if op.instruction in COMPUTATION] for order in self.orders]
         shape = (len(orders), self.num_microbatches, self.num_chunks)
-        for name, generate in SCHEDULES.items():
+        grouped = partial(interleaved, microbatch_group=self.microbatch_group)
+        for name, generate in [*SCHEDULES.items(), ("interleaved", grouped)]:
             try:
                 if generate(*shape) == orders:
-                    return name
-                group = self.microbatch_group
-                if group and name == "interleaved" and interleaved(*shape, group) == orders:
                     return name
             except InputError:
                 continue
