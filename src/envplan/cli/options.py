@@ -58,6 +58,13 @@ CHUNKS = option(
     "has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
     COUNT,
 )
+MICROBATCH_GROUP = option(
+    "--microbatch-group N",
+    JOB,
+    "Schedule interleaved: microbatches that go through a chunk before the next, Megatron's "
+    "microbatch_group_size_per_vp_stage. Default: the number of stages.",
+    COUNT,
+)
 TENSOR_PARALLEL = option(
     "--tp, --gpus-per-stage N",
     JOB,
@@ -115,6 +122,7 @@ QUIET = flag("-q, --quiet", OUTPUT, "Print nothing but errors; files are still w
 Microbatches = Annotated[int | None, MICROBATCHES]
 Stages = Annotated[int | None, STAGES]
 Chunks = Annotated[int | None, CHUNKS]
+MicrobatchGroup = Annotated[int | None, MICROBATCH_GROUP]
 Latency = Annotated[float | None, LATENCY]
 Reconfigure = Annotated[str | None, RECONFIGURE]
 ProfileOption = Annotated[str | None, PROFILE]
@@ -182,6 +190,7 @@ class JobOptions(ParallelOptions):
     )
     pp: int | None = STAGES
     vp: int | None = CHUNKS
+    microbatch_group: int | None = MICROBATCH_GROUP
     p2p_latency: float | None = LATENCY
     dag: Path | None = option(
         "--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."
@@ -317,6 +326,7 @@ class JobOptions(ParallelOptions):
             "--microbatches": self.microbatches,
             "--pp": self.pp,
             "--vp": self.vp,
+            "--microbatch-group": self.microbatch_group,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
             "--extra": self.extra,
@@ -342,6 +352,7 @@ class JobOptions(ParallelOptions):
             chunks=self.vp,
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            microbatch_group=self.microbatch_group,
             forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 
