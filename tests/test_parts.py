@@ -261,7 +261,7 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
     other = how.model_copy(update={"switch_latency_s": 0.001})
     adjusted = plan.profile.adjustments.model_copy(update={"by_parts": other})
     forged = plan.profile.model_copy(update={"adjustments": adjusted})
-    with pytest.raises(InputError, match="by_parts.*switch_latency_s is"):
+    with pytest.raises(InputError, match=r"by_parts.*switch_latency_s is"):
         verify_plan(plan.model_copy(update={"profile": forged}), profile)
 
 

@@ -75,8 +75,9 @@ class ImportedSchedule:
         orders = [[op for op in order if op.instruction in COMPUTATION] for order in self.orders]
         shape = (len(orders), self.num_microbatches, self.num_chunks)
         grouped = partial(interleaved, microbatch_group=self.microbatch_group)
-        known: list[tuple[str, Callable[..., object]]] = list(SCHEDULES.items())
-        for name, generate in [*known, ("interleaved", grouped)]:
+        known: list[tuple[str, Callable[..., object]]]
+        known = [*SCHEDULES.items(), ("interleaved", grouped)]
+        for name, generate in known:
             try:
                 if generate(*shape) == orders:
                     return name
