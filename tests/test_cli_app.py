@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import COMMAND, assert_refused, envplan, installed, small_profile
-from envplan.cli import app
+from envplan.cli import app, commands
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
@@ -44,7 +44,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(
 
 
 def test_help_lists_every_command_that_can_be_imported() -> None:
-    panels = app._PANELS.values()
+    panels = commands._PANELS.values()
     for name in (name for panel in panels for name in panel):
         assert app._run([name, "--help"]) == 0
 

@@ -420,7 +420,7 @@ class FrequencyPlan(Model):
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
             supported = known[rank.stage]
-            asked = set(rank.frequencies) | clocks_within(rank.configs) - {0}
+            asked = (set(rank.frequencies) | clocks_within(rank.configs)) - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
             )
