@@ -59,6 +59,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     _mend_streams()
     warnings.simplefilter("always", DoubtWarning)
     warnings.showwarning = _warn
+    # Looking for plugins of pydantic that others have installed takes longer than a small plan.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         code = app(None if arguments is None else given, standalone_mode=False)
         sys.stdout.flush()

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -245,38 +246,57 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command of commands: bare, it prints its help, which has them in panels."""
+    """Commands in panels, each imported from the module of its name when it is asked for.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not self.invoke_without_command:
-            args = ["--help"]
-        return super().parse_args(ctx, args)
+    Attributes:
+        panels: for each panel of `--help` its commands, and what it says of each.
+    """
+
+    panels: ClassVar[Mapping[str, Mapping[str, str]]]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported(list(chain.from_iterable(self.panels.values())))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            panel = getattr(command, "rich_help_panel", None)
-            rows = panels.setdefault(panel if isinstance(panel, str) else "Commands", [])
-            rows.append((name, command.get_short_help_str(60)))
-        for panel, rows in panels.items():
+        for panel, commands in self.panels.items():
             with formatter.section(panel):
-                formatter.write_dl(rows)
+                formatter.write_dl(list(commands.items()))
 
 
-def add(
-    app: typer.Typer,
-    function: Callable[..., None],
-    name: str | None = None,
-    *,
-    panel: str | None = None,
-) -> None:
-    """Make a function a command of an app.
+class _Imported(dict[str, Any]):
+    """Commands by name, each imported when it is first looked up."""
 
-    Args:
-        panel: of the app's help.
-    """
-    app.command(name, cls=Command, rich_help_panel=panel)(expanded(function))
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+
+    def __getitem__(self, name: str) -> Any:
+        if super().__getitem__(name) is None:
+            found = getattr(import_module(f"envplan.cli.{name}"), name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                add(alone, found)
+                found = alone
+            self[name] = typer.main.get_command(found)
+            self[name].name = name
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
+    """Make a function a command of an app."""
+    app.command(name, cls=Command)(expanded(function))
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:

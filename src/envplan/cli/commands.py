@@ -7,50 +7,57 @@ import platform
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from envplan.cli import state
-from envplan.cli.advise import advise
-from envplan.cli.apply import apply
-from envplan.cli.check import check
-from envplan.cli.command import Group, add
-from envplan.cli.compare import compare
-from envplan.cli.devices import devices
-from envplan.cli.frontier import frontier
-from envplan.cli.profile import profile
-from envplan.cli.profiles import profiles
-from envplan.cli.refine import refine
-from envplan.cli.report import report
-from envplan.cli.reset import reset
-from envplan.cli.savings import savings
-from envplan.cli.schedule import schedule_app
-from envplan.cli.serving import serving
-from envplan.cli.simulate import simulate
-from envplan.cli.smooth import smooth
-from envplan.cli.solve import solve
-from envplan.cli.sweep import sweep
-from envplan.cli.timeline import timeline
+from envplan.cli.command import Group
+
+#: What `--help` lists: commands by panel, each in a word. A command stands in the module of its
+#: name, which is imported when the command is asked for.
+PANELS: Final = {
+    "Plan": {
+        "profile": "Find out what each stage costs at each clock.",
+        "frontier": "Trace the exact frontier of time against energy.",
+        "solve": "Choose a frequency for every operation.",
+        "apply": "Turn a plan into a frequency plan for every rank.",
+    },
+    "Look": {
+        "savings": "Say what plans save: energy, money and CO2 a year.",
+        "advise": "Find the schedule that suits a job best.",
+        "compare": "Set every planner's plan beside ours.",
+        "simulate": "Replay a plan: what runs when, and what it draws.",
+        "timeline": "Draw what every stage does when.",
+        "report": "Write a page about a plan.",
+        "sweep": "Make many plans: jobs, schedules and targets combined.",
+    },
+    "Run": {
+        "devices": "List the GPUs, and whether you may set their clocks.",
+        "refine": "Fit a plan to the times that a run measured.",
+        "reset": "Give every GPU's clock back to the driver.",
+    },
+    "Data": {
+        "profiles": "List the built-in profiles.",
+        "smooth": "Take the noise out of a measured profile.",
+        "check": "Prove that a file of envplan holds.",
+        "schedule": "List, show, import and export schedules.",
+    },
+    "Serving": {"serving": "Plan clocks for inference fleets."},
+}
+
+
+class _Commands(Group):
+    panels = PANELS
+
 
 app = typer.Typer(
     name="envplan",
-    cls=Group,
+    cls=_Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for panel, functions in {
-    "Plan": (profile, frontier, solve, apply),
-    "Look": (savings, advise, compare, simulate, timeline, report, sweep),
-    "Run": (devices, refine, reset),
-    "Data": (profiles, smooth, check),
-}.items():
-    for command in functions:
-        add(app, command, panel=panel)
-app.add_typer(schedule_app, rich_help_panel="Data")
-app.add_typer(serving, rich_help_panel="Serving")
-
 _COLOURS = {"always": True, "never": False, "auto": None}
 
 

@@ -96,7 +96,8 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
         columns |= {f"{unit} a {period}": [cell[unit] for cell in cells] for unit in cells[0]}
     energies = frontier.profile.metadata.energies_are
     title = f"Saved for the same work, {gpus:,} GPUs"
-    print_columns(title + (f", energies {energies}" if energies else ""), columns)
+    monthly = [name for name in reversed(columns) if name.endswith("a month")]
+    print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
     if not site.gpu_hour:
         say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
     if site.carbon is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from envplan.cli.command import MOST, Group, add, one_of, option, plot_option
+from envplan.cli.command import MOST, add, one_of, option, plot_option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     Chunks,
@@ -568,11 +568,12 @@ def export_schedule(
         say(f"wrote {target}")
 
 
-schedule_app = typer.Typer(
-    name="schedule",
-    cls=Group,
-    rich_markup_mode=None,
-    help="""List, show, import and export schedules.
+schedule = typer.Typer(name="schedule", rich_markup_mode=None, add_completion=False)
+
+
+@schedule.callback(invoke_without_command=True)
+def schedules(context: typer.Context) -> None:
+    """List, show, import and export schedules.
 
     \b
     Example:
@@ -580,8 +581,10 @@ schedule_app = typer.Typer(
       envplan schedule show zb-v --stages 4 --microbatches 8
       envplan schedule import schedule.csv --format torch-csv -o pipeline.dag.json
       envplan schedule export interleaved --stages 4 --microbatches 8 --chunks 2
-    """,
-)
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 for function, name in (
     (list_schedules, "list"),
@@ -589,4 +592,4 @@ for function, name in (
     (import_schedule, "import"),
     (export_schedule, "export"),
 ):
-    add(schedule_app, function, name)
+    add(schedule, function, name)

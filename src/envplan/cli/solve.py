@@ -60,20 +60,17 @@ def solve(
         inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
     )
     check_targets(target, costs)
-    chosen = chosen_planner(target, how, clocks, costs)
+    other = chosen_planner(target, how, clocks, costs)
     if replica_profile:
         if how.clocks_file is not None:
             raise InputError(
                 "--clocks says the clocks of one kind of replica: make a plan for each, and give "
                 "them to envplan simulate PLAN --replica PLAN"
             )
-        own = None if how.planner == "frontier" else chosen
-        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, own)
+        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, other)
         return
     from envplan.cli.output import answer, progress_bar
     from envplan.cli.planning import plan_of_clocks, print_run
-    from envplan.planners import EnvPipe
-    from envplan.planners.base import answer as plan_of
 
     frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
@@ -82,11 +79,14 @@ def solve(
     with progress_bar("Planning", quiet=show.quiet) as progress:
         if how.clocks_file is not None:
             plan = plan_of_clocks(frontier, how.clocks_file)
-        elif how.planner == "frontier":
+        elif other is None:
             plan = frontier.solve(request, progress=progress)
         else:
-            run = chosen.run(frontier) if isinstance(chosen, EnvPipe) else None
-            plan = plan_of(run or chosen, frontier, request)
+            from envplan.planners import EnvPipe
+            from envplan.planners.base import answer as plan_of
+
+            run = other.run(frontier) if isinstance(other, EnvPipe) else None
+            plan = plan_of(run or other, frontier, request)
     plan.save(output)
 
     def tell() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from envplan.cli.command import MOST, file_of, one_of, option
 from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
-
-if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.profile import Profile
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -47,32 +43,25 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import print_json, say, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.plotting.timeline import plot_timeline
     from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
     with spinner("Drawing", quiet=show.quiet):
         after = simulate(loaded, profile, force=source.force)
-        highest = None if alone else max_frequency_of(loaded, profile)
-        before = None if highest is None else simulate(highest, profile, force=source.force)
+        before = None if alone else after.at_max_frequency()
         plot_timeline(after, output, before=before, colour=colour)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "iteration_time_s": after.iteration_time,
-                "energy_j": after.energy,
-                "max_frequency_iteration_time_s": before and before.iteration_time,
-                "max_frequency_energy_j": before and before.energy,
-            }
-        )
-    elif not show.quiet:
-        say(f"wrote {output}")
-
-
-def max_frequency_of(plan: Plan, profile: Profile) -> Plan:
-    """The plan of the same job in which every operation runs at its highest frequency."""
-    from envplan.solve import trace_job
-
-    return trace_job(plan.job, profile).max_frequency_plan()
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        lambda: None,
+        written=[output],
+        then=["envplan", "report", str(source.plan)],
+    )
