@@ -152,7 +152,12 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import (
+        given_clocks,
+        live_clocks,
+        modelled_clocks,
+        refuse_other_gpus,
+    )
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -165,6 +170,8 @@ def _clocks(
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
+    if not force:
+        refuse_other_gpus(profile, named)
     return named if len(named) > 1 else named[0]
 
 

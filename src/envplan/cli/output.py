@@ -97,7 +97,7 @@ def print_table(
         drop: headers of the columns to leave out first, in this order; then the last ones go.
     """
     # A table cut to the width of a terminal is useless in a file.
-    room = get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    room = get_terminal_size().columns if on_terminal() else 10_000
     columns = [
         _Column(header, [row[k] for row in rows], k < words, header in wrap)
         for k, header in enumerate(headers)
@@ -186,7 +186,12 @@ def colored() -> bool:
     """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
     if state.color is not None:
         return state.color
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return on_terminal() and not os.environ.get("NO_COLOR")
+
+
+def on_terminal() -> bool:
+    """Whether somebody looks at stdout."""
+    return sys.stdout.isatty()
 
 
 def say(line: str) -> None:
