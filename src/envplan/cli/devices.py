@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from envplan.cli.command import MOST, one_of, option
+from envplan.cli.command import one_of, takes
 from envplan.cli.options import OutputOptions
 from envplan.devices import BACKENDS, DEFAULT_BACKEND
 
@@ -19,16 +19,18 @@ T = TypeVar("T")
 _PATIENCE_S = 10.0
 
 
+@takes(
+    """
+    Most used:
+      --backend NAME  GPUs of this machine (nvml), or modelled ones.
+      --gpu NAME  Which modelled GPU; default: all.
+    """,
+    backend=one_of(*BACKENDS),
+)
 def devices(
     show: OutputOptions,
-    backend: str = option(
-        "--backend NAME",
-        MOST,
-        "GPUs of this machine (nvml), or modelled ones.",
-        one_of(*BACKENDS),
-        default=DEFAULT_BACKEND,
-    ),
-    gpu: str | None = option("--gpu NAME", MOST, "Which modelled GPU; default: all."),
+    backend: str = DEFAULT_BACKEND,
+    gpu: str | None = None,
 ) -> None:
     """List the GPUs, and whether this user may set their clocks.
 

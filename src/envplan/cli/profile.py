@@ -13,21 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from envplan.cli.command import (
-    JOB,
     MOST,
-    OUTPUT,
     file_of,
-    flag,
     one_of,
     option,
     options,
     plot_option,
+    takes,
 )
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
 from envplan.profiling.sizes import Sizes
-from envplan.quantities import COUNT, PERCENT, TIME, WHOLE
+from envplan.quantities import PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.devices.base import Device
@@ -59,62 +57,47 @@ def _known_schedule(name: str, option_name: str) -> str:
     return name
 
 
-@options
+@options(
+    """
+    Most used:
+      --workload NAME  gpt (the default), bert, t5 or wide-resnet.
+      --model NAME|FILE  Instead, modelled: llama3-8b, llama3-70b, llama3-405b, qwen3-32b,
+          mixtral-8x7b, deepseek-v3, gpt3-175b, or a config.json of Hugging Face.
+      --entry MODULE:FUNCTION  Measure the stages that this function returns: pairs of a torch
+          module and inputs.
+      --pp, --stages N  Pipeline stages; default 4.
+    Job:
+      --vp, --chunks N  Model chunks of a stage; default 1.
+      --tp, --tensor-parallel N  GPUs of a stage; one is measured.
+      --cp N  Context-parallel size: GPUs that share a sequence.
+      --dp, --replicas N  Replicas of the pipeline.
+      --microbatch-size N  Samples of a microbatch; default: by workload, 1 with --model.
+      -m, --microbatches M  Microbatches of an iteration.
+      --schedule NAME  The job's schedule.
+      --dtype TYPE  bfloat16, float16 or float32.
+      --recompute  A backward does its forward again.
+      --split-backward  Gradients of inputs and weights apart (zero bubble).
+    """,
+    schedule=_known_schedule,
+    dtype=one_of(*_PRECISIONS),
+)
 class WorkOptions:
     """What is profiled, and the job it is part of."""
 
-    workload: str | None = option(
-        "--workload NAME", MOST, "gpt (the default), bert, t5 or wide-resnet."
-    )
-    model: str | None = option(
-        "--model NAME|FILE",
-        MOST,
-        "Instead, modelled: llama3-8b, llama3-70b, llama3-405b, qwen3-32b, mixtral-8x7b, "
-        "deepseek-v3, gpt3-175b, or a config.json of Hugging Face.",
-    )
-    entry: str | None = option(
-        "--entry MODULE:FUNCTION",
-        MOST,
-        "Measure the stages that this function returns: pairs of a torch module and inputs.",
-    )
-    stages: int | None = option("--pp, --stages N", MOST, "Pipeline stages; default 4.", COUNT)
-    vp: int = option(
-        "--vp, --chunks N", JOB, "Model chunks of a stage; default 1.", COUNT, default=1
-    )
-    tp: int = option(
-        "--tp, --tensor-parallel N",
-        JOB,
-        "GPUs of a stage; one is measured.",
-        COUNT,
-        default=1,
-    )
-    cp: int = option(
-        "--cp N", JOB, "Context-parallel size: GPUs that share a sequence.", COUNT, default=1
-    )
-    dp: int = option("--dp, --replicas N", JOB, "Replicas of the pipeline.", COUNT, default=1)
-    microbatch_size: int | None = option(
-        "--microbatch-size N",
-        JOB,
-        "Samples of a microbatch; default: by workload, 1 with --model.",
-        COUNT,
-    )
-    microbatches: int = option(
-        "-m, --microbatches M", JOB, "Microbatches of an iteration.", COUNT, default=32
-    )
-    schedule: str = option(
-        "--schedule NAME", JOB, "The job's schedule.", _known_schedule, default="1f1b"
-    )
-    dtype: str = option(
-        "--dtype TYPE",
-        JOB,
-        "bfloat16, float16 or float32.",
-        one_of(*_PRECISIONS),
-        default="bfloat16",
-    )
-    recompute: bool = flag("--recompute", JOB, "A backward does its forward again.")
-    split_backward: bool = flag(
-        "--split-backward", JOB, "Gradients of inputs and weights apart (zero bubble)."
-    )
+    workload: str | None = None
+    model: str | None = None
+    entry: str | None = None
+    stages: int | None = None
+    vp: int = 1
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    microbatch_size: int | None = None
+    microbatches: int = 32
+    schedule: str = "1f1b"
+    dtype: str = "bfloat16"
+    recompute: bool = False
+    split_backward: bool = False
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs."""
@@ -148,7 +131,7 @@ def _size(spec: str, help_text: str) -> Any:
     return option(spec, _SIZES, help_text, WHOLE)
 
 
-@options
+@options()
 class SizeOptions(Sizes):
     """Sizes of the workload."""
 
@@ -167,60 +150,57 @@ class SizeOptions(Sizes):
     image_size: int | None = _size("--image-size N", "Pixels on a side of an image.")
 
 
-@options
+@options(
+    """
+    Measuring:
+      --device N  Which GPU, by nvidia-smi; default: CUDA's first.
+      --error PCT  Repeat until time and energy have this standard error; default 1.
+      --time-limit TIME  But at most so long for an operation; default 20s.
+      --no-lock  Touch no clock: measure at the current ones only.
+      --smooth  Take out noise; raw_time and raw_energy stay.
+    """,
+    device=WHOLE,
+    error=PERCENT.within(1e-6),
+    time_limit=TIME.within(1e-6),
+)
 class MeasuringOptions:
     """How a real GPU is measured; None where nothing was said."""
 
-    device: int | None = option(
-        "--device N", _MEASURING, "Which GPU, by nvidia-smi; default: CUDA's first.", WHOLE
-    )
-    error: float | None = option(
-        "--error PCT",
-        _MEASURING,
-        "Repeat until time and energy have this standard error; default 1.",
-        PERCENT.within(1e-6),
-    )
-    time_limit: float | None = option(
-        "--time-limit TIME",
-        _MEASURING,
-        "But at most so long for an operation; default 20s.",
-        TIME.within(1e-6),
-    )
-    no_lock: bool = flag(
-        "--no-lock", _MEASURING, "Touch no clock: measure at the current ones only."
-    )
-    smooth: bool = flag("--smooth", _MEASURING, "Take out noise; raw_time and raw_energy stay.")
+    device: int | None = None
+    error: float | None = None
+    time_limit: float | None = None
+    no_lock: bool = False
+    smooth: bool = False
 
 
+@takes(
+    """
+    Most used:
+      --backend NAME  nvml: measure on a GPU here (the default); modelled: no GPU needed.
+      --step MHZ  Clocks at least this far apart; 0: all there are.
+    Output:
+      -o, --output FILE  Where the profile goes.
+    """,
+    step=WHOLE,
+    output=file_of((".csv",), "a profile is a CSV file"),
+)
 def profile(
     work: WorkOptions,
     sizes: SizeOptions,
     measuring: MeasuringOptions,
     show: OutputOptions,
-    backend: str | None = option(
-        "--backend NAME",
-        MOST,
-        "nvml: measure on a GPU here (the default); modelled: no GPU needed.",
-    ),
+    backend: str | None = None,
     gpu: str | None = option(
         "--gpu NAME",
         MOST,
         "The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan devices "
         f"--backend modelled); default {_DEFAULT_GPU}, with --model {_MODEL_GPU}.",
     ),
-    step: int = option(
-        "--step MHZ", MOST, "Clocks at least this far apart; 0: all there are.", WHOLE, default=0
-    ),
+    step: int = 0,
     plot: Path | None = plot_option(
         "profile.png", _PLOT_TYPES, "energy against clock", "choose one of them"
     ),
-    output: Path = option(
-        "-o, --output FILE",
-        OUTPUT,
-        "Where the profile goes.",
-        file_of((".csv",), "a profile is a CSV file"),
-        default=Path(DEFAULT_PROFILE),
-    ),
+    output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
     """Find out what time and energy each stage takes at each clock.
 
