@@ -180,8 +180,9 @@ def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
     """The same for parameters of a function."""
 
     def declaring(function: Function) -> Function:
-        function.declared = _read_table(table, parsers)  # type: ignore[attr-defined]
-        _check_used(function.declared, function.__annotations__, function.__name__)
+        own = _read_table(table, parsers)
+        _check_used(own, function.__annotations__, function.__name__)
+        function.declared = own  # type: ignore[attr-defined]
         return function
 
     return declaring
