@@ -330,6 +330,15 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
+    """A command of commands: bare, it prints its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not self.invoke_without_command:
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+
+class Commands(Group):
     """Commands in panels, each imported from the module of its name when it is asked for.
 
     Attributes:
@@ -369,7 +378,9 @@ class _Imported(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401
+        if name not in self:
+            return default
+        return self[name]
 
     def items(self) -> Any:
         return [(name, self[name]) for name in self]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import platform
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
 from envplan.cli import state
-from envplan.cli.command import Group
+from envplan.cli.command import Commands
 
 #: What `--help` lists: commands by panel, each in a word. A command stands in the module of its
 #: name, which is imported when the command is asked for.
@@ -34,6 +30,7 @@ PANELS: Final = {
     },
     "Run": {
         "devices": "List the GPUs, and whether you may set their clocks.",
+        "guard": "Give back the clocks that killed trainings left set.",
         "refine": "Fit a plan to the times that a run measured.",
         "reset": "Give every GPU's clock back to the driver.",
     },
@@ -47,7 +44,7 @@ PANELS: Final = {
 }
 
 
-class _Commands(Group):
+class _Commands(Commands):
     panels = PANELS
 
 
@@ -69,6 +66,11 @@ def _print_version(wanted: bool) -> None:
 
 def _build_details() -> str:
     """The version, and what else a report of a fault should name."""
+    import json
+    import platform
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
     from envplan import __version__
 
     kernel = find_spec("envplan._kernel")

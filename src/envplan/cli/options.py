@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
     from envplan.costs.rates import Kind, Rate
     from envplan.pipeline import Pipeline
-    from envplan.profile import Profile
+    from envplan.profile import ByParts, Profile
     from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
@@ -41,6 +41,8 @@ SHARED = share(
       --vp, --chunks N  Model chunks per pipeline stage, for interleaved, looped-bfs and
           interleaved-zb; the profile has a stage for each. Default: 1; zb-v and dualpipe-v always
           have 2.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next, Megatron's microbatch_group_size_per_vp_stage. Default: the number of stages.
       --tp, --gpus-per-stage N  GPUs that run each stage together (tensor parallel); default: what
           the profile or plan says, else 1.
       --cp N  Context-parallel size, by which a stage has further GPUs; default: as --tp.
@@ -70,6 +72,7 @@ SHARED = share(
 Microbatches = Annotated[int | None, SHARED["microbatches"]]
 Stages = Annotated[int | None, SHARED["pp"]]
 Chunks = Annotated[int | None, SHARED["vp"]]
+MicrobatchGroup = Annotated[int | None, SHARED["microbatch_group"]]
 Latency = Annotated[float | None, SHARED["p2p_latency"]]
 Reconfigure = Annotated[str | None, SHARED["reconfigure"]]
 ProfileOption = Annotated[str | None, SHARED["profile"]]
@@ -134,6 +137,9 @@ def complete_profiles(incomplete: str) -> list[str]:
       --recompute  Activations are recomputed: add each stage's forward to its backward.
       --extra NAME[,NAME...]  Give the schedule operations beside forwards and backwards, as far
           as the profile has rows for them: load, all_reduce, optimizer.
+      --one-clock  Give every operation one clock, though the profile splits some into parts.
+      --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
+          energy on others no slower; default: 0.05, 0 leaves nothing out.
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,
@@ -152,11 +158,14 @@ class JobOptions(ParallelOptions):
     schedule: str | None = None
     pp: int | None = None
     vp: int | None = None
+    microbatch_group: int | None = None
     p2p_latency: float | None = None
     dag: Path | None = None
     activation_slots: Numbers | None = None
     recompute: bool = False
     extra: str | None = None
+    one_clock: bool = False
+    parts_within: float | None = None
     blocking_power: float | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
@@ -169,7 +178,21 @@ class JobOptions(ParallelOptions):
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute), pipeline
+        by_parts = self._by_parts(profile)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
+
+    def _by_parts(self, profile: Profile) -> ByParts | None:
+        from envplan.profile import ByParts
+
+        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
+            raise InputError(
+                "--parts-within goes with a profile whose operations have parts, and not with "
+                "--one-clock"
+            )
+        if self.one_clock or not profile.has_parts:
+            return None
+        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
+        return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
     def trace(self, *, quiet: bool) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
@@ -241,6 +264,7 @@ class JobOptions(ParallelOptions):
             "--microbatches": self.microbatches,
             "--pp": self.pp,
             "--vp": self.vp,
+            "--microbatch-group": self.microbatch_group,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
             "--extra": self.extra,
@@ -266,6 +290,7 @@ class JobOptions(ParallelOptions):
             chunks=self.vp,
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            microbatch_group=self.microbatch_group,
             forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 

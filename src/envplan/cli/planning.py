@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
     from envplan.plan import Plan
-    from envplan.planners import EnvPipeRun
+    from envplan.planners import EnvPipeRun, Planner
+    from envplan.request import Request
     from envplan.solve import Frontier
+
+
+def plan_of(
+    planner: Planner, frontier: Frontier, request: Request
+) -> tuple[Plan, EnvPipeRun | None]:
+    """The plan of a planner other than our own, and what EnvPipe did if it was EnvPipe."""
+    from envplan.planners import EnvPipe
+    from envplan.planners.base import answer
+
+    run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
+    return answer(run or planner, frontier, request), run
 
 
 def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.command import (
     MOST,
@@ -28,7 +25,6 @@ from envplan.profiling.sizes import Sizes
 from envplan.quantities import PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.devices.base import Device
     from envplan.profile import Profile
     from envplan.profiling.sweep import Progress, Workload
     from envplan.profiling.workloads import Model
@@ -45,8 +41,6 @@ _HEADERS: Final = (
 _REPORT_PERIOD_S: Final = 60.0
 #: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
 _BYTES_PER_PARAMETER: Final = 18
-
-_SIZES, _MEASURING = "Sizes of the workload", "Measuring"
 
 
 def _known_schedule(name: str, option_name: str) -> str:
@@ -127,27 +121,29 @@ class WorkOptions:
         return model_of(self.workload or "gpt", sizes)
 
 
-def _size(spec: str, help_text: str) -> Any:
-    return option(spec, _SIZES, help_text, WHOLE)
-
-
-@options()
+@options(
+    """
+    Sizes of the workload:
+      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
+      --hidden-size N  Width of a transformer.
+      --heads N  Attention heads.
+      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
+      --sequence-length N  Tokens of a sample.
+      --width-factor N  How much wider than ResNet's 3x3 convolutions.
+      --image-size N  Pixels on a side of an image.
+    """,
+    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
+)
 class SizeOptions(Sizes):
     """Sizes of the workload."""
 
-    layers: int | None = _size(
-        "--layers N", "Layers; t5: of either part; wide-resnet: 50, 101, 152."
-    )
-    hidden_size: int | None = _size("--hidden-size N", "Width of a transformer.")
-    heads: int | None = _size("--heads N", "Attention heads.")
-    vocabulary_size: int | None = _size(
-        "--vocabulary-size N", "Words; 0: no embedding and head (gpt, bert)."
-    )
-    sequence_length: int | None = _size("--sequence-length N", "Tokens of a sample.")
-    width_factor: int | None = _size(
-        "--width-factor N", "How much wider than ResNet's 3x3 convolutions."
-    )
-    image_size: int | None = _size("--image-size N", "Pixels on a side of an image.")
+    layers: int | None = None
+    hidden_size: int | None = None
+    heads: int | None = None
+    vocabulary_size: int | None = None
+    sequence_length: int | None = None
+    width_factor: int | None = None
+    image_size: int | None = None
 
 
 @options(
@@ -176,7 +172,8 @@ class MeasuringOptions:
 @takes(
     """
     Most used:
-      --backend NAME  nvml: measure on a GPU here (the default); modelled: no GPU needed.
+      --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
+          by the Zeus daemon; modelled: no GPU needed.
       --step MHZ  Clocks at least this far apart; 0: all there are.
     Output:
       -o, --output FILE  Where the profile goes.
@@ -216,19 +213,20 @@ def profile(
       envplan profile --entry mymodel.stages:build --no-lock
     """
     from envplan.cli.output import answer
+    from envplan.devices import DEFAULT_BACKEND, backend_class
 
     check_outputs(output, plot)
-    if _is_real(backend) and not (work.model and backend is None):
-        _refuse({"--gpu": gpu}, f"goes with --backend modelled, not {_real_backend()}")
+    name = backend or ("modelled" if work.model else DEFAULT_BACKEND)
+    if backend_class(name).real:
+        _refuse({"--gpu": gpu}, f"goes with --backend modelled, not {name}")
         _refuse(
             {"--model": work.model},
-            f"goes with --backend modelled, not {_real_backend()}; measure your model's stages "
-            "with --entry",
+            f"goes with --backend modelled, not {name}; measure your model's stages with --entry",
         )
-        made = _measure(work, sizes, measuring, step, output, quiet=show.quiet)
+        made = _measure(name, work, sizes, measuring, step, output, quiet=show.quiet)
     else:
         unfit = {"--entry": work.entry, **_given(measuring)}
-        _refuse(unfit, f"goes with --backend {_real_backend()}, not modelled")
+        _refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {name}")
         usual = _MODEL_GPU if work.model else _DEFAULT_GPU
         made = _model(work, sizes, gpu or usual, step, output)
     if plot is not None:
@@ -243,21 +241,6 @@ def profile(
         written=[output, plot],
         then=["envplan", "frontier", *named, "--plot"],
     )
-
-
-def _real_backend() -> str:
-    from envplan.devices import BACKENDS
-
-    return BACKENDS[0]
-
-
-def _is_real(backend: str | None) -> bool:
-    """Whether a backend's GPUs are those of this machine, as by default."""
-    from envplan.devices import BACKENDS
-
-    if backend not in (None, *BACKENDS):
-        raise InputError(unknown("backend", str(backend), BACKENDS))
-    return backend in (None, _real_backend())
 
 
 def _given(options: object) -> dict[str, Any]:
@@ -307,6 +290,7 @@ def _schedule(work: WorkOptions) -> str:
 
 
 def _measure(
+    backend: str,
     work: WorkOptions,
     sizes: Sizes,
     measuring: MeasuringOptions,
@@ -315,9 +299,8 @@ def _measure(
     *,
     quiet: bool,
 ) -> Profile:
-    from envplan.profiling.smoothing import smooth_profile
-    from envplan.profiling.sweep import Settings, sweep
-    from envplan.runtime.guard import Guard
+    from envplan.profiling.measuring import measure
+    from envplan.profiling.sweep import Settings
 
     if measuring.smooth and measuring.no_lock:
         raise InputError(
@@ -340,33 +323,20 @@ def _measure(
         target_error=(measuring.error or 1.0) / 100,
         time_limit=measuring.time_limit or Settings.time_limit,
     )
-    with ExitStack() as stack:
-        chosen, other = _devices(measuring.device, stack)
-        # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
-        os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
-        workload = _workload(work, sizes, "cuda:0")
-        if settings.lock:
-            _refuse_locks(chosen)
-        stack.enter_context(_stoppable())
-        if other is not None:
-            _wait_with(workload, chosen, other, stack)
-        reporter = None if quiet else _Reporter(sys.stderr.isatty())
-        if reporter is not None:
-            stack.callback(reporter.end)
-        guard = partial(Guard.start, _real_backend(), chosen.info.index)
-        made = sweep(
-            workload,
-            chosen,
+    reporter = _Reporter(sys.stderr.isatty())
+    try:
+        return measure(
+            lambda device: _workload(work, sizes, device),
             output,
             settings,
+            source=backend,
+            device=measuring.device,
             metadata=_metadata(work, sizes),
-            progress=reporter,
-            hold=guard if settings.lock else nullcontext,
+            smooth=measuring.smooth,
+            progress=None if quiet else reporter,
         )
-    if measuring.smooth:
-        made, _ = smooth_profile(output)
-        made.save_csv(output)
-    return made
+    finally:
+        reporter.end()
 
 
 def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
@@ -404,60 +374,6 @@ def _job(work: WorkOptions) -> Any:
     )
 
 
-def _wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitStack) -> None:
-    """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
-    from envplan.devices import DeviceError
-    from envplan.profiling.waiting import Peers
-
-    torch = sys.modules.get("envplan.profiling.torch_workloads")  # a user's own needs no torch
-    if torch is None or not isinstance(workload, torch.TorchWorkload) or not torch.nccl_available():
-        return
-    seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
-    try:
-        workload.peers = stack.enter_context(
-            Peers(backend="nccl", device="cuda:0", environments=seen)
-        )
-    except DeviceError as error:
-        print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
-
-
-def _devices(index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
-    """The GPU to measure on, and one for it to wait for.
-
-    Raises:
-        DeviceError: there is no driver or GPU; says what can be done without.
-    """
-    from envplan.devices import backend
-    from envplan.devices.base import device_at
-    from envplan.devices.visible import gpu_of_rank, visible_gpus
-
-    source = backend(_real_backend())
-    stack.callback(source.close)
-    devices = source.devices()
-    chosen = device_at(devices, gpu_of_rank(devices, 0) if index is None else index)
-    others = (devices[k] for k in visible_gpus(devices) if devices[k] is not chosen)
-    return chosen, next(filter(_is_whole, others), None)
-
-
-def _is_whole(device: Device) -> bool:
-    """Whether it is there and not split by MIG."""
-    from envplan.devices import DeviceError
-
-    try:
-        return not device.info.mig
-    except DeviceError:
-        return False
-
-
-def _refuse_locks(device: Device) -> None:
-    from envplan.devices import DeviceError
-
-    if refusal := device.can_lock(probe=True):
-        # With MIG there is nothing to be measured at any clock.
-        instead = "" if device.info.mig else "; or measure at the current clocks only: --no-lock"
-        raise DeviceError(refusal + instead)
-
-
 def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
     if work.entry is not None:
         from envplan.profiling.entry import load_entry
@@ -483,24 +399,6 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
         tensor_parallel=work.tp,
         recompute=work.recompute,
     )
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the sweep as Ctrl-C does, so that it cleans up behind itself."""
-
-    def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    # Not where somebody else has a say: nohup has SIGHUP ignored, a user's module its own handler.
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
 
 
 class _Reporter:

@@ -74,7 +74,7 @@ def solve(
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, other)
         return
     from envplan.cli.output import answer, progress_bar
-    from envplan.cli.planning import plan_of_clocks, print_run
+    from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
     refuse_overwriting(frontier.profile, output)
@@ -86,11 +86,7 @@ def solve(
         elif other is None:
             plan = frontier.solve(request, progress=progress)
         else:
-            from envplan.planners import EnvPipe
-            from envplan.planners.base import answer as plan_of
-
-            run = other.run(frontier) if isinstance(other, EnvPipe) else None
-            plan = plan_of(run or other, frontier, request)
+            plan, run = plan_of(other, frontier, request)
     plan.save(output)
 
     def tell() -> None:

@@ -30,6 +30,7 @@ class Job:
     Attributes:
         stages: pipeline stages (ranks); None: the profile's stages over the chunks.
         chunks: model chunks of a rank; None: as many as the schedule usually has.
+        microbatch_group: as for Pipeline.
         p2p_latency_s: what a transfer between stages takes, s; a list has one for each pair of
             neighbouring stages.
         extras: for each operation beside forwards and backwards the model stages that have it,
@@ -42,6 +43,7 @@ class Job:
 
     stages: Count | None = None
     chunks: Count | None = None
+    microbatch_group: Count | None = None
     p2p_latency_s: Seconds | list[Seconds] = 0.0
     extras: dict[str, list[int]] = field(default_factory=dict)
     gpus_per_stage: Count | None = None
