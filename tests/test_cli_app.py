@@ -205,7 +205,7 @@ def test_no_row_of_a_table_is_wider_than_the_terminal(
     monkeypatch.setattr(output, "on_terminal", lambda: True)
     lines = envplan("--color", "never", *arguments, cwd=tmp_path).out.splitlines()
     rule = next(k for k, line in enumerate(lines) if line.startswith("─"))
-    table = [line for line in lines[rule - 3 : rule + 8] if "  " in line or line[:1] == "─"]
+    table = [line for line in lines[max(0, rule - 3) : rule + 8] if "  " in line or line[:1] == "─"]
     assert table
     assert max(map(len, table)) <= width
     assert not any("…" in line for line in table)

@@ -15,7 +15,7 @@ from envplan.cli.command import (
     plot_option,
     takes,
 )
-from envplan.cli.costs import cost_columns, replay_cost_notes, replay_costs
+from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
     CostOptions,
@@ -227,7 +227,9 @@ def simulate(
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
     if run is not None:
-        spent = replay_costs(run, timeline, sync_time)
+        from envplan.costs.spending import spent_in_replays
+
+        spent = spent_in_replays(run, timeline, sync_time)
         if together is None and not reports:
             notes += replay_cost_notes(run, spent)
 

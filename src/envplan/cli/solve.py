@@ -145,7 +145,6 @@ def _document(
     frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None
 ) -> dict[str, Any]:
     from envplan.cli.plan_notes import plan_notes
-    from envplan.cli.planning import run_document
 
     head = plan.model_dump(
         by_alias=True, exclude_none=True, exclude={"stages", "schema_id", "ladder"}
@@ -160,4 +159,4 @@ def _document(
         "notes": plan_notes(frontier, plan),
         **head,
     }
-    return summary if run is None else {**summary, "envpipe": run_document(run, frontier.pipeline)}
+    return summary if run is None else {**summary, "envpipe": run.to_dict(frontier.pipeline)}
