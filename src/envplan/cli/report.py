@@ -42,7 +42,7 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
+    from envplan.cli.output import answer, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
@@ -72,21 +72,21 @@ def report(
         comparison=comparison,
     )
     save_page(report_page(made), output)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "savings_percent": loaded.predicted.savings_percent,
-                "slowdown_percent": loaded.predicted.slowdown_percent,
-                "energy_j": loaded.energy,
-                "gap": loaded.gap,
-                "source": loaded.profile.source,
-            }
-        )
-    elif not show.quiet:
-        modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
-        say(
+    modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "savings_percent": loaded.predicted.savings_percent,
+            "slowdown_percent": loaded.predicted.slowdown_percent,
+            "energy_j": loaded.energy,
+            "gap": loaded.gap,
+            "source": loaded.profile.source,
+        },
+        lambda: say(
             f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
             f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
-        )
-        say(f"wrote {output}")
+        ),
+        written=[output],
+        then=["envplan", "apply", str(source.plan)],
+    )

@@ -43,7 +43,7 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import print_json, say, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.plotting.timeline import plot_timeline
     from envplan.simulation import simulate
 
@@ -52,15 +52,16 @@ def timeline(
         after = simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         plot_timeline(after, output, before=before, colour=colour)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "iteration_time_s": after.iteration_time,
-                "energy_j": after.energy,
-                "max_frequency_iteration_time_s": before and before.iteration_time,
-                "max_frequency_energy_j": before and before.energy,
-            }
-        )
-    elif not show.quiet:
-        say(f"wrote {output}")
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        lambda: None,
+        written=[output],
+        then=["envplan", "report", str(source.plan)],
+    )
