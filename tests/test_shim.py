@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from envplan.devices import opened
+from envplan.enforce.freqplan import StageEnergy
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
+from envplan.runtime.joules import Joules
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
 from shim_helpers import A40, CLOCKS, frequency_plan
 
@@ -284,6 +289,69 @@ def test_steps_are_handed_over_with_what_was_in_force(fake_nvml: FakeNvml, tmp_p
         assert (line["asked"], line["in_force"], line["mismatches"]) == (operations, operations, 0)
         assert line["lag_s"] > 0
     assert seen == lines(tmp_path, "step")
+
+
+def test_energy_of_steps_is_measured_and_set_against_the_plan(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    energy = StageEnergy(planned_j=8.0, baseline_j=10.0)
+    plan = frequency_plan(PIPELINE, stage_energy=energy)
+    seen: list[dict[str, Any]] = []
+    used = 0.0
+    with started(tmp_path, plan, on_step=seen.append) as shim:
+        for _ in range(3):
+            before = read_energy(fake_nvml)
+            shim.begin(*shim._keys[0])
+            time.sleep(0.4)
+            shim.end(*shim._keys[0])
+            for key in shim._keys[1:-1]:
+                shim.begin(*key)
+                shim.end(*key)
+            shim.step()
+            used += read_energy(fake_nvml) - before
+            time.sleep(0.2)  # an evaluation, which is not the plan's
+    (end,) = lines(tmp_path, "end")
+    assert end["joules"] == pytest.approx(used, rel=0.3)
+    assert (end["planned_joules"], end["baseline_joules"]) == (24.0, 30.0)
+    assert [line["baseline_joules"] for line in seen] == [10.0, 20.0, 30.0]
+    assert "joules" in seen[-1]
+    (summary,) = [record.message for record in caplog.records if "steps used" in record.message]
+    assert f"3 steps used {end['joules']:.0f} J by the GPU's own counter" in summary
+    assert "the profile says 30 J" in summary
+    assert summary.endswith("the plan says 20.0%")
+
+
+def read_energy(fake: FakeNvml) -> float:
+    with opened("nvml") as source:
+        return source.devices()[0].energy() / 1e3
+
+
+@given(
+    steps=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    gaps=st.lists(st.integers(0, 50), min_size=30, max_size=30),
+    readings=st.lists(st.integers(0, 3000), min_size=2, unique=True).map(sorted),
+)
+def test_joules_of_steps_are_those_between_readings(
+    steps: list[int], gaps: list[int], readings: list[int]
+) -> None:
+    def counter(at: int) -> int:  # 2 mJ per ns, and straight
+        return 2 * at
+
+    joules = Joules(None)
+    ends, now = [], 0
+    for length, gap in zip(steps, gaps, strict=False):
+        ends.append((now + gap, now + gap + length))
+        now += gap + length
+    events = [(end, begin, "step") for begin, end in ends] + [(at, at, "read") for at in readings]
+    for end, begin, kind in sorted(events):
+        if kind == "step":
+            joules.step(begin, end)
+        else:
+            joules.read(end, counter(end))
+    # Steps that ended before the second reading came count nothing.
+    known = [s for s in zip(steps, ends, strict=True) if s[1][1] > readings[0]]
+    assert joules.facts["joules"] == pytest.approx(2e-3 * sum(length for length, _ in known))
+    assert joules.summary() is None
 
 
 def test_on_step_that_fails_is_left_out(
