@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow lint format docs package bench profiles results validate clean
+.PHONY: demo test test-slow soak fuzz lint format docs package bench profiles results validate clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -27,6 +27,20 @@ test: $(VENV)/.installed-test
 # Property tests on examples drawn anew, many of them, and what takes too long for `make test`.
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or hypothesis" --hypothesis-profile free
+
+# Half an hour of training and of a sweep while drivers fail and processes are killed; MINUTES=1 is
+# the short form.
+MINUTES ?= 30
+soak: $(VENV)/.installed-test
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
+
+# Random input for every reader and for the compiled core, for SECONDS each.
+SECONDS ?= 60
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python tests/fuzz.py --seconds $(SECONDS)
+	$(BIN)/cmake -S csrc -B build/fuzz -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/fuzz.log
+	$(BIN)/cmake --build build/fuzz >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	build/fuzz/fuzz_core $(SECONDS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.joules import Joules
+from envplan.runtime.runlog import read_run_log, steps_of_plan
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
 from shim_helpers import A40, CLOCKS, frequency_plan
 
@@ -515,13 +517,55 @@ def test_log_lies_beside_the_plan_and_has_measured_times_by_kind(
     assert all(mean >= least > 0 for *_, mean, least in steps[0]["operations"])
 
 
-def test_log_stays_within_its_limit(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path, log_limit=2000) as shim:
+def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, log_limit=4000) as shim:
         for _ in range(50):
             run_step(shim)
             wait_until(lambda: shim._log._queue.empty())
-    assert 1 <= len(lines(tmp_path, "step")) < 10
-    assert len(lines(tmp_path, "end")) == 1
+    first, own, old = sorted(tmp_path.glob("run.jsonl*"))
+    assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
+    assert all(file.stat().st_size < 6000 for file in (first, own, old))
+    kept = list(steps_of_plan(read_run_log([first, old, own]), shim.plan.plan_sha256))
+    assert kept[0]["step"] == 0
+    assert kept[-1]["step"] == 49
+    newest = list(read_run_log([own]))
+    assert (newest[0]["event"], newest[-1]["event"]) == ("start", "end")
+
+
+# Writes many lines in pieces, as a network file system may, and is killed in one of them or not.
+APPENDS = """
+import os, random, sys, time
+from envplan import _files
+write, chance = os.write, random.Random(sys.argv[2])
+
+def in_pieces(descriptor, data):
+    time.sleep(chance.random() / 2000)
+    if chance.random() < float(sys.argv[3]):
+        write(descriptor, data[:3])
+        os.kill(os.getpid(), 9)
+    return write(descriptor, data[: chance.randrange(1, 20)])
+
+_files.os.write = in_pieces
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+for k in range(100):
+    _files.append_line(descriptor, b"%s %d end\\n" % (sys.argv[2].encode() * 10, k))
+"""
+
+
+def test_lines_of_several_ranks_are_whole_where_appending_is_not_atomic(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", APPENDS, str(log)]
+    ranks = [
+        subprocess.Popen([*command, name, chance])
+        for name, chance in (("a", "0"), ("b", "0"), ("c", "0"), ("d", "0.01"), ("e", "0.01"))
+    ]
+    codes = [rank.wait() for rank in ranks]
+    assert codes == [0, 0, 0, -9, -9]
+    found = [line.split() for line in log.read_text().splitlines()]
+    for name in "abc":
+        assert [int(k) for word, k, _ in found if word == name * 10] == list(range(100))
+    assert {word for word, _, _ in found} <= {name * 10 for name in "abcde"}
+    assert {end for *_, end in found} == {"end"}
 
 
 def test_log_that_cannot_be_written_is_done_without(

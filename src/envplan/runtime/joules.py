@@ -53,10 +53,11 @@ class Joules:
         known = len(self._readings) > 1
         used = self._settled + sum(map(self._between, self._open)) if known else None
         stage = self._stage
+        planned, baseline = (stage.planned_j, stage.baseline_j) if stage else (None, None)
         return {
             "joules": used,
-            "planned_joules": stage and self.steps * stage.planned_j,
-            "baseline_joules": stage and self.steps * stage.baseline_j,
+            "planned_joules": None if planned is None else self.steps * planned,
+            "baseline_joules": None if baseline is None else self.steps * baseline,
         }
 
     def summary(self) -> str | None:

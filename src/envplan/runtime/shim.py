@@ -98,7 +98,8 @@ class Shim:
         backend: where clocks are set, "nvml" or "modelled"; options of it may follow by keyword.
         log: file that the run log is appended to (see runlog); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
-        log_limit: bytes of measured times that this rank logs at most.
+        log_limit: bytes that this rank logs before it goes on in a file of its own, of which
+            there are two at most, each as long.
         every_request: see Guard.start.
         on_step: is called for each step that followed the plan, in a thread of its own, with its
             line of the run log: see docs/runtime.md.
