@@ -34,10 +34,11 @@ MINUTES ?= 30
 soak: $(VENV)/.installed-test
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
-# Random input for every reader and for the compiled core, for SECONDS each.
+# Random input: EXAMPLES for every reader, SECONDS for the compiled core, which sanitizers watch.
+EXAMPLES ?= 1000
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-test
-	$(BIN)/python tests/fuzz.py --seconds $(SECONDS)
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
 	$(BIN)/cmake -S csrc -B build/fuzz -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/fuzz.log
 	$(BIN)/cmake --build build/fuzz >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	build/fuzz/fuzz_core $(SECONDS)

@@ -317,10 +317,13 @@ def test_energy_of_steps_is_measured_and_set_against_the_plan(
     assert (end["planned_joules"], end["baseline_joules"]) == (24.0, 30.0)
     assert [line["baseline_joules"] for line in seen] == [10.0, 20.0, 30.0]
     assert "joules" in seen[-1]
-    (summary,) = [record.message for record in caplog.records if "steps used" in record.message]
-    assert f"3 steps used {end['joules']:.0f} J by the GPU's own counter" in summary
-    assert "the profile says 30 J" in summary
-    assert summary.endswith("the plan says 20.0%")
+    (said,) = [record.message for record in caplog.records if "steps used" in record.message]
+    assert f"3 steps used {end['joules']:.0f} J by the GPU's own counter" in said
+    assert "where the plan says 1 s, so the profile's energies are not this job's" in said
+    likely = shim._joules.summary(0.4)
+    assert likely is not None
+    assert "at the highest clocks the profile says 30 J, so" in likely
+    assert likely.endswith("the plan says 20.0%")
 
 
 def read_energy(fake: FakeNvml) -> float:
@@ -353,7 +356,7 @@ def test_joules_of_steps_are_those_between_readings(
     # Steps that ended before the second reading came count nothing.
     known = [s for s in zip(steps, ends, strict=True) if s[1][1] > readings[0]]
     assert joules.facts["joules"] == pytest.approx(2e-3 * sum(length for length, _ in known))
-    assert joules.summary() is None
+    assert joules.summary(1.0) is None
 
 
 def test_on_step_that_fails_is_left_out(

@@ -16,6 +16,8 @@ __all__ = ["Joules"]
 
 #: Readings that are kept: an iteration may take an hour.
 _KEPT: Final = 4096
+#: Steps that differ from the plan's time by more than this part are not what was profiled.
+_UNLIKE: Final = 0.2
 
 
 class Joules:
@@ -29,7 +31,7 @@ class Joules:
         self._stage = stage
         self._readings: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         self._open: deque[tuple[int, int]] = deque()
-        self._settled = 0.0
+        self._settled = self._seconds = 0.0
         self.steps = 0
 
     def read(self, at_ns: int, millijoules: int) -> None:
@@ -45,6 +47,7 @@ class Joules:
     def step(self, begin_ns: int, end_ns: int) -> None:
         """A step has followed the plan."""
         self.steps += 1
+        self._seconds += (end_ns - begin_ns) / 1e9
         self._open.append((begin_ns, end_ns))
 
     @property
@@ -60,15 +63,25 @@ class Joules:
             "baseline_joules": None if baseline is None else self.steps * baseline,
         }
 
-    def summary(self) -> str | None:
-        """What was saved, and against what, in a line; None where that is not known."""
+    def summary(self, planned_s: float) -> str | None:
+        """What was saved, and against what, in a line; None where that is not known.
+
+        Args:
+            planned_s: how long the plan says that a step takes.
+        """
         used, planned, baseline = self.facts.values()
         if used is None or not planned or not baseline:
             return None
+        line = f"{self.steps} steps used {used:.0f} J by the GPU's own counter"
+        took = self._seconds / self.steps
+        if abs(took / planned_s - 1) > _UNLIKE:
+            return (
+                f"{line}; they took {took:.3g} s each where the plan says {planned_s:.3g} s, so "
+                "the profile's energies are not this job's: see envplan refine"
+            )
         return (
-            f"{self.steps} steps used {used:.0f} J by the GPU's own counter; at the highest clocks "
-            f"the profile says {baseline:.0f} J, so {1 - used / baseline:.1%} were saved; the plan "
-            f"says {1 - planned / baseline:.1%}"
+            f"{line}; at the highest clocks the profile says {baseline:.0f} J, so "
+            f"{1 - used / baseline:.1%} were saved; the plan says {1 - planned / baseline:.1%}"
         )
 
     def _between(self, step: tuple[int, int]) -> float:

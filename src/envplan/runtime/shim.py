@@ -339,7 +339,7 @@ class Shim:
                 self.steps,
                 self._first_error,
             )
-        if summary := self._joules.summary():
+        if summary := self._joules.summary(self.planned_time):
             self._warn_first_rank(summary)
         self._log.close(
             steps=self.steps,
