@@ -333,7 +333,10 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
         (TraceMapping({"forward": "("}), "expression for forward is no regular expression"),
         (TraceMapping({"forward": "(?P<mb>x)"}), 'a group "mb"; known: chunk, microbatch'),
         (TraceMapping({"forward": "^x", "backward": "^y"}), "no event matches: of 2 events"),
-        (TraceMapping({"forward": "wd", "backward": "^bwd"}), "matches the expressions of backward"),
+        (
+            TraceMapping({"forward": "wd", "backward": "^bwd"}),
+            "matches the expressions of backward",
+        ),
         (TraceMapping({"forward": "wd"}), "no event is a backward"),
         (TraceMapping(BY_NAME, rank="args.gpu"), "has no args.gpu for the rank"),
         (TraceMapping(BY_NAME, rank="gpu"), 'from "gpu"; give file, pid, tid or args.NAME'),

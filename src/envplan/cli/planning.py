@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
     from envplan.plan import Plan
-    from envplan.planners import EnvPipeRun
+    from envplan.planners import EnvPipeRun, Planner
+    from envplan.request import Request
     from envplan.solve import Frontier
+
+
+def plan_of(
+    planner: Planner, frontier: Frontier, request: Request
+) -> tuple[Plan, EnvPipeRun | None]:
+    """The plan of a planner other than our own, and what EnvPipe did if it was EnvPipe."""
+    from envplan.planners import EnvPipe
+    from envplan.planners.base import answer
+
+    run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
+    return answer(run or planner, frontier, request), run
 
 
 def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
@@ -32,8 +44,8 @@ def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
     columns = {
         "": [str(n) for n in range(1, len(iterations) + 1)],
         "then raised": [_raised(iteration.raised, pipeline) for iteration in iterations],
-        "time (s)": column([iteration.iteration_time for iteration in iterations], 6),
-        "energy (J)": column([iteration.energy for iteration in iterations], 5),
+        "time (s)": column([iteration.iteration_time for iteration in iterations]),
+        "energy (J)": column([iteration.energy for iteration in iterations]),
         "critical path": [str(len(iteration.critical_path)) for iteration in iterations],
     }
     if pipeline.forwards_ahead:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from envplan.cli.command import MOST, add, one_of, option, plot_option
+from envplan.cli.command import MOST, Group, add, one_of, option, plot_option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     Chunks,
-    Group,
     JsonOption,
     Latency,
     Microbatches,
+    MicrobatchGroup,
     OutputOptions,
     QuietOption,
     Stages,
@@ -65,7 +65,7 @@ class ShapeOptions:
     pp: Stages = None
     microbatches: Microbatches = None
     vp: Chunks = None
-    microbatch_group: Group = None
+    microbatch_group: MicrobatchGroup = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def list_schedules(json: JsonOption = False) -> None:
         for name, generate in SCHEDULES.items()
     ]
     if json:
-        print_json(known)
+        print_json({"schedules": known})
     else:
         rows = [[entry["name"], entry["description"]] for entry in known]
         print_table("", ("name", "order"), rows, words=2, wrap=("order",))
@@ -592,10 +592,11 @@ def export_schedule(
         say(f"wrote {target}")
 
 
-schedule_app = typer.Typer(
+schedule = typer.Typer(
     name="schedule",
+    cls=Group,
     rich_markup_mode=None,
-    no_args_is_help=True,
+    add_completion=False,
     help="""List, show, import and export schedules.
 
     \b
@@ -613,4 +614,4 @@ for function, name in (
     (import_schedule, "import"),
     (export_schedule, "export"),
 ):
-    add(schedule_app, function, name)
+    add(schedule, function, name)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan._files import AnyPath, atomic_write
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, shown, unknown
 from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.extras import checked_extras, with_extras
@@ -506,7 +506,7 @@ def _refuse_unknown_schedule(schedule: object) -> None:
     if schedule == formats.DAG_SCHEDULE:
         raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise InputError(f"unknown schedule {shown(schedule)}; known: {', '.join(SCHEDULES)}")
+        raise InputError(unknown("schedule", str(schedule), SCHEDULES))
 
 
 def _checked_ahead(

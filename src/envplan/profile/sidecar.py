@@ -100,6 +100,11 @@ class ProfileMetadata:
         """GPUs that share a stage, as far as the sidecar says."""
         return self.job.gpus_per_stage or self.tensor_parallel or 1
 
+    def gpus_per_stage_with(self, tensor: int | None, context: int | None) -> int:
+        """GPUs that share a stage at these degrees; None: as the sidecar says."""
+        known = self.tensor_parallel or self.gpus_per_stage
+        return (tensor or known) * (context or max(1, self.gpus_per_stage // known))
+
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:
         """The metadata of a sidecar file; an empty one where there is no such file.
