@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from itertools import chain, pairwise
 from pathlib import Path
@@ -23,7 +24,18 @@ from typer.core import TyperCommand, TyperGroup
 from envplan.errors import InputError
 from envplan.quantities import Quantity
 
-__all__ = ["Command", "Group", "add", "check_type", "file_of", "numbers", "one_of", "option", "plot_option"]
+__all__ = [
+    "Command",
+    "Group",
+    "add",
+    "check_type",
+    "file_of",
+    "name_bare_plot",
+    "numbers",
+    "one_of",
+    "option",
+    "plot_option",
+]
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 MOST, JOB, TARGET = "Most used", "Job", "Target"
@@ -233,7 +245,9 @@ class _Imported(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        with suppress(KeyError):
+            return self[name]
+        return default
 
     def items(self) -> Any:
         return [(name, self[name]) for name in self]

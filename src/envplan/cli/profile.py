@@ -228,9 +228,10 @@ def profile(
         _refuse(unfit, f"goes with --backend {_real_backend()}, not {backend}")
         made = _model(work, sizes, gpu or _DEFAULT_GPU, step, output)
     if plot is not None:
-        from envplan.plotting.profile import plot_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.profile import profile_figure
 
-        plot_profile(made, plot)
+        save_figure(profile_figure(made), plot)
     if show.json:
         _print_json(made)
     elif not show.quiet:

@@ -49,7 +49,7 @@ def refine(
     from dataclasses import asdict
     from hashlib import sha256
 
-    from envplan.cli.frontier import check_type
+    from envplan.cli.command import check_type
     from envplan.cli.output import print_json, progress_bar, say
     from envplan.plan import Plan, as_referenced, check_reference, find_profile
     from envplan.profile import Profile

@@ -68,7 +68,6 @@ def solve(
         solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
         return
     from envplan.cli.output import progress_bar
-
     from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
