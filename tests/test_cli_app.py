@@ -249,7 +249,9 @@ def test_slips_are_found_before_anything_is_written(
 
 def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     table = envplan("profiles", cwd=tmp_path)
-    listed = json.loads(envplan("profiles", "--json", cwd=tmp_path).out)
+    document = json.loads(envplan("profiles", "--json", cwd=tmp_path).out)
+    assert document["schema"] == "envplan/profiles/v1"
+    listed = document["profiles"]
     assert table.code == 0
     assert listed
     for profile in listed:

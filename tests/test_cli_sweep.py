@@ -240,9 +240,7 @@ def test_profiles_have_panels_of_their_own_a_dozen_at_most() -> None:
 
 def test_a_legend_names_a_dozen_kinds_of_jobs_at_most() -> None:
     usual = planned("a", "frontier", 0.0, 1.0)
-    several = [
-        usual.model_copy(update={"microbatches": m, "schedule": "1f1b"}) for m in range(1, 21)
-    ]
+    several = [usual.model_copy(update={"microbatches": count}) for count in range(1, 21)]
     rows = [*several, *(row.model_copy(update={"profile": "b"}) for row in several)]
     words = [text.get_text() for text in sweep_figure(rows).legends[0].get_texts()]
     assert words[:2] == ["1 microbatch", "10 microbatches"]

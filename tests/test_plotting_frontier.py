@@ -13,6 +13,7 @@ from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
+from envplan.plotting.figures import save_figure
 from envplan.plotting.frontier import frontier_figure
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier

@@ -20,7 +20,7 @@ from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.graph import predecessors
 from envplan.plan import JobSetup, Plan, Target, as_referenced, build_plan, replay_plan
-from envplan.profile import Profile
+from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
 
@@ -134,12 +134,14 @@ class Slice:
         start_ns, finish_ns: when, ns.
         frequency_mhz: the clock in force; 0 for an operation that controls none.
         energy_fj: drawn meanwhile, fJ.
+        part: of the operation, where its parts have clocks of their own; else "".
     """
 
     start_ns: int
     finish_ns: int
     frequency_mhz: int
     energy_fj: int
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ class TimedOperation:
     Attributes:
         operation: what ran.
         frequency_mhz, config: as planned.
-        slices: the clocks it ran at, in time order: one, unless a switch came late.
+        slices: the clocks it ran at, in time order: one, unless a switch came late, or its parts
+            have clocks of their own.
         stretch_ns: how much longer it could take, all else as it is, without anybody finishing
             later; ns.
         critical: whether it could take no longer at all before this pipeline itself finishes later.
@@ -449,6 +452,12 @@ def _timeline(
     for part in zip(*(column.tolist() for column in replay.parts), strict=True):
         i, _row, mhz, begin, end, energy = part
         slices[i].append(Slice(begin, end, mhz, energy))
+    for i, (number, row) in enumerate(
+        zip(problem.table.tolist(), replay.rows.tolist(), strict=True)
+    ):
+        table = problem.tables[number]
+        if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
+            slices[i] = _by_parts(slices[i][0], table, row, replay.machine.latency_ns)
     operations = []
     for i, op in enumerate(pipeline.operations):
         slack = latest[i] - int(replay.finishes_ns[i])
@@ -478,6 +487,16 @@ def _timeline(
         run_times_ns=times,
         run_energies_fj=tuple(energy * gpus for energy in energies),
     )
+
+
+def _by_parts(whole: Slice, table: OptionTable, row: int, latency_ns: int) -> list[Slice]:
+    """What runs at clocks by part, one slice for each part and clock."""
+    begin, found = whole.start_ns, []
+    for piece in pieces(table, table.config[row], latency_ns):
+        end = begin + piece.time_ns
+        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
+        begin = end
+    return found
 
 
 def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
