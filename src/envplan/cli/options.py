@@ -206,6 +206,14 @@ class JobOptions:
             numbers("8 or 8,7,6,5", least=0),
         ),
     ] = None
+    raw: Annotated[
+        bool,
+        option(
+            "--raw",
+            JOB,
+            "Keep the noise of measured rows; default: where it is clear, it is taken out.",
+        ),
+    ] = False
     recompute: Annotated[
         bool,
         option(
@@ -239,7 +247,7 @@ class JobOptions:
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
-        profile = open_profile(self.profile)
+        profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
@@ -347,8 +355,8 @@ class JobOptions:
         return forwards_ahead(timed, microbatches, self.slots)
 
 
-def open_profile(path_or_name: str) -> Profile:
-    """The profile at a path or of a built-in name.
+def open_profile(path_or_name: str, *, raw: bool = False) -> Profile:
+    """The profile at a path or of a built-in name; `raw` keeps its noise.
 
     Raises:
         InputError: there is none; says how to come by one.
@@ -361,7 +369,7 @@ def open_profile(path_or_name: str) -> Profile:
             "(`envplan profiles` lists them)",
             path=DEFAULT_PROFILE,
         )
-    return Profile.open(path_or_name)
+    return Profile.open(path_or_name, raw=raw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,7 @@ class AppliedAdjustments(Model):
     joined_backward: bool = Field(
         False, description="backward_input and backward_weight were added up"
     )
+    smoothed: bool = Field(False, description="the noise was taken out of the measured rows")
 
 
 class ProfileReference(Model):

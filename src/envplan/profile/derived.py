@@ -1,4 +1,4 @@
-"""What is derived from a measured profile instead of measured: recomputation, split backwards.
+"""What is derived from a measured profile: tables without noise, recomputation, split backwards.
 
 Planning never changes a profile's file. What it needs beyond the file is derived here, said in the
 output, recorded in plan.json, and derived again by whoever checks the plan.
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from envplan.errors import InputError
 from envplan.profile.options import OptionTable, option_table
+from envplan.profile.smoothing import smoothed_tables
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
@@ -38,11 +39,13 @@ class Adjustments:
         backward_input_share: `backward` was split, this share of its time and energy being
             `backward_input` and the rest `backward_weight`; None where it was not.
         joined_backward: `backward` is the sum of `backward_input` and `backward_weight`.
+        smoothed: the noise was taken out first; see envplan.profile.smoothing.
     """
 
     recompute: bool = False
     backward_input_share: float | None = None
     joined_backward: bool = False
+    smoothed: bool = False
 
     def __post_init__(self) -> None:
         share = self.backward_input_share
@@ -54,6 +57,11 @@ class Adjustments:
     def __bool__(self) -> bool:
         """Whether anything was derived."""
         return self != Adjustments()
+
+    @property
+    def makes_operations(self) -> bool:
+        """Whether rows were made of rows of other operations."""
+        return bool(dataclasses.replace(self, smoothed=False))
 
     def to_dict(self) -> dict[str, Any]:
         """What was derived, by name, in JSON types; empty where nothing was."""
@@ -67,6 +75,8 @@ class Adjustments:
     def in_words(self) -> list[str]:
         """A phrase for each thing that was derived."""
         words = []
+        if self.smoothed:
+            words.append("noise taken out of its rows (--raw keeps it)")
         if self.backward_input_share is not None:
             words.append(
                 f"assumed: backward_input takes {100 * self.backward_input_share:g}% of backward's "
@@ -89,7 +99,7 @@ def adjusted_tables(tables: Tables, adjustments: Adjustments) -> dict[tuple[int,
         InputError: two tables to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    adjusted = dict(tables)
+    adjusted = smoothed_tables(tables) if adjustments.smoothed else dict(tables)
     stages = sorted({stage for stage, _ in tables})
     for stage in stages:
         if adjustments.joined_backward:
