@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.sosp24.data import DATA, WORKLOADS, Runs, Workload, read_runs
-from tools.sosp24.overheads import Overheads, Replay, find_overheads, mean_stall, optimizer_s
+from tools.sosp24.overheads import Overheads, Replay, find_overheads, irregular, optimizer_s
 from tools.sosp24.power import find_powers
 from tools.sosp24.stages import STAGE_PROFILES, stage_profile
 from tools.sosp24.times import find_times, switch_latencies
@@ -267,12 +267,12 @@ def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> No
 
 def test_a_stall_in_one_iteration_is_told_from_the_spread() -> None:
     runs = read_runs("a100-wide-resnet101_8-4stage")
-    stall = mean_stall(runs)
+    stall = irregular(runs)
     planned = np.array([run for planner, run in runs.keys if planner == "perseus"])
     odd = planned % 2 == 1
     assert np.all(stall[: len(planned)][odd] == 0)
     assert np.all(stall[: len(planned)][~odd & (planned > 2)] > 0.08)
-    assert not mean_stall(read_runs("a100-bert-huge-uncased-4stage")).any()
+    assert not irregular(read_runs("a100-bert-huge-uncased-4stage")).any()
 
 
 def test_the_tools_replay_is_that_of_the_planner(synthetic: Runs) -> None:

@@ -77,6 +77,8 @@ def described_pipeline(
         if forwards_ahead is None or name != "envpipe" or chunks > 1
         else forwards_ahead(microbatches),
         extras=job.extras if extras is None else extras,
+        # As measured under 1F1B; other schedules or stages are no evidence for it.
+        in_turn=job.in_turn if name in ("1f1b", "envpipe") and count == job.stages else (),
     )
 
 

@@ -85,7 +85,7 @@ class Job(Model):
     """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
 
     Attributes:
-        forwards_ahead, extras: as the job has them; Pipeline checks them.
+        forwards_ahead, extras, in_turn: as the job has them; Pipeline checks them.
         dag: a DAG document, for schedule `dag` alone.
     """
 
@@ -98,6 +98,7 @@ class Job(Model):
     p2p_latency_s: Latency | list[Latency] = 0.0
     forwards_ahead: Any = None
     extras: Any = None
+    in_turn: Any = None
     dag: Any = None
 
     @property
@@ -262,6 +263,7 @@ def parse_job(document: object) -> tuple[Job, Dag | None]:
         "p2p_latency_s": 0,
         "forwards_ahead": None,
         "extras": None,
+        "in_turn": None,
     }
     for field, value in meant.items():
         stated = getattr(job, field)

@@ -60,6 +60,9 @@ class Pipeline:
             envplan.planners.forwards_ahead works them out from a profile.
         extras: further operations and which model stages have them, such as {"load": [0],
             "all_reduce": [0, 1], "optimizer": [0, 1]}; see envplan.pipeline.extras.
+        in_turn: each s of it says that stages s and s + 1 take turns, as over a network whose
+            transfers hold the sender: a gradient reaches stage s only when stage s + 1 has done
+            its next backward, too. One chunk per stage only. Default: none.
 
     Raises:
         InputError: an argument is out of range, the schedule has no such shape, or a schedule of
@@ -72,6 +75,7 @@ class Pipeline:
             own; 0 for a custom DAG, whose edges have their own.
         forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
         extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
+        in_turn: the argument, ascending; empty for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
             operations[stage_begin[s]:stage_begin[s + 1]].
@@ -90,6 +94,7 @@ class Pipeline:
     p2p_latency_ns: int | tuple[int, ...]
     forwards_ahead: tuple[int, ...]
     extras: Mapping[str, tuple[int, ...]]
+    in_turn: tuple[int, ...]
     operations: tuple[Operation, ...]
     stage_begin: NDArray[np.int32]
     succ_begin: NDArray[np.int32]
@@ -107,6 +112,7 @@ class Pipeline:
         p2p_latency: float | Sequence[float] = 0.0,
         forwards_ahead: Sequence[int] | None = None,
         extras: Mapping[str, Sequence[int]] | None = None,
+        in_turn: Sequence[int] = (),
     ) -> None:
         _refuse_unknown_schedule(schedule)
         self.schedule = schedule
@@ -129,7 +135,11 @@ class Pipeline:
         self.extras = checked_extras(extras, self.num_profile_stages)
         stages = with_extras(stages, self.extras)
         operations = tuple(operation for stage in stages for operation in stage)
-        self._build(operations, transfers(operations, self.p2p_latency_ns))
+        self.in_turn = _checked_turns(in_turn, self.num_stages, self.num_chunks)
+        edges = transfers(operations, self.p2p_latency_ns, self.in_turn)
+        self._build(operations, edges)
+        if len(self.order) < len(operations):
+            raise InputError(f"stages cannot take turns (in_turn) under schedule {schedule}")
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -212,6 +222,7 @@ class Pipeline:
             p2p_latency=read.p2p_latency_s,
             forwards_ahead=read.forwards_ahead,
             extras=read.extras,
+            in_turn=read.in_turn or (),
         )
 
     @classmethod
@@ -273,6 +284,7 @@ class Pipeline:
             p2p_latency=self.p2p_latency,
             forwards_ahead=ahead,
             extras=self.extras,
+            in_turn=self.in_turn,
         )
 
     def to_job(self) -> dict[str, Any]:
@@ -288,6 +300,8 @@ class Pipeline:
             job["forwards_ahead"] = list(self.forwards_ahead)
         if self.extras:
             job["extras"] = {name: list(stages) for name, stages in self.extras.items()}
+        if self.in_turn:
+            job["in_turn"] = list(self.in_turn)
         if self._dag is not None:
             job["dag"] = formats.dag_document(self._dag)
         return job
@@ -380,6 +394,8 @@ class Pipeline:
             shape += f", forwards_ahead={list(self.forwards_ahead)}"
         if self.extras:
             shape += f", extras={self.extras}"
+        if self.in_turn:
+            shape += f", in_turn={list(self.in_turn)}"
         return f"Pipeline({self.schedule!r}, {shape})"
 
     @classmethod
@@ -393,6 +409,7 @@ class Pipeline:
         self.p2p_latency_ns = 0
         self.forwards_ahead = ()
         self.extras = {}
+        self.in_turn = ()
         self._build(dag.operations, dict(dag.after), dag)
         return self
 
@@ -489,6 +506,19 @@ def _checked_ahead(
         checked.append(ahead)
         capped = ahead == most
     return tuple(checked)
+
+
+def _checked_turns(in_turn: object, num_stages: int, num_chunks: int) -> tuple[int, ...]:
+    """The stages that take turns with the next one, ascending."""
+    if not isinstance(in_turn, list | tuple):
+        raise InputError(f"in_turn must be a list of stages, not {shown(in_turn)}")
+    for stage in in_turn:
+        if whole_number(stage, "in_turn", least=0) > num_stages - 2 or num_chunks > 1:
+            raise InputError(
+                f"in_turn: stage {stage} has no next one to take turns with; there are "
+                f"{num_stages} stages of {num_chunks} chunks"
+            )
+    return tuple(sorted(set(in_turn)))
 
 
 def _refuse_too_large(count: int) -> None:
