@@ -88,16 +88,16 @@ NO_STRAGGLER: Final = """## Table 3: no straggler
 
 Percent of the energy of the baseline saved, and in brackets percent of its time lost. The baseline
 is what training uses under the highest power limit (the first rows in `zeus/`). *Perseus* is its
-fastest plan, *EnvPipe* EnvPipe's, both in real runs. *Ours at its time* is that measured saving and
-what our plan uses less, on the same profile and within the same replayed time as those very clocks.
-*Ours at T_min* is our fastest plan against the highest clock everywhere, predicted."""
+fastest plan, *EnvPipe* EnvPipe's, both in real runs. *Ours at its time* is that measured saving
+and what our plan uses less, on the same profile and within the same replayed time as those very
+clocks. *Ours at T_min* is our fastest plan against the highest clock everywhere, predicted."""
 
-NO_STRAGGLER_WHY: Final = """Why they differ: Perseus plans in steps of time and fits curves to what
-it measured; ours chooses among the rows themselves and comes within a fraction of a percent of the
-exact bound. Where ours saves hardly more, Perseus's plan is nearly the best there is. In T5 on A40,
-Perseus's fastest plan is well below the baseline's time (brackets): the network is slower while all
-others wait at their highest clock. Our profile does not know that state, so the predicted columns of
-that row are too low ([why](validation.md))."""
+NO_STRAGGLER_WHY: Final = """Why they differ: Perseus plans in steps of time and fits curves to
+what it measured; ours chooses among the rows themselves and comes within a fraction of a percent
+of the exact bound. Where ours saves hardly more, Perseus's plan is nearly the best there is. In T5
+on A40, Perseus's fastest plan is well below the baseline's time (brackets): the network is slower
+while all others wait at their highest clock. Our profile does not know that state, so the
+predicted columns of that row are too low ([why](validation.md))."""
 
 ZEUS: Final = """### Zeus's baselines and EnvPipe, each at its own time
 
@@ -115,42 +115,42 @@ predicted for our plans, and measured for Perseus's (its best run in time, waiti
 Published is the best over all T'."""
 
 STRAGGLED_WHY: Final = """Why they differ: the published best is over the paper's own choice of
-stragglers and its baseline, and it is measured; ours is predicted, from profiles whose energies are
-known to about 2% for an operation. For T5 on A40 the predicted baseline is too short, so ours is
-too low. Where our row is below the measured one, it is by less than the profile's uncertainty."""
+stragglers and its baseline, and it is measured; ours is predicted, from profiles whose energies
+are known to about 2% for an operation. For T5 on A40 the predicted baseline is too short, so ours
+is too low. Where our row is below the measured one, it is by less than the profile's uncertainty."""
 
 LARGE: Final = """## Table 6: 175 billion parameters, no slowdown
 
-Percent of energy saved at no slowdown over all GPUs at the highest clock, 8 stages, tensor parallel
-8, by microbatches. *Ours, raw rows* plans on the rows as they were measured, as Perseus does;
-*ours* is the default, with the noise taken out (see below) and its own baseline. *EnvPipe* is the
-artifact's plan, then what our planner of EnvPipe's algorithm finds under 1F1B, then our plan in the
-artifact's time, all on the raw rows. The last columns have a straggler of 20%."""
+Percent of energy saved at no slowdown over all GPUs at the highest clock, 8 stages, tensor
+parallel 8, by microbatches. *Ours, raw rows* plans on the rows as they were measured, as Perseus
+does; *ours* is the default, with the noise taken out (see below) and its own baseline. *EnvPipe*
+is the artifact's plan, then what our planner of EnvPipe's algorithm finds under 1F1B, then our
+plan in the artifact's time, all on the raw rows. The last columns have a straggler of 20%."""
 
-LARGE_WHY: Final = """Why they differ: Perseus's fastest plan waits until the baseline ends, ours uses
-that time. Ours on smooth rows is against another baseline than on raw ones, so it can be above or
-below. EnvPipe's artifact has other times than our planner of it finds, which raises clocks by
-another step."""
+LARGE_WHY: Final = """Why they differ: Perseus's fastest plan waits until the baseline ends, ours
+uses that time. Ours on smooth rows is against another baseline than on raw ones, so it can be
+above or below. EnvPipe's artifact has other times than our planner of it finds, which raises
+clocks by another step."""
 
 ALONG: Final = """### Along the frontier
 
-At the times of Perseus's own frontier (`frontier/`, 12 and 48 microbatches; we were not given those
-for 24 and 96), percent of energy that our plans use less than Perseus's, both on the raw rows, by
-time above T_min. Times in the artifact are rounded to its step, up to 0.7%."""
+At the times of Perseus's own frontier (`frontier/`, 12 and 48 microbatches; we were not given
+those for 24 and 96), percent of energy that our plans use less than Perseus's, both on the raw
+rows, by time above T_min. Times in the artifact are rounded to its step, up to 0.7%."""
 
 NOISE: Final = """## Noise
 
-Raw rows of these four profiles are noisy: time rises with the clock in up to half of the steps, the
-fastest row is 1% too fast by chance, and on A40 a dozen rows up to one clock (GPT-3's backward to
-960 MHz, Bloom's forward to 1,050) are 4 to 9% faster than all rows next above it. Plans on these
-rows hang on them, and gaps say so. Profiles are read with the noise taken out (`--raw` keeps it);
-rows below a jump are scaled to go on from those above, which is the careful side. Percent; *late*
-and *dearer*: what the smooth plan's clocks take on the raw rows above what it says."""
+Raw rows of these four profiles are noisy: time rises with the clock in up to half of the steps,
+the fastest row is 1% too fast by chance, and on A40 a dozen rows up to one clock (GPT-3's backward
+to 960 MHz, Bloom's forward to 1,050) are 4 to 9% faster than all rows next above it. Plans on
+these rows hang on them, and gaps say so. Profiles are read with the noise taken out (`--raw` keeps
+it); rows below a jump are scaled to go on from those above, which is the careful side. Percent;
+*late* and *dearer*: what the smooth plan's clocks take on the raw rows above what it says."""
 
 NOISE_WHY: Final = """No plan is late by more than the noise of its rows (0.2 to 2%). A negative
-*dearer* means that the raw rows are cheaper than the plan promises. If the jumps on A40 are real in
-a job, `--raw` saves up to 5 points more there: its plans use the fast rows below them. Perseus's
-frontiers are on raw rows, so the comparisons with them are on raw rows, too."""
+*dearer* means that the raw rows are cheaper than the plan promises. If the jumps on A40 are real
+in a job, `--raw` saves up to 5 points more there: its plans use the fast rows below them.
+Perseus's frontiers are on raw rows, so the comparisons with them are on raw rows, too."""
 
 GAPS: Final = f"""## Certified gaps
 

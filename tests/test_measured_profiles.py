@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,23 @@ def test_overheads_are_found_again(synthetic: Runs) -> None:
     assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.15)
     predicted = Replay(SMALL)(synthetic.time_s, found)
     assert np.abs(predicted / synthetic.iteration_time_s - 1).max() < 0.003
+
+
+def test_stages_that_take_turns_are_told_from_those_that_work_side_by_side(
+    synthetic: Runs,
+) -> None:
+    assert not find_overheads(synthetic).in_turn
+    true = replace(TRUE, in_turn=True)
+    turning = replace(synthetic, iteration_time_s=Replay(SMALL)(synthetic.time_s, true))
+    found = find_overheads(turning)
+    assert found.in_turn
+    assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.2)
+
+
+def test_the_shipped_job_of_t5_takes_turns_and_no_other_does() -> None:
+    turns = {name: list(Profile.builtin(name).pipeline().in_turn) for name in WORKLOAD_PROFILES}
+    assert turns.pop("sosp24-a40-t5-3b-8stage") == [3]
+    assert not any(turns.values())
 
 
 def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> None:
