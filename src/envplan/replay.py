@@ -103,6 +103,16 @@ class Problem:
         best = np.array([table.max_frequency_option for table in self.tables], np.int32)
         return best[self.table]
 
+    @cached_property
+    def thriftiest_rows(self) -> Rows:
+        """The row in which each operation uses least above waiting for as long, int32 (N,)."""
+        pairs, of = np.unique(np.stack([self.table, self.stage]), axis=1, return_inverse=True)
+        best = []
+        for number, stage in pairs.T.tolist():
+            table, power_uw = self.tables[number], int(self.blocking_power_uw[stage])
+            best.append(np.argmin(table.energy_fj - power_uw * table.time_ns))
+        return np.array(best, np.int32)[of.ravel()]
+
     def rows_at(self, knobs: Sequence[tuple[int, str]]) -> Rows:
         """The row of each operation at its (MHz, config), int32 (N,).
 
@@ -312,6 +322,13 @@ class Replay:
         busy = np.zeros(self.problem.pipeline.num_stages, np.int64)
         np.add.at(busy, self.problem.stage, self.finishes_ns - self.starts_ns)
         return busy
+
+    @cached_property
+    def stage_energies_fj(self) -> NDArray[np.int64]:
+        """Energy of each stage, its waiting until the makespan included, int64 (num_stages,)."""
+        energies = self.problem.blocking_power_uw * (self.makespan_ns - self.busy_ns)
+        np.add.at(energies, self.problem.stage, self.energies_fj)
+        return energies
 
     @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:

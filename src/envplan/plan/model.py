@@ -77,9 +77,16 @@ class Job(Model):
     forwards_ahead: list[Index] | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )
+    microbatch_group: Count | None = Field(
+        None,
+        description="schedule interleaved: microbatches that go through a chunk before the next",
+    )
     extras: dict[str, list[Index]] | None = Field(
         None,
         description="operations beside forwards and backwards, and which model stages have them",
+    )
+    in_turn: list[Index] | None = Field(
+        None, description="stages that take turns with the next one: transfers hold the sender"
     )
     dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
