@@ -582,7 +582,7 @@ def _layer(
     # With fewer heads of keys and values than GPUs, each GPU has one.
     keys_size = max(attention.key_size, t * attention.head_size)
     values = attention.query_size if attention.value_size is None else attention.value_size
-    projecting = attending = StageWork(0, *[Work(0.0, 0.0)] * 3)
+    projecting = attending = _weighted(0, 0.0, 0.0, 0.0, 0.0)
     for keys, length in contexts:
         if attention.wide is None:
             each = 2 * h * (attention.query_size + keys_size)
