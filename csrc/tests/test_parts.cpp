@@ -44,9 +44,11 @@ void independent_parts_add_up() {
 void late_clock_runs_on_as_before() {
   const Shape shape;
   const auto found = compose(shape.problem(50, 0, 0, 0), 1000);
-  CHECK(found.size() == 3);
+  CHECK(found.size() == 4);
   // Half of the second part at the fast clock, 75 fJ, and half at the slow one, 30 fJ.
   CHECK(found[1].time == 205 && found[1].energy == 180 + 75 + 30);
+  // 50 of 110 ns at the slow clock, 27 fJ, and the rest at the fast one: 55 ns, 82.5 fJ.
+  CHECK(found[2].time == 305 && found[2].energy == 100 + 27 + 83);
 }
 
 void parts_shorter_than_the_latency_ask_for_nothing() {
