@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
@@ -147,19 +145,17 @@ def cell(text: str) -> str:
 def figures() -> dict[str, bytes]:
     """The figures of the theory page, drawn from a built-in profile."""
     import envplan
-    from envplan.plotting.compare import plot_comparison
-    from envplan.plotting.frontier import plot_frontier
-    from envplan.plotting.timeline import plot_timeline
+    from envplan.plotting.figures import made
+    from envplan.plotting.frontier import frontier_figure
+    from envplan.plotting.timeline import timeline_figure
 
     profile = envplan.Profile.builtin(PROFILE)
     frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
     before = envplan.simulate(frontier.max_frequency_plan(), profile)
     after = envplan.simulate(frontier.plan(), profile)
-    with TemporaryDirectory() as folder:
-        made = {
-            name: Path(folder) / name for name in ("frontier.svg", "timeline.png", "compare.svg")
-        }
-        plot_frontier(frontier, frontier.sample_plans(17), made["frontier.svg"])
-        plot_timeline(after, made["timeline.png"], before=before)
-        plot_comparison(envplan.compare(frontier), made["compare.svg"])
-        return {name: path.read_bytes() for name, path in made.items()}
+    along = frontier.sample_plans(17)
+    return {
+        "frontier.svg": made(frontier_figure(frontier, along), "svg"),
+        "timeline.png": made(timeline_figure(after, before=before), "png"),
+        "compare.svg": made(frontier_figure(frontier, [], envplan.compare(frontier)), "svg"),
+    }

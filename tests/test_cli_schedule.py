@@ -290,7 +290,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             "the schedule has 2 model stages, but profile a40-gpt3-1.3b-4stage has 4",
         ),
         (
-            ["import", "a.csv", "--format", "megatron"],
+            ["import", "a.csv", "--format", "nemo"],
             "torch-csv, deepspeed, megatron or chrome-trace",
         ),
         (["import", "a.csv"], "--format"),

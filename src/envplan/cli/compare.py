@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import TARGET, option, plot_option, typed
 from envplan.cli.costs import cost_columns, costs_document
+from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     CostOptions,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from envplan.planners import Comparison, Entry
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
-_ALONG = 17
 
 
 def compare(
@@ -83,16 +82,12 @@ def compare(
             "--straggler-time and --straggler-slowdown exclude each other; give one of them"
         )
 
-    import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
     from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    job.load()  # first imports and first checks, before the clock runs
-    begin = time.perf_counter()
     frontier = job.trace(quiet=show.quiet)
-    trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
     run = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=show.quiet):
@@ -102,10 +97,9 @@ def compare(
             activation_slots=None if rescheduled else slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
-            trace_time=trace_time,
         )
     if plot is not None:
-        _draw(comparison, plot)
+        draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
@@ -117,20 +111,6 @@ def compare(
         written=[plot],
         then=["envplan", "advise", *typed(job)],
     )
-
-
-def _draw(comparison: Comparison, path: Path) -> None:
-    if path.suffix.lower() == ".html":
-        from envplan.frontier_file import distinct
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        along = distinct(comparison.frontier.sample_plans(_ALONG))
-        save_page(frontier_page(comparison.frontier, along, comparison), path)
-    else:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path)
 
 
 def _print(comparison: Comparison, priced: list[Plan]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option, typed
-from envplan.cli.command import check_type as check_type
-from envplan.cli.command import name_bare_plot as name_bare_plot
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
@@ -15,12 +14,14 @@ from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.planners import Comparison
     from envplan.solve import Frontier
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ANIMATION_TYPES = (".gif", ".mp4", ".html")
 _OUTPUT_TYPES = (".csv", ".json")
 _TABLE_PLANS = 9
+_ALONG = 17
 
 
 def frontier(
@@ -80,7 +81,9 @@ def frontier(
     if output is not None:
         document.save(output)
     if plot is not None:
-        _draw(traced, along, plot, compare=compare)
+        from envplan import planners
+
+        draw(traced, plot, planners.compare(traced) if compare else None, along)
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
@@ -98,25 +101,30 @@ def frontier(
     )
 
 
-def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
-    comparison = None
-    if compare:
-        from envplan.planners import compare as run_planners
+def draw(
+    traced: Frontier,
+    path: Path,
+    comparison: Comparison | None = None,
+    plans: Sequence[Plan] | None = None,
+) -> None:
+    """Write the picture or the page of a frontier.
 
-        comparison = run_planners(traced)
+    Args:
+        comparison: other planners to show beside it.
+        plans: along it; default: some.
+    """
+    from envplan.plotting.frontier import frontier_figure, plans_along
+
+    plans = plans_along(traced, _ALONG) if plans is None else plans
     if path.suffix.lower() == ".html":
         from envplan.plotting.page import save_page
         from envplan.plotting.report import frontier_page
 
         save_page(frontier_page(traced, plans, comparison), path)
-    elif comparison is not None:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path, plans)
     else:
-        from envplan.plotting.frontier import plot_frontier
+        from envplan.plotting.figures import save_figure
 
-        plot_frontier(traced, plans, path)
+        save_figure(frontier_figure(traced, plans, comparison), path)
 
 
 def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:

@@ -206,7 +206,7 @@ def warn(line: str) -> None:
 
 def describe_job(frontier: Frontier) -> str:
     """One or two lines that say what numbers below them are about."""
-    from envplan.plotting.frontier import label_job
+    from envplan.plotting.figures import job_line
 
     powers = sorted({significant(power, 3) for power in frontier.blocking_power_w}, key=float)
     source = {
@@ -215,7 +215,7 @@ def describe_job(frontier: Frontier) -> str:
         "default": "default, the profile does not say; --blocking-power sets it",
     }[frontier.blocking_power_source]
     return (
-        f"{describe_profile(frontier.profile)}; {label_job(frontier)}\n"
+        f"{describe_profile(frontier.profile)}; {job_line(frontier.pipeline, frontier.num_gpus)}\n"
         f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
         f"{_unused_rows(frontier)}"
     )

@@ -228,9 +228,10 @@ def profile(
         usual = _MODEL_GPU if work.model else _DEFAULT_GPU
         made = _model(work, sizes, gpu or usual, step, output)
     if plot is not None:
-        from envplan.plotting.profile import plot_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.profile import profile_figure
 
-        plot_profile(made, plot)
+        save_figure(profile_figure(made), plot)
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
     answer(
         show,

@@ -31,6 +31,7 @@ from envplan.cli.replicas import (
     load_replicas,
     print_replicas,
 )
+from envplan.cli.timeline import draw
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
 
@@ -219,9 +220,7 @@ def simulate(
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        from envplan.plotting.timeline import plot_timeline
-
-        plot_timeline(timeline, plot)
+        draw(timeline, plot)
     planned_s = loaded.job.switch_latency_s or 0.0
     other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)

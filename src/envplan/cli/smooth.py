@@ -53,9 +53,10 @@ def smooth(
     smoothed, _ = smooth_profile(source.path)
     smoothed.save_csv(output)
     if plot is not None:
-        from envplan.plotting.profile import plot_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.profile import profile_figure
 
-        plot_profile(smoothed, plot)
+        save_figure(profile_figure(smoothed), plot)
     said = smoothed.metadata.extra["smoothed"]
     answer(
         show,

@@ -79,9 +79,10 @@ def sweep(
     failed = len(result.failures)
     all_failed = failed == len(result.rows)
     if plot is not None and not all_failed:
-        from envplan.plotting.sweep import plot_sweep
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.sweep import sweep_figure
 
-        plot_sweep(result.rows, plot)
+        save_figure(sweep_figure(result.rows), plot)
     drawn = None if all_failed else plot
     answer(
         show,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from envplan.cli.command import MOST, file_of, one_of, option
 from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
+
+if TYPE_CHECKING:
+    from envplan.plotting.timeline import Colour
+    from envplan.simulation import Timeline
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -44,14 +48,13 @@ def timeline(
       envplan timeline plan.json --colour power -o timeline.html
     """
     from envplan.cli.output import answer, spinner
-    from envplan.plotting.timeline import plot_timeline
     from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
     with spinner("Drawing", quiet=show.quiet):
         after = simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
-        plot_timeline(after, output, before=before, colour=colour)
+        draw(after, output, before, colour)
     answer(
         show,
         lambda: {
@@ -65,3 +68,24 @@ def timeline(
         written=[output],
         then=["envplan", "report", str(source.plan)],
     )
+
+
+def draw(
+    timeline: Timeline, path: Path, before: Timeline | None = None, colour: Colour = "frequency"
+) -> None:
+    """Write the picture or the page of a timeline.
+
+    Args:
+        before: that of maximum frequency, to show above it.
+        colour: what colours stand for in a picture; on a page the reader chooses.
+    """
+    if path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import timeline_page
+
+        save_page(timeline_page(timeline, before), path)
+    else:
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.timeline import timeline_figure
+
+        save_figure(timeline_figure(timeline, before=before, colour=colour), path)
