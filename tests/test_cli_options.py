@@ -133,7 +133,7 @@ def test_a_table_declares_options_by_name_and_unit(
 
 def test_help_shows_a_table_as_it_stands() -> None:
     text = CliRunner().invoke(declared()[0], ["--help"]).output
-    assert "-l, --late TIME  How late, in words that go on here." in text
+    assert "-l, --late TIME How late, in words that go on here." in " ".join(text.split())
     assert text.index("Most used:") < text.index("--colour") < text.index("Job:")
     assert "-l" in text[text.index("Job:") :]
 
