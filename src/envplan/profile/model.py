@@ -104,6 +104,13 @@ class Profile:
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
         return adjusted_tables(self._measured, self.adjustments, self._parts)
 
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation has a row at, MHz, ascending."""
+        return sorted(
+            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
+        )
+
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
 
