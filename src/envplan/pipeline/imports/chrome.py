@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from envplan._files import opened
 from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     COMPUTATION,
@@ -216,7 +216,7 @@ def _events(path: str | os.PathLike[str]) -> list[Any]:
 
 def _unpacked(path: str | os.PathLike[str]) -> bytes:
     try:
-        with Path(path).open("rb") as raw:
+        with opened(path) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw
