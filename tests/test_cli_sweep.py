@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import Ran, assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.errors import InputError
-from envplan.plotting.sweep import plot_sweep, sweep_figure
+from envplan.plotting.sweep import sweep_figure
 from envplan.sweep.table import COLUMNS, Row
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
@@ -226,15 +226,25 @@ def test_plans_for_slow_clocks_are_a_line_and_a_row_of_their_own(
     usual = planned("a", "frontier", 1.0, 2.0)
     legend = sweep_figure([usual, usual.model_copy(update=slow)]).legends[0]
     words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["a", "a, clocks 3 ms late, clocks for 20 ms", "frontier"]
+    assert words == ["no conditions", "clocks 3 ms late, clocks for 20 ms", "envplan"]
 
 
-def test_a_legend_names_a_dozen_jobs_at_most() -> None:
+def test_profiles_have_panels_of_their_own_a_dozen_at_most() -> None:
     rows = [planned(f"job{k:02d}", "frontier", 0.0, k) for k in range(20)]
-    (legend,) = sweep_figure(rows).legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words[:2] == ["job00", "job01"]
-    assert words[12:] == ["and 8 more", "frontier"]
+    figure = sweep_figure(rows)
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+    assert titles == [f"job{k:02d}" for k in range(12)]
+    assert "12 of 20 shown" in str(figure.get_suptitle())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["envplan"]
+
+
+def test_a_legend_names_a_dozen_kinds_of_jobs_at_most() -> None:
+    usual = planned("a", "frontier", 0.0, 1.0)
+    several = [usual.model_copy(update={"microbatches": count}) for count in range(1, 21)]
+    rows = [*several, *(row.model_copy(update={"profile": "b"}) for row in several)]
+    words = [text.get_text() for text in sweep_figure(rows).legends[0].get_texts()]
+    assert words[:2] == ["1 microbatch", "10 microbatches"]
+    assert words[12:] == ["and 8 more", "envplan"]
 
 
 def test_long_names_leave_the_axes_their_room() -> None:
@@ -243,12 +253,12 @@ def test_long_names_leave_the_axes_their_room() -> None:
     figure.savefig(io.BytesIO())
     (legend,) = figure.legends
     box, axes = legend.get_window_extent(), figure.axes[0]
-    assert axes.bbox.width > 0.8 * figure.bbox.width
+    assert axes.bbox.width > 0.4 * figure.bbox.width
     assert not box.overlaps(axes.get_tightbbox())
     assert box.x1 <= figure.bbox.width
 
 
-def test_nothing_is_drawn_of_failures_only(tmp_path: Path) -> None:
+def test_nothing_is_drawn_of_failures_only() -> None:
     row = planned("a", "frontier", 0.0, 0.0).model_copy(update={"error": "no plan"})
     with pytest.raises(InputError, match="nothing to draw"):
-        plot_sweep([row], tmp_path / "sweep.png")
+        sweep_figure([row])

@@ -149,6 +149,7 @@ class ClusterReport:
             (usual_s / count, self.baseline_energy / count),
             (self.time / count, self.energy / count),
             run,
+            self.num_gpus,
         )
 
     def percent(self, joules: float) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Pair, Run, pairs, spent
+from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import (
     AnyLimit,
@@ -104,7 +104,8 @@ class ReplicaPlans:
         if self.run is None:
             return None
         before = self.baseline_time, self.baseline_energy
-        iteration, whole = pairs(before, (self.sync_time, self.energy), self.run)
+        gpus = sum(plan.job.num_gpus * plan.job.stages for plan in self.plans)
+        iteration, whole = pairs(before, (self.sync_time, self.energy), self.run, gpus)
         return whole or iteration
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,9 +320,10 @@ class _Together:
         assert run is not None
         assert run.iterations is not None
         assert run.deadline_s is not None
+        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in self.frontiers)
         found: list[ReplicaPlans] = []
-        for cost, time_ns in cheapest_times(self, run):
-            if found and cost >= min(_cost(plans, run) for plans in found):
+        for cost, time_ns in cheapest_times(self, run, gpus):
+            if found and cost >= min(map(_cost, found)):
                 break
             plans = self._tried(time_ns)
             if plans is None:  # what is cheapest breaks a limit: so does all that is faster
@@ -330,7 +332,7 @@ class _Together:
                 found.append(plans)
         if not found:
             raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
-        return min(found, key=lambda plans: _cost(plans, run))
+        return min(found, key=_cost)
 
     def _tried(self, time_ns: int) -> ReplicaPlans | None:
         try:
@@ -359,11 +361,10 @@ def _drawn(frontier: Frontier) -> int:
     return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
 
 
-def _cost(plans: ReplicaPlans, run: Run) -> float:
-    assert run.iterations is not None
-    cost = spent(plans.sync_time, plans.energy, run.iterations, run.minimized_rate).money
-    assert cost is not None
-    return cost
+def _cost(plans: ReplicaPlans) -> float:
+    assert plans.run is not None
+    assert plans.costs is not None
+    return plans.costs.plan.amount(plans.run.minimized)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

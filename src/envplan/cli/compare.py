@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import TARGET, option, plot_option
+from envplan.cli.command import TARGET, option, plot_option, typed
 from envplan.cli.costs import cost_columns, costs_document
+from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     CostOptions,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from envplan.planners import Comparison, Entry
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
-_ALONG = 17
 
 
 def compare(
@@ -83,16 +82,12 @@ def compare(
             "--straggler-time and --straggler-slowdown exclude each other; give one of them"
         )
 
-    import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    job.load()  # first imports and first checks, before the clock runs
-    begin = time.perf_counter()
     frontier = job.trace(quiet=show.quiet)
-    trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
     run = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=show.quiet):
@@ -102,35 +97,23 @@ def compare(
             activation_slots=None if rescheduled else slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
-            trace_time=trace_time,
         )
     if plot is not None:
-        _draw(comparison, plot)
+        draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    if show.json:
-        _print_json(comparison, with_costs)
-    elif not show.quiet:
-        _print(comparison, plot, with_costs)
+    answer(
+        show,
+        lambda: _document(comparison, with_costs),
+        lambda: _print(comparison, with_costs),
+        written=[plot],
+        then=["envplan", "advise", *typed(job)],
+    )
 
 
-def _draw(comparison: Comparison, path: Path) -> None:
-    if path.suffix.lower() == ".html":
-        from envplan.frontier_file import distinct
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        along = distinct(comparison.frontier.sample_plans(_ALONG))
-        save_page(frontier_page(comparison.frontier, along, comparison), path)
-    else:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path)
-
-
-def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -169,8 +152,6 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
     )
     for note in _notes(comparison):
         say(note)
-    if plot is not None:
-        say(f"wrote {plot}")
 
 
 def _columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -179,9 +160,9 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
     entries = comparison.entries
     return {
         **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries], 6),
+        "time (s)": column([entry.plan.iteration_time for entry in entries]),
         "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries], 5),
+        "energy (J)": column([entry.plan.energy for entry in entries]),
         "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
         # A plan that is good only while everyone waits has its gap in the other table.
         "gap (%)": [
@@ -212,8 +193,8 @@ def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
     finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
     return {
         **_names(comparison),
-        "time (s)": column(finished, 6),
-        "energy (J)": column(energies, 5),
+        "time (s)": column(finished),
+        "energy (J)": column(energies),
         "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
         "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
         "intrinsic (%)": [
@@ -277,39 +258,35 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
-    print_json(
-        {
-            "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
-            "job": job,
-            "t_min_s": frontier.min_time,
-            "t_star_s": frontier.min_energy_time,
-            "baseline": comparison.baseline.model_dump(),
-            "straggler_time_s": comparison.straggler_time,
-            "planners": [
-                _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
-                for entry, plan in zip_longest(comparison.entries, priced)
-            ],
-            "envpipe": {
-                "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-                "iterations": len(comparison.envpipe.iterations),
-                "stopped": comparison.envpipe.stopped,
-            },
-            "advice": [advice_document(row) for row in comparison.advice],
-            "published": None
-            if published is None
-            else {
-                "savings_percent": published.savings_percent,
-                "slowdown_percent": published.slowdown_percent,
-                "source": published.source,
-            },
-        }
-    )
+    return {
+        "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
+        "job": job,
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "baseline": comparison.baseline.model_dump(),
+        "straggler_time_s": comparison.straggler_time,
+        "planners": [
+            _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
+            for entry, plan in zip_longest(comparison.entries, priced)
+        ],
+        "envpipe": {
+            "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
+            "iterations": len(comparison.envpipe.iterations),
+            "stopped": comparison.envpipe.stopped,
+        },
+        "advice": [advice_document(row) for row in comparison.advice],
+        "published": None
+        if published is None
+        else {
+            "savings_percent": published.savings_percent,
+            "slowdown_percent": published.slowdown_percent,
+            "source": published.source,
+        },
+    }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:

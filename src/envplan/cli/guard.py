@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from envplan.cli.command import takes
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
 _LAST_S = 60.0
 
 
-def guard(
-    once: Annotated[
-        bool, typer.Option("--once", help="Give back what there is now, and end: for an epilog.")
-    ] = False,
-    unit: Annotated[
-        bool, typer.Option("--unit", help="Print a systemd unit and a Slurm epilog, and end.")
-    ] = False,
-) -> None:
+@takes(
+    """
+    Most used:
+      --once  Give back what there is now, and end: for an epilog.
+      --unit  Print a systemd unit and a Slurm epilog, and end.
+    """
+)
+def guard(once: bool = False, unit: bool = False) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
     A training gives its clocks back by itself, however it ends. Only where the guard process that

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import MOST, NOISE, Numbers, file_of, numbers, option, plot_option
-from envplan.cli.costs import cost_columns, replay_cost_notes, replay_costs
+from envplan.cli.command import (
+    Numbers,
+    file_of,
+    numbers,
+    options,
+    plot_option,
+    takes,
+)
+from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
-    ContextParallel,
     CostOptions,
-    DataParallel,
-    Noise,
     OutputOptions,
+    ParallelOptions,
     PlanOptions,
-    SwitchLatency,
-    TensorParallel,
 )
 from envplan.cli.plan_file import load_plan
 from envplan.cli.replicas import (
+    PROFILES_BESIDE,
+    REPLICA_PLANS,
     REPLICA_PROFILE,
-    BesideProfileOption,
-    ReplicaPlanOption,
     load_replicas,
     print_replicas,
 )
+from envplan.cli.timeline import draw
 from envplan.errors import InputError
-from envplan.quantities import COUNT, TIME, WHOLE
+from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
@@ -42,41 +46,26 @@ if TYPE_CHECKING:
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 _CLUSTER = "Cluster"
-_SEED = WHOLE.within(0, 2**63 - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
+@options(
+    """
+    Cluster:
+      --straggler [REPLICA:]FACTOR  A replica takes FACTOR times the plan's time; may be given
+          more than once.
+      --straggler-trace FILE  Stragglers of several iterations: CSV with
+          iteration,replica,slowdown.
+      --strong-scaling R,R,...  The same global batch on so many replicas, with fewer microbatches
+          each.
+    """,
+    strong_scaling=numbers("32,64,128"),
+)
+class ClusterOptions(ParallelOptions):
     """Replicas of the plan together, some of which may straggle."""
 
-    dp: DataParallel = None
-    tp: TensorParallel = None
-    cp: ContextParallel = None
-    straggler: Annotated[
-        list[str] | None,
-        option(
-            "--straggler [REPLICA:]FACTOR",
-            _CLUSTER,
-            "A replica takes FACTOR times the plan's time; may be given more than once.",
-        ),
-    ] = None
-    straggler_trace: Annotated[
-        Path | None,
-        option(
-            "--straggler-trace FILE",
-            _CLUSTER,
-            "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
-        ),
-    ] = None
-    strong_scaling: Annotated[
-        Numbers | None,
-        option(
-            "--strong-scaling R,R,...",
-            _CLUSTER,
-            "The same global batch on so many replicas, with fewer microbatches each.",
-            numbers("32,64,128"),
-        ),
-    ] = None
+    straggler: list[str] | None = None
+    straggler_trace: Path | None = None
+    strong_scaling: Numbers | None = None
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
@@ -149,45 +138,35 @@ class ClusterOptions:
         return reports
 
 
+@takes(
+    """
+    Noise:
+      --seed N  Noise of another seed is other noise.
+      --runs N  With --noise: replay N times, for percentiles.
+    Cluster:
+      --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
+    Most used:
+      --trace FILE  Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+    """,
+    seed=WHOLE.within(0, 2**63 - 1),
+    trace=file_of((".json",), "a plan goes before --trace"),
+)
 def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
     show: OutputOptions,
-    noise: Noise = None,
-    seed: Annotated[
-        int, option("--seed N", NOISE, "Noise of another seed is other noise.", _SEED)
-    ] = 0,
-    runs: Annotated[
-        int, option("--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT)
-    ] = 1,
-    switch_latency: SwitchLatency = None,
-    sync_time: Annotated[
-        float | None,
-        option(
-            "--sync-time TIME",
-            _CLUSTER,
-            "Everybody waits until so much time has passed, as in 16.5 (seconds).",
-            TIME,
-        ),
-    ] = None,
-    replica: ReplicaPlanOption = None,
-    replica_profile: BesideProfileOption = None,
-    trace: Annotated[
-        Path | None,
-        option(
-            "--trace FILE",
-            MOST,
-            "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
-            file_of((".json",), "a plan goes before --trace"),
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot", panel=MOST
-        ),
-    ] = None,
+    noise: float | None = None,
+    seed: int = 0,
+    runs: int = 1,
+    switch_latency: float | None = None,
+    sync_time: float | None = None,
+    replica: list[Path] | None = REPLICA_PLANS,
+    replica_profile: list[str] | None = PROFILES_BESIDE,
+    trace: Path | None = None,
+    plot: Path | None = plot_option(
+        "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot"
+    ),
 ) -> None:
     """Replay a plan: what runs when, where GPUs wait, and what it all draws.
 
@@ -241,24 +220,35 @@ def simulate(
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        from envplan.plotting.timeline import plot_timeline
-
-        plot_timeline(timeline, plot)
+        draw(timeline, plot)
     planned_s = loaded.job.switch_latency_s or 0.0
     other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
     if run is not None:
-        spent = replay_costs(run, timeline, sync_time)
+        from envplan.costs.spending import spent_in_replays
+
+        spent = spent_in_replays(run, timeline, sync_time)
         if together is None and not reports:
             notes += replay_cost_notes(run, spent)
-    written = [str(output) for output in (trace, plot) if output is not None]
-    if show.json:
-        _print_json(timeline, reports, together, run, spent, notes, written)
-    elif not show.quiet:
-        _print(timeline, profile, reports, run, notes, written)
+
+    def tell() -> None:
+        _print(timeline, profile, reports, run, notes)
         if together is not None:
             print_replicas(together)
+
+    from envplan.cli.output import answer
+
+    answer(
+        show,
+        lambda: {
+            **_document(timeline, reports, together, run, spent, notes),
+            "written": [str(output) for output in (trace, plot) if output is not None],
+        },
+        tell,
+        written=[trace, plot],
+        then=["envplan", "apply", str(source.plan)],
+    )
 
 
 def _cost_document(report: ClusterReport, run: Run) -> dict[str, Any]:
@@ -311,7 +301,6 @@ def _print(
     reports: Sequence[ClusterReport],
     run: Run | None,
     notes: Sequence[str],
-    written: Sequence[str],
 ) -> None:
     from envplan.cli.output import (
         ITERATION,
@@ -338,13 +327,13 @@ def _print(
         until = f", waited for until {exact_seconds(timeline.sync_time)} s"
     say(f"iteration time {exact_seconds(timeline.iteration_time)} s{until}")
     say(
-        f"energy {significant(timeline.energy, 7)} J = computation "
-        f"{significant(timeline.computation_energy, 7)} J + blocking "
-        f"{significant(timeline.blocking_energy, 7)} J"
+        f"energy {significant(timeline.energy)} J = computation "
+        f"{significant(timeline.computation_energy)} J + blocking "
+        f"{significant(timeline.blocking_energy)} J"
     )
     say(
-        f"power {significant(timeline.average_power, 4)} W on average, "
-        f"{significant(timeline.peak_power, 4)} W at the peak"
+        f"power {significant(timeline.average_power)} W on average, "
+        f"{significant(timeline.peak_power)} W at the peak"
     )
     say(f"critical path: {_path_in_words(timeline)}")
     if len(timeline.run_times_ns) > 1:
@@ -352,8 +341,6 @@ def _print(
     _print_clusters(reports, source, run)
     for note in (*describe_configs(plan), *notes):
         say(note)
-    for output in written:
-        say(f"wrote {output}")
 
 
 def _stages(timeline: Timeline) -> dict[str, list[str]]:
@@ -366,14 +353,14 @@ def _stages(timeline: Timeline) -> dict[str, list[str]]:
     stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
     return {
         "stage": [str(use.stage) for use in stages],
-        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages], 6),
-        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages], 6),
+        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages]),
+        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages]),
         "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages], 6),
-        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages], 6),
+        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages]),
+        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages]),
         "bubbles": [str(len(bubbles)) for bubbles in of_stage],
         "usable": [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
-        "most stretch (s)": column(stretch, 4),
+        "most stretch (s)": column(stretch),
         "clock changes": [str(len(use.clock_changes) - 1) for use in stages],
     }
 
@@ -392,8 +379,8 @@ def _print_percentiles(timeline: Timeline) -> None:
     times, energies = timeline.percentiles(_PERCENTS)
     columns = {
         "percent of runs": list(map(str, _PERCENTS)),
-        "iteration time at most (s)": column(times, 6),
-        "energy at most (J)": column(energies, 6),
+        "iteration time at most (s)": column(times),
+        "energy at most (J)": column(energies),
     }
     print_columns(f"{len(timeline.run_times_ns)} runs", columns)
 
@@ -412,9 +399,9 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: R
         "replicas": lambda one: str(one.replicas),
         "microbatches": lambda one: str(one.num_microbatches),
         "time (s)": lambda one: exact_seconds(one.time),
-        "max frequency (J)": lambda one: significant(one.baseline_energy, 6),
-        "plan (J)": lambda one: significant(one.plan_energy, 6),
-        "with look-up (J)": lambda one: significant(one.energy, 6),
+        "max frequency (J)": lambda one: significant(one.baseline_energy),
+        "plan (J)": lambda one: significant(one.plan_energy),
+        "with look-up (J)": lambda one: significant(one.energy),
         "intrinsic saved (%)": lambda one: f"{one.percent(one.intrinsic_savings):.2f}",
         "extrinsic saved (%)": lambda one: f"{one.percent(one.extrinsic_savings):.2f}",
         "total saved (%)": lambda one: f"{one.percent(one.baseline_energy - one.energy):.2f}",
@@ -437,17 +424,14 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: R
         say(note)
 
 
-def _print_json(
+def _document(
     timeline: Timeline,
     reports: Sequence[ClusterReport],
     together: ReplicaPlans | None,
     run: Run | None,
     spent: tuple[Spent, Spent | None] | None,
     notes: Sequence[str],
-    written: Sequence[str],
-) -> None:
-    from envplan.cli.output import print_json
-
+) -> dict[str, Any]:
     document: dict[str, Any] = timeline.to_dict()
     if len(timeline.run_times_ns) > 1:
         times, energies = timeline.percentiles(_PERCENTS)
@@ -471,5 +455,4 @@ def _print_json(
             for report in reports
         ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
-    document["written"] = list(written)
-    print_json(document)
+    return document

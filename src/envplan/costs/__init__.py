@@ -1,6 +1,6 @@
 """What a training run costs in money and carbon."""
 
-from envplan.costs.model import MAX_ITERATIONS, Costs, Minimized, Pair, Run, Spent
+from envplan.costs.model import MAX_ITERATIONS, Costs, Minimized, Overheads, Pair, Run, Spent
 from envplan.costs.rates import Rate, Steps, read_rate
 from envplan.costs.spending import (
     before_and_after,
@@ -15,6 +15,7 @@ __all__ = [
     "MAX_ITERATIONS",
     "Costs",
     "Minimized",
+    "Overheads",
     "Pair",
     "Rate",
     "Run",

@@ -16,7 +16,7 @@ from envplan.devices.base import (
     PermissionDeniedError,
     within,
 )
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 
 __all__ = [
     "BACKENDS",
@@ -54,7 +54,7 @@ def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
         InputError: there is no such backend.
     """
     if name not in _CLASSES:
-        raise InputError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+        raise InputError(unknown("backend", name, BACKENDS))
     module, class_name = _CLASSES[name]
     found: type[Backend] = getattr(import_module(module), class_name)
     return found

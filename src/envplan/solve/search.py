@@ -261,7 +261,8 @@ class _Search:
         """The choice whose run costs least of those that meet the run's deadline."""
         found: list[tuple[float, _Found]] = []
         refusal: NoAnswerError | None = None
-        for cost, time_ns in cheapest_times(self.frontier, self._run):
+        gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
+        for cost, time_ns in cheapest_times(self.frontier, self._run, gpus):
             if found and cost >= min(spends for spends, _ in found):
                 break
             try:
@@ -494,12 +495,10 @@ class _Search:
 
     def _cost(self, replay: Replay) -> float:
         run, gpus = self._run, self.frontier.num_gpus
-        assert run.iterations is not None
         energy_j = replay.energy_fj * gpus / 1e15
         time_s = s_from_ns(replay.makespan_ns)
-        money = spent(time_s, energy_j, run.iterations, run.minimized_rate).money
-        assert money is not None
-        return money
+        gpus *= self.frontier.pipeline.num_stages
+        return spent(time_s, energy_j, run, gpus).amount(run.minimized)
 
     def _polished(self, candidate: Candidate, deadline_ns: int, waits: bool) -> _Found:
         """A choice after more seconds of search: by CP-SAT where clocks follow at once and no limit
@@ -653,15 +652,17 @@ class Curve(Protocol):
     def energy_at(self, time: float) -> float: ...
 
 
-def cheapest_times(frontier: Curve, run: Run) -> list[tuple[float, int]]:
+def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, int]]:
     """(cost, time in ns) of the local minima of a run's relaxed cost, least first.
 
     The relaxed cost is exact: between breakpoints of the frontier and changes of the rate it is
-    (a + b T)(c + d T) / T, whose least value is known. Iterations between T_min and T_star are
-    looked at: not slower ones, and no pauses until an hour is cheaper.
+    (a + b T)(c + d T) / T + k T, where k is what time costs beside energy; its least value is
+    known. Iterations between T_min and T_star are looked at: not slower ones, and no pauses until
+    an hour is cheaper.
 
     Args:
         run: with iterations and a deadline.
+        gpus: of all replicas.
 
     Raises:
         NoAnswerError: even at T_min the run takes longer; says how long.
@@ -682,29 +683,35 @@ def cheapest_times(frontier: Curve, run: Run) -> list[tuple[float, int]]:
         if rate is not None:
             check_span(rate, s_from_ns(latest_ns * run.iterations))
     rate, iterations = run.minimized_rate, run.iterations
-    if rate.is_fixed and rate.per_kwh[0] > 0:
+    more = run.overheads
+    beside = run.minimized_beside(1.0, gpus) * iterations
+    if rate.is_fixed and rate.per_kwh[0] > 0 and not (more.host_power or beside):
         return [(0.0, latest_ns)]  # energy only falls until T_star
     steps = rate.steps()
 
     def energy(time_ns: int) -> float:
-        return frontier.energy_at(s_from_ns(time_ns))
+        time_s = s_from_ns(time_ns)
+        return more.joules(time_s, frontier.energy_at(time_s), gpus)
 
     def integral(time_ns: int) -> float:
         return steps.integral(s_from_ns(time_ns) * iterations)
 
     points: list[int] = []
     for begin, end in pairwise(_bends(frontier, steps, iterations, latest_ns)):
-        # (a + b T)(c + d T) / T is least at sqrt(ac / bd), where that lies inside a piece.
+        # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
         d = (integral(end) - integral(begin)) / (t1 - t0)
         a, c = energy(begin) - b * t0, integral(begin) - d * t0
         points.append(begin)
-        if a * c > 0 and b * d > 0:
-            turn = ns_from_s(math.sqrt(a * c / (b * d)))
+        rise = b * d + beside * J_PER_KWH
+        if a * c > 0 and rise > 0:
+            turn = ns_from_s(math.sqrt(a * c / rise))
             points += [turn] if begin < turn < end else []
     points.append(latest_ns)
-    costs = [energy(t) / s_from_ns(t) * integral(t) / J_PER_KWH for t in points]
+    costs = [
+        energy(t) / s_from_ns(t) * integral(t) / J_PER_KWH + beside * s_from_ns(t) for t in points
+    ]
     around = zip(points, [math.inf, *costs], costs, [*costs[1:], math.inf], strict=False)
     minima = [(here, point) for point, before, here, after in around if before > here <= after]
     return sorted(minima)[:_MAX_MINIMA]
