@@ -207,10 +207,9 @@ class Frontier(Relaxation):
         Raises:
             InputError: the file cannot be written.
         """
-        along, pictures = self.sample_plans(plans), drawing("frontier")
+        figure: Figure = drawing("frontier").frontier_figure(self, self.sample_plans(plans))
         if path is not None:
-            pictures.plot_frontier(self, along, path)
-        figure: Figure = pictures.frontier_figure(self, along)
+            drawing("figures").save_figure(figure, path)
         return figure
 
     def __repr__(self) -> str:
