@@ -69,7 +69,7 @@ def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["schedule", "list"]) == 0
     table = capsys.readouterr().out
     assert app._run(["schedule", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["schedules"]
     assert [entry["name"] for entry in listed] == list(SCHEDULES)
     for entry in listed:
         assert entry["name"] in table
@@ -276,7 +276,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["show", "zb", "-s", 2, "-m", 4], 'unknown schedule "zb"; known: 1f1b'),
+        (["show", "zb", "-s", 2, "-m", 4], "did you mean zb-h1 or zb-v?"),
         (["show", "1f1b", "-m", 4], "schedule 1f1b needs --pp/--stages"),
         (["show", "1f1b", "-s", 2], "schedule 1f1b needs --microbatches"),
         (["show", "1f1b", "-s", 0, "-m", 4], "--stages must be at least 1"),
@@ -290,7 +290,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             "the schedule has 2 model stages, but profile a40-gpt3-1.3b-4stage has 4",
         ),
         (
-            ["import", "a.csv", "--format", "megatron"],
+            ["import", "a.csv", "--format", "nemo"],
             "torch-csv, deepspeed, megatron or chrome-trace",
         ),
         (["import", "a.csv"], "--format"),

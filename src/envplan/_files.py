@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import os
 import secrets
@@ -18,6 +19,8 @@ from envplan.errors import InputError
 
 #: How long a named pipe may stay without anything to read, s.
 PIPE_LIMIT_S = 60.0
+#: No line that append_line writes is longer.
+_LONGEST_LINE = 2**24
 
 #: A path as users give it.
 AnyPath = str | os.PathLike[str]
@@ -218,6 +221,38 @@ def append_whole(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)
+
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """Append a line to a file that others append to, whole or not at all.
+
+    Works where appending is not atomic, as on network file systems, but for those without locks. A
+    line that whoever was killed left unfinished is taken away.
+
+    Args:
+        descriptor: open for reading and appending.
+        line: with its end.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with suppress(OSError):
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+            begin = max(0, end - _LONGEST_LINE)
+            end = begin + os.pread(descriptor, _LONGEST_LINE, begin).rfind(b"\n") + 1
+            os.ftruncate(descriptor, end)
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def _replace(target: Path, data: bytes) -> None:

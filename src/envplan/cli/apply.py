@@ -6,9 +6,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, flag, numbers, one_of, option
+from envplan.cli.command import Numbers, numbers, one_of, takes
 from envplan.cli.inputs import naming
-from envplan.cli.options import MIN_DWELL, OutputOptions, ParallelOptions, PlanOptions
+from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
@@ -29,58 +29,44 @@ _MOST_RAISED = 8
 _MOST_DEVICES = 10**6
 
 
+@takes(
+    """
+    Job:
+      --rank-order ORDER  Dimensions in which global ranks count up, innermost first; the default
+          is Megatron-LM's.
+      --gpus-per-node N  A rank's device is its number modulo N.
+      --devices I[,I...]  Devices of a node's ranks in turn, instead of 0, 1, 2, ...
+    Slow clocks:
+      --gpu NAME[,NAME...]  Check clocks against this known GPU, or against one for each stage, as
+          in a40,a40,a100; default: what the profile names.
+      --clocks MHZ  Check them against these, as in 210,900,1410 or 210-1410:15.
+      --backend nvml  Check them against what this machine's GPUs support.
+    Most used:
+      --ladder/--no-ladder  Include the plan's slower plans for stragglers; default: if it has
+          any.
+      --format NAME  envplan, csv, or zeus for the server of Zeus.
+      -o, --output FILE  Where it goes; default: run.freqplan.json (.csv, .py).
+      --dry-run  Print every stage's clocks in order; write nothing.
+    """,
+    gpus_per_node=COUNT.within(1, _MOST_DEVICES),
+    devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+    format=one_of(*_DEFAULT_OUTPUT),
+)
 def apply(
     source: PlanOptions,
     show: OutputOptions,
     parallel: ParallelOptions,
-    rank_order: str = option(
-        "--rank-order ORDER",
-        JOB,
-        "Dimensions in which global ranks count up, innermost first; the default is Megatron-LM's.",
-        default="tp-cp-ep-dp-pp",
-    ),
-    gpus_per_node: int = option(
-        "--gpus-per-node N",
-        JOB,
-        "A rank's device is its number modulo N.",
-        COUNT.within(1, _MOST_DEVICES),
-        default=8,
-    ),
-    devices: Numbers | None = option(
-        "--devices I[,I...]",
-        JOB,
-        "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
-        numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-    ),
-    gpu: str | None = option(
-        "--gpu NAME[,NAME...]",
-        CLOCKS,
-        "Check clocks against this known GPU, or against one for each stage, as in "
-        "a40,a40,a100; default: what the profile names.",
-    ),
-    clocks: str | None = option(
-        "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
-    ),
-    backend: str | None = option(
-        "--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."
-    ),
-    min_dwell: float | None = MIN_DWELL,
-    ladder: bool | None = option(
-        "--ladder/--no-ladder",
-        MOST,
-        "Include the plan's slower plans for stragglers; default: if it has any.",
-    ),
-    format: str = option(  # noqa: A002  (the option's name)
-        "--format NAME",
-        MOST,
-        "envplan, csv, or zeus for the server of Zeus.",
-        one_of(*_DEFAULT_OUTPUT),
-        default="envplan",
-    ),
-    output: Path | None = option(
-        "-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."
-    ),
-    dry_run: bool = flag("--dry-run", MOST, "Print every stage's clocks in order; write nothing."),
+    rank_order: str = "tp-cp-ep-dp-pp",
+    gpus_per_node: int = 8,
+    devices: Numbers | None = None,
+    gpu: str | None = None,
+    clocks: str | None = None,
+    backend: str | None = None,
+    min_dwell: float | None = None,
+    ladder: bool | None = None,
+    format: str = "envplan",  # noqa: A002  (the option's name)
+    output: Path | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 
@@ -152,7 +138,12 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import (
+        given_clocks,
+        live_clocks,
+        modelled_clocks,
+        refuse_other_gpus,
+    )
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -165,6 +156,8 @@ def _clocks(
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
+    if not force:
+        refuse_other_gpus(profile, named)
     return named if len(named) > 1 else named[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import TARGET, option, plot_option
+from envplan.cli.command import TARGET, option, plot_option, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
@@ -83,7 +83,7 @@ def compare(
         )
 
     from envplan import planners
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
@@ -104,13 +104,16 @@ def compare(
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    if show.json:
-        _print_json(comparison, with_costs)
-    elif not show.quiet:
-        _print(comparison, plot, with_costs)
+    answer(
+        show,
+        lambda: _document(comparison, with_costs),
+        lambda: _print(comparison, with_costs),
+        written=[plot],
+        then=["envplan", "advise", *typed(job)],
+    )
 
 
-def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -149,8 +152,6 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
     )
     for note in _notes(comparison):
         say(note)
-    if plot is not None:
-        say(f"wrote {plot}")
 
 
 def _columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -159,9 +160,9 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
     entries = comparison.entries
     return {
         **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries], 6),
+        "time (s)": column([entry.plan.iteration_time for entry in entries]),
         "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries], 5),
+        "energy (J)": column([entry.plan.energy for entry in entries]),
         "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
         # A plan that is good only while everyone waits has its gap in the other table.
         "gap (%)": [
@@ -192,8 +193,8 @@ def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
     finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
     return {
         **_names(comparison),
-        "time (s)": column(finished, 6),
-        "energy (J)": column(energies, 5),
+        "time (s)": column(finished),
+        "energy (J)": column(energies),
         "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
         "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
         "intrinsic (%)": [
@@ -257,39 +258,35 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
-    print_json(
-        {
-            "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
-            "job": job,
-            "t_min_s": frontier.min_time,
-            "t_star_s": frontier.min_energy_time,
-            "baseline": comparison.baseline.model_dump(),
-            "straggler_time_s": comparison.straggler_time,
-            "planners": [
-                _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
-                for entry, plan in zip_longest(comparison.entries, priced)
-            ],
-            "envpipe": {
-                "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-                "iterations": len(comparison.envpipe.iterations),
-                "stopped": comparison.envpipe.stopped,
-            },
-            "advice": [advice_document(row) for row in comparison.advice],
-            "published": None
-            if published is None
-            else {
-                "savings_percent": published.savings_percent,
-                "slowdown_percent": published.slowdown_percent,
-                "source": published.source,
-            },
-        }
-    )
+    return {
+        "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
+        "job": job,
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "baseline": comparison.baseline.model_dump(),
+        "straggler_time_s": comparison.straggler_time,
+        "planners": [
+            _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
+            for entry, plan in zip_longest(comparison.entries, priced)
+        ],
+        "envpipe": {
+            "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
+            "iterations": len(comparison.envpipe.iterations),
+            "stopped": comparison.envpipe.stopped,
+        },
+        "advice": [advice_document(row) for row in comparison.advice],
+        "published": None
+        if published is None
+        else {
+            "savings_percent": published.savings_percent,
+            "slowdown_percent": published.slowdown_percent,
+            "source": published.source,
+        },
+    }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
+    from envplan.cli.output import answer, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
@@ -79,23 +79,24 @@ def report(
         comparison=comparison,
     )
     save_page(report_page(made), output)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "savings_percent": loaded.predicted.savings_percent,
-                "slowdown_percent": loaded.predicted.slowdown_percent,
-                "energy_j": loaded.energy,
-                "gap": loaded.gap,
-                "source": loaded.profile.source,
-            }
-        )
-    elif not show.quiet:
-        modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
-        say(
-            f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-            f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
-        )
-        if compare is None and comparison is None:
-            say(f"other planners are left out of {operations:,} operations; --compare adds them")
-        say(f"wrote {output}")
+    modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
+    words = (
+        f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
+        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+    )
+    if compare is None and comparison is None:
+        words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "savings_percent": loaded.predicted.savings_percent,
+            "slowdown_percent": loaded.predicted.slowdown_percent,
+            "energy_j": loaded.energy,
+            "gap": loaded.gap,
+            "source": loaded.profile.source,
+        },
+        lambda: say(words),
+        written=[output],
+        then=["envplan", "apply", str(source.plan)],
+    )

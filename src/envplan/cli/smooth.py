@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envplan.cli.command import MOST, argument, file_of, option, plot_option
+from envplan.cli.command import argument, file_of, plot_option, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
 
 
+@takes(
+    """
+    Most used:
+      -o, --output FILE  Where the smooth profile goes.
+    """,
+    output=file_of((".csv",), "a profile is a CSV file"),
+)
 def smooth(
     show: OutputOptions,
     profile: str = argument(
@@ -23,13 +30,7 @@ def smooth(
         "the smooth energy against clock",
         "choose one of them",
     ),
-    output: Path = option(
-        "-o, --output FILE",
-        MOST,
-        "Where the smooth profile goes.",
-        file_of((".csv",), "a profile is a CSV file"),
-        default=Path("smooth.csv"),
-    ),
+    output: Path = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.
 

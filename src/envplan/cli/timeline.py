@@ -47,7 +47,7 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import print_json, say, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
@@ -55,18 +55,19 @@ def timeline(
         after = simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         draw(after, output, before, colour)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "iteration_time_s": after.iteration_time,
-                "energy_j": after.energy,
-                "max_frequency_iteration_time_s": before and before.iteration_time,
-                "max_frequency_energy_j": before and before.energy,
-            }
-        )
-    elif not show.quiet:
-        say(f"wrote {output}")
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        lambda: None,
+        written=[output],
+        then=["envplan", "report", str(source.plan)],
+    )
 
 
 def draw(

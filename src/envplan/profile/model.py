@@ -17,7 +17,7 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError, unknown
+from envplan.errors import InputError, meant, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
@@ -335,8 +335,8 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name])
         raise InputError(
-            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
-            "lists them)",
+            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            "profiles` lists them)",
             path=path_or_name,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.errors import InputError, shown, unknown
+from envplan.errors import InputError, meant, shown, unknown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
 from envplan.profile.sidecar import Job, exists
 from envplan.profiling import models
@@ -186,7 +186,8 @@ def named_model(name: str, sizes: Sizes) -> TransformerModel:
         path = Path(name)
         if not exists(path):
             raise InputError(
-                f"no such config.json, and {unknown('model', name, models.PRESETS)}", path=name
+                f"no such config.json, and no model of that name; {meant(name, models.PRESETS)}",
+                path=name,
             )
         known = read_model(path)
     changed = {}

@@ -289,7 +289,7 @@ def trace_job(
 def plan_from_clocks(
     pipeline: Pipeline,
     profile: Profile,
-    clocks: Sequence[Sequence[int]],
+    clocks: Sequence[Sequence[int | tuple[int, str]]],
     *,
     frontier: Frontier | None = None,
     planner: str = "clocks",
@@ -301,8 +301,8 @@ def plan_from_clocks(
 
     Args:
         clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
-            no clock, or none for all such. Of rows that differ in config alone, the fastest is
-            taken.
+            no clock, or none for all such; or (MHz, config). Of rows that differ in config alone,
+            the fastest is taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -318,7 +318,7 @@ def plan_from_clocks(
 
 
 def _rows_at_clocks(
-    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int]]
+    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
 ) -> NDArray[np.int32]:
     """For each operation the fastest row of its table at a clock, (N,)."""
     operations, rows = problem.pipeline.operations, []
@@ -338,13 +338,16 @@ def _rows_at_clocks(
                 f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
                 f"{sum(controlled)} control a clock"
             )
-        for op, table, mhz in zip(operations[first:last], tables, given, strict=True):
+        for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
+            mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
             # Rows stand by time, the fastest first.
-            same = np.flatnonzero(table.frequency_mhz == mhz)
-            if len(same) == 0:
+            at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
+            same = [row for row in at_clock if config in (None, table.config[row])]
+            if not same:
+                label = f" with config {config}" if config and at_clock else ""
                 raise InputError(
-                    f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {stage} is not a "
-                    f"clock of profile {profile.name} there"
+                    f"{mhz} MHz{label} for {op.instruction} {op.microbatch} of stage {stage} is "
+                    f"not a clock of profile {profile.name} there"
                 )
-            rows.append(int(same[0]))
+            rows.append(same[0])
     return np.array(rows, np.int32)
