@@ -85,7 +85,6 @@ def frontier_figure(
         baseline = comparison.baseline if comparison else plans[0].predicted.baseline
         scale, _ = energy_unit(baseline.energy_j)
         draw_frontier(axes, frontier, plans, scale)
-        axes.margins(0.08, 0.1)
         if comparison is None:
             _keep_limits(axes)
             _draw_savings(axes, plans, scale)
@@ -123,6 +122,7 @@ def draw_frontier(
         "Iteration time (s), axis does not start at 0",
         f"Energy per iteration ({unit}),\naxis does not start at 0",
     )
+    axes.margins(0.08, 0.1)
     axes.ticklabel_format(useOffset=False, style="plain")
     axes.locator_params(nbins=7)
 
