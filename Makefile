@@ -90,7 +90,7 @@ results: $(VENV)/.installed
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
-# measured profiles themselves come from `python -m tools.sosp24 profiles`. Two minutes each.
+# measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.
 validate: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.validate
 

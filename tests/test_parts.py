@@ -329,6 +329,6 @@ def test_bad_parts_are_refused_with_where_and_why(tmp_path: Path) -> None:
     refused([*rows, "0,blocking,780,1,70,waits"], "has no parts")
     whole = [f"0,forward,{mhz},0.5,1," for mhz in (1740, 1500, 1260, 1020, 780)]
     refused(
-        [*rows, *whole], "stage 0 forward at 1260 MHz: its parts take", "less than was measured"
+        [*rows, *whole], "stage 0 forward at 1740 MHz: its parts take", "less than was measured"
     )
     refused([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the operat")

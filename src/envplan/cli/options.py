@@ -134,6 +134,7 @@ def complete_profiles(incomplete: str) -> list[str]:
       --dag FILE  Run the operations of this DAG file instead of a schedule.
       --activation-slots N[,N...]  Microbatches whose activations fit into a stage's memory, one
           number for all stages or one for each: caps how far schedule envpipe runs ahead.
+      --raw  Keep the noise of measured rows; default: where it is clear, it is taken out.
       --recompute  Activations are recomputed: add each stage's forward to its backward.
       --extra NAME[,NAME...]  Give the schedule operations beside forwards and backwards, as far
           as the profile has rows for them: load, all_reduce, optimizer.
@@ -162,6 +163,7 @@ class JobOptions(ParallelOptions):
     p2p_latency: float | None = None
     dag: Path | None = None
     activation_slots: Numbers | None = None
+    raw: bool = False
     recompute: bool = False
     extra: str | None = None
     one_clock: bool = False
@@ -174,7 +176,7 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
-        profile = open_profile(self.profile)
+        profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
@@ -301,8 +303,8 @@ class JobOptions(ParallelOptions):
         return forwards_ahead(timed, microbatches, self.slots)
 
 
-def open_profile(path_or_name: str) -> Profile:
-    """The profile at a path or of a built-in name.
+def open_profile(path_or_name: str, *, raw: bool = False) -> Profile:
+    """The profile at a path or of a built-in name; `raw` keeps its noise.
 
     Raises:
         InputError: there is none; says how to come by one.
@@ -315,7 +317,7 @@ def open_profile(path_or_name: str) -> Profile:
             "(`envplan profiles` lists them)",
             path=DEFAULT_PROFILE,
         )
-    return Profile.open(path_or_name)
+    return Profile.open(path_or_name, raw=raw)
 
 
 @options(

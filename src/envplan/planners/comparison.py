@@ -242,6 +242,7 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         p2p_latency=pipeline.p2p_latency,
         forwards_ahead=ahead,
         extras=pipeline.extras,
+        in_turn=pipeline.in_turn,
     )
     return frontier.retraced(rescheduled, frontier.profile)
 
