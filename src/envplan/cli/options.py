@@ -245,14 +245,19 @@ class JobOptions:
         needed = {op.instruction for op in pipeline.operations}
         return profile.fitted(needed, recompute=self.recompute), pipeline
 
-    def trace(self, *, quiet: bool) -> Frontier:
+    def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Args:
+            whole: now, not only what is asked for later.
 
         Raises:
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
-        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet)
+        return self.trace_with(
+            profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole
+        )
 
     def trace_with(
         self,
@@ -262,6 +267,7 @@ class JobOptions:
         *,
         quiet: bool,
         full: bool = False,
+        whole: bool = True,
     ) -> Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
         from envplan.cli.output import progress_bar
@@ -275,6 +281,7 @@ class JobOptions:
                 gpus_per_stage=self.gpus_per_stage(profile),
                 replicas=replicas,
                 full=full,
+                whole=whole,
                 progress=progress,
             )
 

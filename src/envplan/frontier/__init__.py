@@ -4,9 +4,9 @@ from envplan.frontier.network import Network, build_network
 from envplan.frontier.relaxation import (
     DEFAULT_BLOCKING_POWER_W,
     BlockingPowerSource,
-    Progress,
     Relaxation,
 )
+from envplan.frontier.stretch import Progress
 
 __all__ = [
     "DEFAULT_BLOCKING_POWER_W",
