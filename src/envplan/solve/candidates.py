@@ -44,6 +44,8 @@ _FEW_TIMES: Final = 1000
 #: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
 _MEMBER_HEATS: Final = ((0.3,), (1.0, 0.3))
 _MEMBER_MOVES: Final = 0.4
+#: Latencies, ns, whose choices the search for a lower one starts from as well.
+_LATENCIES: Final = (10**6, 2 * 10**7)
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
@@ -237,7 +239,19 @@ class Candidates:
             self._limits,
             self._moves,
             lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns).replay,
+            self._later,
         )
+
+    def _later(self, time_ns: int) -> NDArray[np.int32] | None:
+        """Rows for a deadline at the next of the fixed latencies above this one, ns."""
+        latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
+        if not 0 < self._machine.latency_ns < latency_ns:
+            return None
+        slower = Candidates.of(self._frontier, Machine(latency_ns), self._limits, self._moves)
+        try:
+            return slower.at(time_ns).replay.rows
+        except NoPlanInTimeError:
+            return None
 
     def _make(self, time_ns: int) -> Candidate:
         if not self.is_plain:
