@@ -69,7 +69,7 @@ def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["schedule", "list"]) == 0
     table = capsys.readouterr().out
     assert app._run(["schedule", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["schedules"]
     assert [entry["name"] for entry in listed] == list(SCHEDULES)
     for entry in listed:
         assert entry["name"] in table
@@ -290,8 +290,8 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             "the schedule has 2 model stages, but profile a40-gpt3-1.3b-4stage has 4",
         ),
         (
-            ["import", "a.csv", "--format", "megatron"],
-            "torch-csv, deepspeed or chrome-trace",
+            ["import", "a.csv", "--format", "nemo"],
+            "torch-csv, deepspeed, megatron or chrome-trace",
         ),
         (["import", "a.csv"], "--format"),
         (["import", "gone.csv", "--format", "torch-csv"], "gone.csv: cannot be read"),
@@ -311,7 +311,10 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             ["import", "t.json", "--format", "chrome-trace", "--map", "a=b", "--map", "a=c"],
             "--map a is given twice",
         ),
-        (["import", "t.json", "--format", "chrome-trace", "--keep", "load"], "--map keeps events"),
+        (
+            ["import", "t.json", "--format", "chrome-trace", "--keep", "load"],
+            "--keep goes with --format torch-csv or deepspeed",
+        ),
         (
             ["import", "t.json", *TRACE, "--map", "forward=f", "--placement", "w"],
             'the placement must be interleaved or v, not "w"',

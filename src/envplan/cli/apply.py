@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, numbers, one_of, option
+from envplan.cli.command import Numbers, numbers, one_of, takes
 from envplan.cli.inputs import naming
-from envplan.cli.options import (
-    ContextParallel,
-    DataParallel,
-    MinDwell,
-    OutputOptions,
-    PlanOptions,
-    TensorParallel,
-)
+from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.enforce.clocks import Clocks
-    from envplan.enforce.freqplan import FrequencyPlan, StageClocks
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.plan import Plan
     from envplan.profile import Profile
 
@@ -33,88 +24,47 @@ _DEFAULT_OUTPUT = {
     "zeus": "run.freqplan.py",
     "csv": "run.freqplan.csv",
 }
-_MS_PER_S = 1000
-_MOST_RAISED = 8
 _MOST_DEVICES = 10**6
 
 
+@takes(
+    """
+    Job:
+      --rank-order ORDER  Dimensions in which global ranks count up, innermost first; the default
+          is Megatron-LM's.
+      --gpus-per-node N  A rank's device is its number modulo N.
+      --devices I[,I...]  Devices of a node's ranks in turn, instead of 0, 1, 2, ...
+    Slow clocks:
+      --gpu NAME[,NAME...]  Check clocks against this known GPU, or against one for each stage, as
+          in a40,a40,a100; default: what the profile names.
+      --clocks MHZ  Check them against these, as in 210,900,1410 or 210-1410:15.
+      --backend nvml  Check them against what this machine's GPUs support.
+    Most used:
+      --ladder/--no-ladder  Include the plan's slower plans for stragglers; default: if it has
+          any.
+      --format NAME  envplan, csv, or zeus for the server of Zeus.
+      -o, --output FILE  Where it goes; default: run.freqplan.json (.csv, .py).
+      --dry-run  Print every stage's clocks in order; write nothing.
+    """,
+    gpus_per_node=COUNT.within(1, _MOST_DEVICES),
+    devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+    format=one_of(*_DEFAULT_OUTPUT),
+)
 def apply(
     source: PlanOptions,
     show: OutputOptions,
-    tp: TensorParallel = None,
-    dp: DataParallel = None,
-    cp: ContextParallel = None,
-    rank_order: Annotated[
-        str,
-        option(
-            "--rank-order ORDER",
-            JOB,
-            "Dimensions in which global ranks count up, innermost first; the default is "
-            "Megatron-LM's.",
-        ),
-    ] = "tp-cp-ep-dp-pp",
-    gpus_per_node: Annotated[
-        int,
-        option(
-            "--gpus-per-node N",
-            JOB,
-            "A rank's device is its number modulo N.",
-            COUNT.within(1, _MOST_DEVICES),
-        ),
-    ] = 8,
-    devices: Annotated[
-        Numbers | None,
-        option(
-            "--devices I[,I...]",
-            JOB,
-            "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
-            numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        option(
-            "--gpu NAME[,NAME...]",
-            CLOCKS,
-            "Check clocks against this known GPU, or against one for each stage, as in "
-            "a40,a40,a100-sxm4-80gb; default: what the profile names.",
-        ),
-    ] = None,
-    clocks: Annotated[
-        str | None,
-        option(
-            "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        option("--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."),
-    ] = None,
-    min_dwell: MinDwell = None,
-    ladder: Annotated[
-        bool | None,
-        option(
-            "--ladder/--no-ladder",
-            MOST,
-            "Include the plan's slower plans for stragglers; default: if it has any.",
-        ),
-    ] = None,
-    format: Annotated[  # noqa: A002  (the option's name)
-        str,
-        option(
-            "--format NAME",
-            MOST,
-            "envplan, csv, or zeus for the server of Zeus.",
-            one_of(*_DEFAULT_OUTPUT),
-        ),
-    ] = "envplan",
-    output: Annotated[
-        Path | None,
-        option("-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."),
-    ] = None,
-    dry_run: Annotated[
-        bool, option("--dry-run", MOST, "Print every stage's clocks in order; write nothing.")
-    ] = False,
+    parallel: ParallelOptions,
+    rank_order: str = "tp-cp-ep-dp-pp",
+    gpus_per_node: int = 8,
+    devices: Numbers | None = None,
+    gpu: str | None = None,
+    clocks: str | None = None,
+    backend: str | None = None,
+    min_dwell: float | None = None,
+    ladder: bool | None = None,
+    format: str = "envplan",  # noqa: A002  (the option's name)
+    output: Path | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 
@@ -131,15 +81,18 @@ def apply(
     if devices is not None and len(set(devices)) < len(devices):
         raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.enforce.apply import apply_plan
+    from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
 
     plan, force = source.plan, source.force
     solved, profile = load_plan(source, None if dry_run else file)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=plan)
-    topology = Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order)
+    topology = Topology.for_job(
+        solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
+    )
     known = _clocks(profile, gpu, clocks, backend, force)
     with spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
@@ -158,13 +111,16 @@ def apply(
         from envplan._files import atomic_write
 
         atomic_write(file, text)
-    notes = _notes(solved, applied, format, file, forced=profile.sha256 != solved.profile.sha256)
-    if show.json:
-        _print_json(applied, format, None if dry_run else file, notes)
-    elif not show.quiet:
-        _print(solved, applied, notes, dry_run=dry_run)
-        if not dry_run:
-            typer.echo(f"wrote {file}")
+    forced = profile.sha256 != solved.profile.sha256
+    notes = remarks(solved, applied, format, file, forced=forced)
+    written = None if dry_run else file
+    answer(
+        show,
+        lambda: _document(applied, format, written, notes),
+        lambda: _print(solved, applied, notes, dry_run=dry_run),
+        written=[written],
+        then="" if dry_run or format != "envplan" else f"envplan check {file}",
+    )
 
 
 def _sha256(plan: Path) -> str | None:
@@ -182,7 +138,12 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import (
+        given_clocks,
+        live_clocks,
+        modelled_clocks,
+        refuse_other_gpus,
+    )
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -195,6 +156,8 @@ def _clocks(
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
+    if not force:
+        refuse_other_gpus(profile, named)
     return named if len(named) > 1 else named[0]
 
 
@@ -205,89 +168,6 @@ def _text(applied: FrequencyPlan, format_: str) -> str:
         case "csv":
             return applied.to_csv()
     return applied.to_json()
-
-
-def _notes(
-    plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
-) -> list[str]:
-    """What a user should know about the clocks."""
-    from envplan.cli.output import exact_seconds
-
-    gpus = [applied.clocks_of(stage) for stage in range(applied.layout.stages)]
-    notes = list(dict.fromkeys(map(_source_note, gpus)))
-    if forced:
-        notes.append(
-            "the profile HAS CHANGED since the plan was made; times and energies are those of now"
-        )
-    if applied.iteration_time_s > applied.deadline_s:
-        notes.append(
-            f"the iteration takes longer than the plan's deadline, "
-            f"{exact_seconds(applied.deadline_s)} s: plan again"
-        )
-    notes += _raised_notes(applied)
-    if applied.dwell is not None:
-        notes.append(_dwell_note(applied))
-    if applied.ladder is not None:
-        notes.append(
-            f"{len(applied.ladder)} slower plans in the ladder for stragglers"
-            if format_ == "envplan"
-            else f"the plan's ladder is left out: {format_} has no place for it"
-        )
-    if any(operation.config for stage in plan.stages for operation in stage):
-        notes.append(
-            f"the plan's configs are left out: {format_} has no place for them"
-            if format_ == "zeus"
-            else "every operation's config is in the frequency plan, for the training code to set"
-        )
-    if format_ == "zeus":
-        notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
-        if file.suffix != ".py":
-            notes.append("Zeus's server reads only files that end in .py")
-    return notes
-
-
-def _source_note(clocks: StageClocks) -> str:
-    if not clocks.supported_clocks_mhz:
-        return "no operation of this profile has a clock to set"
-    low, high = clocks.supported_clocks_mhz[0], clocks.supported_clocks_mhz[-1]
-    found = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
-    gpu = clocks.gpu or "the GPU, which nobody named,"
-    return {
-        "modelled": f"checked against the {found} of {gpu}",
-        "given": f"checked against the {found} given",
-        "nvml": f"checked against the {found} that {gpu} supports here",
-        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
-        "only: --backend nvml asks the GPU, --gpu or --clocks say more",
-    }[clocks.clocks_source]
-
-
-def _raised_notes(applied: FrequencyPlan) -> list[str]:
-    notes = [
-        f"stage {raised.stage} {raised.instruction}: {raised.planned_mhz} MHz is not supported; "
-        f"{raised.applied_mhz} MHz instead, for {raised.operations} of its operations"
-        for raised in applied.raised
-    ]
-    if len(notes) > _MOST_RAISED:
-        rest = len(notes) - _MOST_RAISED
-        notes = [*notes[:_MOST_RAISED], f"{rest} more clocks are not supported; --json lists them"]
-    if not all(raised.profiled for raised in applied.raised):
-        notes.append("clocks that the profile does not have count with time and energy as planned")
-    return notes
-
-
-def _dwell_note(applied: FrequencyPlan) -> str:
-    from envplan.cli.output import significant
-
-    dwell = applied.dwell
-    assert dwell is not None
-    note = (
-        f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
-        f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
-        f"at a cost of {significant(dwell.extra_energy_j, 4)} J per iteration"
-    )
-    if dwell.changes_too_fast:
-        note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
-    return note
 
 
 def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
@@ -301,8 +181,8 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
     rows = changes(
         [
-            ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
-            ("energy (J)", 5, planned_j, applied.energy_j),
+            ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
+            ("energy (J)", planned_j, applied.energy_j),
         ]
     )
     title = titled(ITERATION, plan.profile.source)
@@ -349,13 +229,13 @@ def _spans(ranks: list[int]) -> str:
     return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
 
 
-def _print_json(applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(
+    applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]
+) -> dict[str, Any]:
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     head: dict[str, Any] = applied.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude=lists
     )
     head["ladder_rungs"] = len(applied.ladder or [])
     written = None if file is None else str(file)
-    print_json({"frequency_plan": written, "format": format_, "notes": notes, **head})
+    return {"frequency_plan": written, "format": format_, "notes": notes, **head}

@@ -1,34 +1,44 @@
-"""Commands as Typer sees them: options from dataclasses, help in panels, a `--plot` without a name.
+"""Commands as Typer sees them: groups of options, help in panels, a `--plot` without a name.
 
-A command takes its options in groups, each a dataclass whose fields are declared in options.py:
+A command takes its options in groups, each a dataclass that a table declares (see `options`):
 
     def frontier(job: JobOptions, show: OutputOptions) -> None: ...
 
-`add` gives the command to Typer with the fields of these dataclasses as options of its own.
+`add` gives such a function to Typer with the fields of its groups as options of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from itertools import pairwise
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
+from envplan.cli import state
 from envplan.errors import InputError
-from envplan.quantities import Quantity
-
-__all__ = ["Command", "add", "check_type", "file_of", "numbers", "one_of", "option", "plot_option"]
+from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 MOST, JOB, TARGET = "Most used", "Job", "Target"
 CLOCKS, NOISE, MONEY, OUTPUT = "Slow clocks", "Noise", "Money", "Output"
 _FIRST: Final = (MOST, JOB, TARGET, CLOCKS, NOISE, MONEY)
 _OPTIONAL_FILE: Final = "[FILE]"
+_DECLARED: Final = "declared"
+#: What an option takes whose spec ends so.
+_QUANTITIES: Final = {
+    "TIME": TIME, "PCT": PERCENT, "W": POWER, "J": ENERGY, "N": COUNT, "M": COUNT
+}  # fmt: skip
+
+Kind = TypeVar("Kind", bound=type)
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def option(
@@ -36,14 +46,16 @@ def option(
     panel: str,
     help: str,  # noqa: A002  (Typer's name for it)
     takes: Quantity | Callable[[str, str], Any] | None = None,
+    default: Any = None,
     **more: Any,
 ) -> Any:
-    """An option for an Annotated type.
+    """An option: the value of a field or parameter, or inside an Annotated type.
 
     Args:
         spec: names and what follows them, as `--help` shows it: "-o, --output FILE".
         panel: under which heading of `--help` it stands.
         takes: what turns the text and the option's name into the value; None: the type does.
+        default: the value where the option is not given.
         more: for typer.Option.
     """
     words = spec.split()
@@ -57,9 +69,127 @@ def option(
         def parser(given: Any) -> Any:
             return parse(given, label) if isinstance(given, str) else given
 
-    return typer.Option(
+    declared = typer.Option(
         *names, help=help, metavar=metavar, rich_help_panel=panel, parser=parser, **more
     )
+    declared.initial = default
+    return declared
+
+
+def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:  # noqa: A002
+    """An argument: the value of a field or parameter.
+
+    Args:
+        default: the value where the argument is left out; ...: it must be given.
+        more: for typer.Argument.
+    """
+    declared: Any = typer.Argument(metavar=name, help=help, **more)
+    declared.initial = default
+    return declared
+
+
+def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+    """What a table declares, by the name of each option as a field, every one of its names."""
+    declared: dict[str, ParameterInfo] = {}
+    panel, entries = "", list[tuple[str, str]]()
+    for line in textwrap.dedent(table).strip().splitlines():
+        if not line.startswith(" "):
+            panel = line.removesuffix(":")
+        elif line.startswith("   "):
+            entries[-1] = panel, f"{entries[-1][1]} {line.strip()}"
+        else:
+            entries.append((panel, line.strip()))
+    for panel, text in entries:
+        spec, _, about = text.partition("  ")
+        names = [word.rstrip(",") for word in spec.split() if word.startswith("--")]
+        fields = [name.split("/")[0].removeprefix("--").replace("-", "_") for name in names]
+        if not names:
+            declared[spec.lower()] = argument(spec, about)
+            continue
+        parser = next((parsers[field] for field in fields if field in parsers), ...)
+        made = option(spec, panel, about, _usual(spec) if parser is ... else parser)
+        declared |= dict.fromkeys(fields, made)
+    return declared
+
+
+def _check_used(declared: Mapping[str, ParameterInfo], names: Iterable[str], where: str) -> None:
+    """Find options that no field or parameter of a group or command receives."""
+    used = {id(declared[name]) for name in names if name in declared}
+    lost = [name for name, info in declared.items() if id(info) not in used]
+    assert not lost, f"{where} has no place for {', '.join(lost)}"
+
+
+def _usual(spec: str) -> Quantity | None:
+    """What an option takes by what follows its names."""
+    return _QUANTITIES.get(spec.split()[-1])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
+    """Make a class a frozen dataclass of options, which a table declares as `--help` shows them.
+
+        @options(
+            \"""
+            Most used:
+              -o, --output FILE  Where the plan goes.
+              --slowdown PCT  Least energy at most PCT percent above T_min.
+            \""",
+            output=file_of((".json",), "a plan is JSON"),
+        )
+        class Options:
+            output: Path = Path("plan.json")
+            slowdown: float | None = None
+
+    A panel ends with a colon; two spaces stand before the help, which goes on where a line is
+    indented further. TIME, PCT, W, J, N and M are quantities. A name in capitals is an argument.
+
+    Args:
+        parsers: for each field what turns text and the option's name into its value, where it is
+            something else; None: the type does.
+    """
+    own = _read_table(table, parsers)
+    declared = _SHARED | own
+
+    def made(kind: Kind) -> Kind:
+        _check_used(own, vars(kind).get("__annotations__", {}), kind.__name__)
+        for name in vars(kind).get("__annotations__", {}):
+            value = vars(kind).get(name, dataclasses.MISSING)
+            if isinstance(value, ParameterInfo):  # one that several groups share
+                info, value = value, _initial(value, dataclasses.MISSING)
+            elif name in declared:
+                info = declared[name]
+            else:
+                continue
+            setattr(kind, name, dataclasses.field(default=value, metadata={_DECLARED: info}))
+        frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+        return frozen  # type: ignore[no-any-return]
+
+    return made
+
+
+_SHARED: Final[dict[str, ParameterInfo]] = {}
+
+
+def share(table: str, **parsers: Any) -> dict[str, ParameterInfo]:
+    """Declare options for every field and parameter of their name that nothing else declares."""
+    _SHARED.update(_read_table(table, parsers))
+    return _SHARED
+
+
+def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
+    """The same for parameters of a function."""
+
+    def declaring(function: Function) -> Function:
+        own = _read_table(table, parsers)
+        _check_used(own, function.__annotations__, function.__name__)
+        function.declared = own  # type: ignore[attr-defined]
+        return function
+
+    return declaring
+
+
+def _initial(declared: Any, missing: Any) -> Any:
+    return missing if declared.initial is ... else declared.initial
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
@@ -79,22 +209,6 @@ class Numbers(list[int]):
     """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
 
 
-def typed(group: Any) -> list[str]:
-    """What to type for the options and arguments of a group that differ from their defaults."""
-    words: list[str] = []
-    hints = get_type_hints(type(group), include_extras=True)
-    for field in dataclasses.fields(group):
-        value, declared = getattr(group, field.name), hints[field.name].__metadata__[0]
-        if value == field.default:
-            continue
-        # Typer takes the first name for a default.
-        given = (declared.default, *(declared.param_decls or ()))
-        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
-        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-        words += [*names[:1], *([] if value is True else [text])]
-    return words
-
-
 def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
     """What an option takes that lists whole numbers, separated by commas."""
 
@@ -108,6 +222,21 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
         return Numbers(map(int, parts))
 
     return listed
+
+
+def typed(group: Any) -> list[str]:
+    """What to type for the options and arguments of a group that differ from their defaults."""
+    words: list[str] = []
+    for field in dataclasses.fields(group):
+        value, declared = getattr(group, field.name), field.metadata[_DECLARED]
+        if value == field.default:
+            continue
+        # Typer takes the first name for a default.
+        given = (declared.default, *(declared.param_decls or ()))
+        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
+        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
+        words += [*names[:1], *([] if value is True else [text])]
+    return words
 
 
 def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
@@ -159,6 +288,14 @@ def name_bare_plot(arguments: list[str], default: str = "frontier.png") -> list[
 class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 
+    def invoke(self, ctx: Any) -> Any:
+        names, above = list[str](), ctx
+        while above.parent is not None:
+            names.insert(0, above.info_name)
+            above = above.parent
+        state.command = "-".join(names)
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         bare = {
             name
@@ -193,51 +330,95 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command of commands, with help in panels."""
+    """A command of commands: bare, it prints its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not self.invoke_without_command:
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+
+class Commands(Group):
+    """Commands in panels, each imported from the module of its name when it is asked for.
+
+    Attributes:
+        panels: for each panel of `--help` its commands, and what it says of each.
+    """
+
+    panels: ClassVar[Mapping[str, Mapping[str, str]]]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported(list(chain.from_iterable(self.panels.values())))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            panel = getattr(command, "rich_help_panel", None)
-            rows = panels.setdefault(panel if isinstance(panel, str) else "Commands", [])
-            rows.append((name, command.get_short_help_str(60)))
-        for panel, rows in panels.items():
+        for panel, commands in self.panels.items():
             with formatter.section(panel):
-                formatter.write_dl(rows)
+                formatter.write_dl(list(commands.items()))
 
 
-def add(
-    app: typer.Typer,
-    function: Callable[..., None],
-    name: str | None = None,
-    *,
-    panel: str | None = None,
-) -> None:
-    """Make a function a command of an app.
+class _Imported(dict[str, Any]):
+    """Commands by name, each imported when it is first looked up."""
 
-    Args:
-        panel: of the app's help.
-    """
-    app.command(name, cls=Command, rich_help_panel=panel)(expanded(function))
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+
+    def __getitem__(self, name: str) -> Any:
+        if super().__getitem__(name) is None:
+            found = getattr(import_module(f"envplan.cli.{name}"), name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                add(alone, found)
+                found = alone
+            self[name] = typer.main.get_command(found)
+            self[name].name = name
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
+    """Make a function a command of an app."""
+    app.command(name, cls=Command)(expanded(function))
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
     """The function with, for each parameter that is a dataclass, its fields as parameters.
 
-    Fields and parameters keep their annotations and defaults; no name may come twice.
+    Fields and parameters keep their types and defaults; no name may come twice.
     """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
+    keywords: list[inspect.Parameter] = []
+    table = _SHARED | getattr(function, "declared", {})
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
-            parameters += _parameters(kind)
+            held = get_type_hints(kind, include_extras=True)
+            keywords += (
+                _parameter(f.name, held[f.name], f.metadata.get(_DECLARED), f.default)
+                for f in dataclasses.fields(kind)
+            )
         else:
-            parameters.append(parameter.replace(annotation=kind))
-    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+            declared, default = table.get(parameter.name), parameter.default
+            if hasattr(kind, "__metadata__"):  # Annotated says it itself
+                declared = None
+            if isinstance(default, ParameterInfo):
+                declared, default = default, _initial(default, parameter.empty)
+            keywords.append(_parameter(parameter.name, kind, declared, default))
 
     def command(**given: Any) -> None:
         built = {
@@ -253,16 +434,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(kind)
-    ]
+def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:
+    """A keyword of a function as Typer reads it."""
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+        annotation=kind if declared is None else Annotated[kind, declared],
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import TARGET, option, plot_option
-from envplan.cli.costs import comparison_columns, costs_document
+from envplan.cli.command import TARGET, option, plot_option, typed
+from envplan.cli.costs import cost_columns, costs_document
+from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     CostOptions,
@@ -24,10 +24,9 @@ from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison, Entry
+    from envplan.planners import Comparison, Entry, PartsRow
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
-_ALONG = 17
 
 
 def compare(
@@ -78,27 +77,17 @@ def compare(
     if not rescheduled:
         job = replace(job, activation_slots=None)
     check_outputs(plot, inputs=[("the DAG file", job.dag), *costs.files])
-    if straggler_time is not None or straggler_slowdown is not None:
-        if costs.given:
-            raise InputError(
-                "a straggler does not go with --price, --carbon, --iterations or --tokens: costs "
-                "are those of iterations without a straggler"
-            )
-        if None not in (straggler_time, straggler_slowdown):
-            raise InputError(
-                "--straggler-time and --straggler-slowdown exclude each other; give one of them"
-            )
+    if None not in (straggler_time, straggler_slowdown):
+        raise InputError(
+            "--straggler-time and --straggler-slowdown exclude each other; give one of them"
+        )
 
-    import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    job.load()  # first imports and first checks, before the clock runs
-    begin = time.perf_counter()
     frontier = job.trace(quiet=show.quiet)
-    trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
     run = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=show.quiet):
@@ -108,33 +97,25 @@ def compare(
             activation_slots=None if rescheduled else slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
-            trace_time=trace_time,
         )
+    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+        parts = planners.beside_one_clock(frontier)
     if plot is not None:
-        _draw(comparison, plot)
+        draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
-    with_costs = [] if run is None else [priced(plan, run) for plan in plans]
-    if show.json:
-        _print_json(comparison, with_costs)
-    elif not show.quiet:
-        _print(comparison, plot, with_costs)
+    with_costs = (
+        [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
+    )
+    answer(
+        show,
+        lambda: _document(comparison, with_costs, parts),
+        lambda: _print(comparison, with_costs, parts),
+        written=[plot],
+        then=["envplan", "advise", *typed(job)],
+    )
 
 
-def _draw(comparison: Comparison, path: Path) -> None:
-    if path.suffix.lower() == ".html":
-        from envplan.frontier_file import distinct
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        along = distinct(comparison.frontier.sample_plans(_ALONG))
-        save_page(frontier_page(comparison.frontier, along, comparison), path)
-    else:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path)
-
-
-def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -156,8 +137,14 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
             words=2,
         )
     if priced:
-        title, columns = comparison_columns(priced)
+        costs = [plan.costs for plan in priced if plan.costs is not None]
+        title, columns = cost_columns(
+            costs[0].of_run(), [(one.iteration, one.run) for one in costs]
+        )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    if parts:
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -170,8 +157,6 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
     )
     for note in _notes(comparison):
         say(note)
-    if plot is not None:
-        say(f"wrote {plot}")
 
 
 def _columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -180,9 +165,9 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
     entries = comparison.entries
     return {
         **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries], 6),
+        "time (s)": column([entry.plan.iteration_time for entry in entries]),
         "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries], 5),
+        "energy (J)": column([entry.plan.energy for entry in entries]),
         "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
         # A plan that is good only while everyone waits has its gap in the other table.
         "gap (%)": [
@@ -192,6 +177,18 @@ def _columns(comparison: Comparison) -> dict[str, list[str]]:
         "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
         "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
         **_configs(entries),
+    }
+
+
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
+    def saved(plan: Plan | None) -> str:
+        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
+
+    return {
+        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
+        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
+        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
     }
 
 
@@ -213,8 +210,8 @@ def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
     finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
     return {
         **_names(comparison),
-        "time (s)": column(finished, 6),
-        "energy (J)": column(energies, 5),
+        "time (s)": column(finished),
+        "energy (J)": column(energies),
         "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
         "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
         "intrinsic (%)": [
@@ -278,39 +275,45 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
-    print_json(
-        {
-            "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
-            "job": job,
-            "t_min_s": frontier.min_time,
-            "t_star_s": frontier.min_energy_time,
-            "baseline": comparison.baseline.model_dump(),
-            "straggler_time_s": comparison.straggler_time,
-            "planners": [
-                _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
-                for entry, plan in zip_longest(comparison.entries, priced)
-            ],
-            "envpipe": {
-                "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-                "iterations": len(comparison.envpipe.iterations),
-                "stopped": comparison.envpipe.stopped,
-            },
-            "advice": [advice_document(row) for row in comparison.advice],
-            "published": None
-            if published is None
-            else {
-                "savings_percent": published.savings_percent,
-                "slowdown_percent": published.slowdown_percent,
-                "source": published.source,
-            },
-        }
-    )
+    return {
+        "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
+        "job": job,
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "baseline": comparison.baseline.model_dump(),
+        "straggler_time_s": comparison.straggler_time,
+        "planners": [
+            _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
+            for entry, plan in zip_longest(comparison.entries, priced)
+        ],
+        "envpipe": {
+            "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
+            "iterations": len(comparison.envpipe.iterations),
+            "stopped": comparison.envpipe.stopped,
+        },
+        "by_parts": [
+            {
+                "switch_latency_s": row.switch_latency_s,
+                "deadline_s": row.deadline_s,
+                "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
+                "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                "gained_percent": row.gained_percent,
+            }
+            for row in parts
+        ],
+        "advice": [advice_document(row) for row in comparison.advice],
+        "published": None
+        if published is None
+        else {
+            "savings_percent": published.savings_percent,
+            "slowdown_percent": published.slowdown_percent,
+            "source": published.source,
+        },
+    }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:

@@ -1,237 +1,175 @@
 """The options that commands share, each declared once, and the groups that commands take them in.
 
 A group is a dataclass: a command that has it as a parameter has all its options, and receives what
-was given as one value. See command.py for how that works, and for options of one command alone.
+was given as one value. See command.py for how that works.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from envplan.cli.command import (
-    CLOCKS,
-    JOB,
-    MONEY,
-    MOST,
-    NOISE,
-    OUTPUT,
-    TARGET,
     Numbers,
+    argument,
     numbers,
     one_of,
-    option,
+    options,
+    share,
 )
 from envplan.errors import InputError
-from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
+from envplan.quantities import COUNT, LONG_TIME, NUMBER, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.costs import Run
+    from envplan.costs import Overheads, Run
     from envplan.costs.rates import Kind, Rate
     from envplan.pipeline import Pipeline
-    from envplan.profile import Profile
+    from envplan.profile import ByParts, Profile
     from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
-_MS = TIME.plainly("ms")
 
-Microbatches = Annotated[
-    int | None,
-    option(
-        "-m, --microbatches M",
-        MOST,
-        "Microbatches per iteration; default: what the profile's sidecar says.",
-        COUNT,
-    ),
-]
-Stages = Annotated[
-    int | None,
-    option(
-        "-s, --pp, --stages N",
-        JOB,
-        "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
-        COUNT,
-    ),
-]
-Chunks = Annotated[
-    int | None,
-    option(
-        "--vp, --chunks N",
-        JOB,
-        "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
-        "profile has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
-        COUNT,
-    ),
-]
-TensorParallel = Annotated[
-    int | None,
-    option(
-        "--tp, --gpus-per-stage N",
-        JOB,
-        "GPUs that run each stage together (tensor parallel); default: what the profile or "
-        "plan says, else 1.",
-        COUNT,
-    ),
-]
-ContextParallel = Annotated[
-    int | None,
-    option(
-        "--cp N", JOB, "Context-parallel size, by which a stage has further GPUs; default 1.", COUNT
-    ),
-]
-DataParallel = Annotated[
-    int | None,
-    option(
-        "--dp, --replicas N",
-        JOB,
-        "Data-parallel replicas of the pipeline; default: what the plan says, else 1.",
-        COUNT,
-    ),
-]
-Latency = Annotated[
-    float | None,
-    option(
-        "--p2p-latency TIME",
-        JOB,
-        "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default 0.",
-        TIME,
-    ),
-]
-SwitchLatency = Annotated[
-    float | None,
-    option(
-        "--switch-latency TIME",
-        CLOCKS,
-        "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
-        _MS,
-    ),
-]
-MinDwell = Annotated[
-    float | None,
-    option(
-        "--min-dwell TIME",
-        CLOCKS,
-        "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
-        _MS,
-    ),
-]
-Noise = Annotated[
-    float | None,
-    option(
-        "--noise PCT",
-        NOISE,
-        "Standard deviation of times; with --robust, default: the profile's column time_std.",
-        PERCENT,
-    ),
-]
-Reconfigure = Annotated[
-    str | None,
-    option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
-]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
-ProfileOption = Annotated[
-    str | None,
-    option(
-        "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
-    ),
-]
-ForceOption = Annotated[
-    bool, option("--force", OUTPUT, "Go on though the profile has changed since.")
-]
-JsonOption = Annotated[bool, option("--json", OUTPUT, "Print JSON instead of a table.")]
-QuietOption = Annotated[
-    bool, option("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
-]
+#: What several commands take, each where a field or a parameter has its name.
+SHARED = share(
+    """
+    Most used:
+      -m, --microbatches M  Microbatches per iteration; default: what the profile's sidecar says.
+    Job:
+      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); default: the profile's stages
+          over --vp.
+      --vp, --chunks N  Model chunks per pipeline stage, for interleaved, looped-bfs and
+          interleaved-zb; the profile has a stage for each. Default: 1; zb-v and dualpipe-v always
+          have 2.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next, Megatron's microbatch_group_size_per_vp_stage. Default: the number of stages.
+      --tp, --gpus-per-stage N  GPUs that run each stage together (tensor parallel); default: what
+          the profile or plan says, else 1.
+      --cp N  Context-parallel size, by which a stage has further GPUs; default: as --tp.
+      --dp, --replicas N  Data-parallel replicas of the pipeline; default: as --tp.
+      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
+          default: what the profile's sidecar says, else 0.
+    Target:
+      --reconfigure HOW  With planner envpipe: balanced (the default) or greedy.
+    Slow clocks:
+      --switch-latency TIME  A clock comes so long after it is asked for, as in 20ms or 20
+          (milliseconds).
+      --min-dwell TIME  No stage asks for another clock within TIME, as in 100ms or 100
+          (milliseconds).
+    Noise:
+      --noise PCT  Standard deviation of times; with --robust, default: the profile's column
+          time_std.
+    Output:
+      --profile PROFILE  The profile that the file was made from, if it has moved.
+      --force  Go on though the profile has changed since.
+      --json  Print JSON instead of a table; errors, too.
+      -q, --quiet  Print nothing but errors; files are still written.
+    """,
+    switch_latency=TIME.plainly("ms"),
+    min_dwell=TIME.plainly("ms"),
+)
+
+Microbatches = Annotated[int | None, SHARED["microbatches"]]
+Stages = Annotated[int | None, SHARED["pp"]]
+Chunks = Annotated[int | None, SHARED["vp"]]
+MicrobatchGroup = Annotated[int | None, SHARED["microbatch_group"]]
+Latency = Annotated[float | None, SHARED["p2p_latency"]]
+Reconfigure = Annotated[str | None, SHARED["reconfigure"]]
+ProfileOption = Annotated[str | None, SHARED["profile"]]
+ForceOption = Annotated[bool, SHARED["force"]]
+JsonOption = Annotated[bool, SHARED["json"]]
+QuietOption = Annotated[bool, SHARED["quiet"]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options()
 class OutputOptions:
     """How a command answers."""
 
-    json: JsonOption = False
-    quiet: QuietOption = False
+    json: bool = False
+    quiet: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Arguments:
+      PLAN  A plan file.
+    """,
+)
 class PlanOptions:
     """A plan, and how to come by its profile."""
 
-    plan: PlanArgument = Path("plan.json")
-    profile: ProfileOption = None
-    force: ForceOption = False
+    plan: Path = Path("plan.json")
+    profile: str | None = None
+    force: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
+@options()
+class ParallelOptions:
+    """How many GPUs run a stage, and how many replicas there are."""
+
+    tp: int | None = None
+    cp: int | None = None
+    dp: int | None = None
+
+
+def complete_profiles(incomplete: str) -> list[str]:
+    """Names of built-in profiles, and of CSV files and folders, that begin so."""
+    from envplan.profile import builtin_paths
+
+    folder, _, begin = incomplete.rpartition("/")
+    there = Path(folder or ".")
+    files = [
+        f"{folder}/{path.name}" if folder else path.name + ("/" if path.is_dir() else "")
+        for path in (sorted(there.iterdir()) if there.is_dir() else [])
+        if path.name.startswith(begin) and (path.is_dir() or path.suffix == ".csv")
+    ]
+    return [*files, *(name for name in builtin_paths() if name.startswith(incomplete))]
+
+
+@options(
+    """
+    Job:
+      --schedule NAME  1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v
+          or dualpipe-v; default: what the profile's sidecar says, else 1f1b.
+      --dag FILE  Run the operations of this DAG file instead of a schedule.
+      --activation-slots N[,N...]  Microbatches whose activations fit into a stage's memory, one
+          number for all stages or one for each: caps how far schedule envpipe runs ahead.
+      --raw  Keep the noise of measured rows; default: where it is clear, it is taken out.
+      --recompute  Activations are recomputed: add each stage's forward to its backward.
+      --extra NAME[,NAME...]  Give the schedule operations beside forwards and backwards, as far
+          as the profile has rows for them: load, all_reduce, reduce_scatter, optimizer,
+          all_gather.
+      --one-clock  Give every operation one clock, though the profile splits some into parts.
+      --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
+          energy on others no slower; default: 0.5, 0 leaves nothing out.
+      --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
+          70.
+    """,
+    activation_slots=numbers("8 or 8,7,6,5", least=0),
+)
+class JobOptions(ParallelOptions):
     """The training job: a profile and how the pipeline runs it."""
 
-    profile: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROFILE",
-            help="Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
-        ),
-    ] = DEFAULT_PROFILE
-    microbatches: Microbatches = None
-    schedule: Annotated[
-        str | None,
-        option(
-            "--schedule NAME",
-            JOB,
-            "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
-            "dualpipe-v; default: what the profile's sidecar says, else 1f1b.",
-        ),
-    ] = None
-    pp: Stages = None
-    vp: Chunks = None
-    tp: TensorParallel = None
-    cp: ContextParallel = None
-    dp: DataParallel = None
-    p2p_latency: Latency = None
-    dag: Annotated[
-        Path | None,
-        option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
-    ] = None
-    activation_slots: Annotated[
-        Numbers | None,
-        option(
-            "--activation-slots N[,N...]",
-            JOB,
-            "Microbatches whose activations fit into a stage's memory, one number for all stages "
-            "or one for each: caps how far schedule envpipe runs ahead.",
-            numbers("8 or 8,7,6,5", least=0),
-        ),
-    ] = None
-    recompute: Annotated[
-        bool,
-        option(
-            "--recompute",
-            JOB,
-            "Activations are recomputed: add each stage's forward to its backward.",
-        ),
-    ] = False
-    extra: Annotated[
-        str | None,
-        option(
-            "--extra NAME[,NAME...]",
-            JOB,
-            "Give the schedule operations beside forwards and backwards, as far as the "
-            "profile has rows for them: load, all_reduce, optimizer.",
-        ),
-    ] = None
-    blocking_power: Annotated[
-        float | None,
-        option(
-            "--blocking-power W",
-            JOB,
-            "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
-            POWER,
-        ),
-    ] = None
+    profile: str = argument(
+        "PROFILE",
+        "Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
+        DEFAULT_PROFILE,
+        autocompletion=complete_profiles,
+    )
+    microbatches: int | None = None
+    schedule: str | None = None
+    pp: int | None = None
+    vp: int | None = None
+    microbatch_group: int | None = None
+    p2p_latency: float | None = None
+    dag: Path | None = None
+    activation_slots: Numbers | None = None
+    raw: bool = False
+    recompute: bool = False
+    extra: str | None = None
+    one_clock: bool = False
+    parts_within: float | None = None
+    blocking_power: float | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -239,11 +177,30 @@ class JobOptions:
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
-        profile = open_profile(self.profile)
+        profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute), pipeline
+        by_parts = self.by_parts(profile)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
+
+    def by_parts(self, profile: Profile) -> ByParts | None:
+        """How operations are made of the parts that a profile splits them into; None: not at all.
+
+        Raises:
+            InputError: options contradict each other or the profile.
+        """
+        from envplan.profile import ByParts
+
+        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
+            raise InputError(
+                "--parts-within goes with a profile whose operations have parts, and not with "
+                "--one-clock"
+            )
+        if self.one_clock or not profile.has_parts:
+            return None
+        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
+        return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
     def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
@@ -287,9 +244,7 @@ class JobOptions:
 
     def gpus_per_stage(self, profile: Profile) -> int:
         """GPUs of a stage: as given, else as the profile's sidecar says."""
-        if self.tp is None and self.cp is None:
-            return profile.metadata.gpus_per_stage
-        return (self.tp or profile.metadata.tensor_parallel or 1) * (self.cp or 1)
+        return profile.metadata.gpus_per_stage_with(self.tp, self.cp)
 
     @property
     def slots(self) -> int | list[int] | None:
@@ -304,12 +259,17 @@ class JobOptions:
     def _warn_of_contradictions(self, profile: Profile) -> None:
         from envplan.cli.output import warn
 
-        known = profile.metadata.tensor_parallel
-        if self.tp is not None and known not in (None, self.tp):
-            warn(
-                f"profile {profile.name} was made with --tp {known}, not {self.tp}: its times and "
-                f"energies are those of --tp {known}"
-            )
+        known = profile.metadata
+        for name, given, made in (
+            ("--tp", self.tp, known.tensor_parallel),
+            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage),
+        ):
+            if given is not None and made not in (None, given):
+                warn(
+                    f"profile {profile.name} was made with {name} {made}, not {given}: its times "
+                    f"and energies are those of {name} {made}"
+                )
+                return
 
     def _from_dag(self) -> Pipeline:
         from envplan.pipeline import Pipeline
@@ -319,6 +279,7 @@ class JobOptions:
             "--microbatches": self.microbatches,
             "--pp": self.pp,
             "--vp": self.vp,
+            "--microbatch-group": self.microbatch_group,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
             "--extra": self.extra,
@@ -344,6 +305,7 @@ class JobOptions:
             chunks=self.vp,
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            microbatch_group=self.microbatch_group,
             forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 
@@ -354,8 +316,8 @@ class JobOptions:
         return forwards_ahead(timed, microbatches, self.slots)
 
 
-def open_profile(path_or_name: str) -> Profile:
-    """The profile at a path or of a built-in name.
+def open_profile(path_or_name: str, *, raw: bool = False) -> Profile:
+    """The profile at a path or of a built-in name; `raw` keeps its noise.
 
     Raises:
         InputError: there is none; says how to come by one.
@@ -368,205 +330,160 @@ def open_profile(path_or_name: str) -> Profile:
             "(`envplan profiles` lists them)",
             path=DEFAULT_PROFILE,
         )
-    return Profile.open(path_or_name)
+    return Profile.open(path_or_name, raw=raw)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Most used:
+      --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
+          900ms.
+      --slowdown PCT  Least energy at most PCT percent above T_min.
+      --min-energy  Least energy of all, at T_star.
+    Target:
+      --energy-budget J  Shortest iteration of at most J joules over all GPUs.
+      --power-cap W  Shortest iteration of at most W watts over all GPUs, on average.
+      --peak-power-cap W  Shortest iteration of never more than W watts over all GPUs; with
+          --target-time, --slowdown or --min-energy: least energy.
+      --straggler-time TIME  Some replica takes so long anyway: use what time that leaves, up to
+          T_max.
+    """,
+)
 class TargetOptions:
     """What a plan is for; without any, no slowdown."""
 
-    target_time: Annotated[
-        float | None,
-        option(
-            "--target-time TIME",
-            MOST,
-            "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
-            TIME,
-        ),
-    ] = None
-    slowdown: Annotated[
-        float | None,
-        option("--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT),
-    ] = None
-    min_energy: Annotated[bool, option("--min-energy", MOST, "Least energy of all, at T_star.")] = (
-        False
-    )
-    energy_budget: Annotated[
-        float | None,
-        option(
-            "--energy-budget J",
-            TARGET,
-            "Shortest iteration of at most J joules over all GPUs.",
-            ENERGY,
-        ),
-    ] = None
-    power_cap: Annotated[
-        float | None,
-        option(
-            "--power-cap W",
-            TARGET,
-            "Shortest iteration of at most W watts over all GPUs, on average.",
-            POWER,
-        ),
-    ] = None
-    peak_power_cap: Annotated[
-        float | None,
-        option(
-            "--peak-power-cap W",
-            TARGET,
-            "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
-            "--slowdown or --min-energy: least energy.",
-            POWER,
-        ),
-    ] = None
-    straggler_time: Annotated[
-        float | None,
-        option(
-            "--straggler-time TIME",
-            TARGET,
-            "Some replica takes so long anyway: use what time that leaves, up to T_max.",
-            TIME,
-        ),
-    ] = None
+    target_time: float | None = None
+    slowdown: float | None = None
+    min_energy: bool = False
+    energy_budget: float | None = None
+    power_cap: float | None = None
+    peak_power_cap: float | None = None
+    straggler_time: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Target:
+      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s.
+      --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
+          appears.
+      --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
+          brings its own schedule unless one is named.
+      --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
+          Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
+      --explain  With planner envpipe: print each of its iterations.
+    """,
+    ladder=WHOLE,
+)
 class PlannerOptions:
     """Who plans, and how hard it tries."""
 
-    polish: Annotated[
-        float,
-        option(
-            "--polish TIME",
-            TARGET,
-            "Time to spend on improving the plan with CP-SAT, as in 30s.",
-            TIME,
-        ),
-    ] = 0.0
-    ladder: Annotated[
-        int,
-        option(
-            "--ladder N",
-            TARGET,
-            "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
-            WHOLE,
-        ),
-    ] = 0
-    planner: Annotated[
-        str,
-        option(
-            "--planner NAME",
-            TARGET,
-            "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
-            "its own schedule unless one is named.",
-        ),
-    ] = "frontier"
-    clocks_file: Annotated[
-        Path | None,
-        option(
-            "--clocks FILE",
-            TARGET,
-            "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
-            "frequency plan, or a CSV) and say what they cost and what is lost.",
-        ),
-    ] = None
-    reconfigure: Reconfigure = None
-    explain: Annotated[
-        bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")
-    ] = False
+    polish: float = 0.0
+    ladder: int = 0
+    planner: str = "frontier"
+    clocks: Path | None = None
+    reconfigure: str | None = None
+    explain: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Noise:
+      --robust PCT  Hold the target with a probability of PCT percent, though times vary.
+    """,
+)
 class ClockOptions:
     """How late clocks follow and how much times vary; seconds and percent."""
 
-    switch_latency: SwitchLatency = None
-    min_dwell: MinDwell = None
-    robust: Annotated[
-        float | None,
-        option(
-            "--robust PCT",
-            NOISE,
-            "Hold the target with a probability of PCT percent, though times vary.",
-            PERCENT,
-        ),
-    ] = None
-    noise: Noise = None
+    switch_latency: float | None = None
+    min_dwell: float | None = None
+    robust: float | None = None
+    noise: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Money:
+      --price P|FILE  Price of a kWh, or a CSV with hour,price or time,price if it changes with
+          time.
+      --carbon G|FILE  gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.
+      --currency NAME  What to call the units of --price; default: USD.
+      --pue X  Power usage effectiveness of the site, from 1 up; default 1.
+      --host-power W  What the host draws for each of its GPUs.
+      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of them.
+      --embodied KG  CO2 of making one GPU, kg; goes with --carbon.
+      --lifetime YEARS  Years that --embodied is spread over; default 5.
+    """,
+    pue=NUMBER.within(1, 100),
+    gpu_hour=NUMBER,
+    embodied=NUMBER,
+    lifetime=NUMBER,
+)
 class RateOptions:
-    """What a kWh costs."""
+    """What a kWh costs, and what is used and paid beside the energy of GPUs."""
 
-    price: Annotated[
-        str | None,
-        option(
-            "--price P|FILE",
-            MONEY,
-            "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
-        ),
-    ] = None
-    carbon: Annotated[
-        str | None,
-        option(
-            "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
-        ),
-    ] = None
-    currency: Annotated[
-        str | None, option("--currency NAME", MONEY, "What to call the units of --price.")
-    ] = None
+    price: str | None = None
+    carbon: str | None = None
+    currency: str | None = None
+    pue: float = 1.0
+    host_power: float = 0.0
+    gpu_hour: float = 0.0
+    embodied: float = 0.0
+    lifetime: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: options lack one another."""
+        if self.embodied and self.carbon is None:
+            raise InputError("--embodied goes with --carbon")
 
     @property
     def files(self) -> list[tuple[str, str | None]]:
         """What may be files to read, each after what it is."""
         return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
+    def overheads(self) -> Overheads:
+        """What is counted beside the energy of GPUs."""
+        from envplan.costs import Overheads
 
-@dataclass(frozen=True, kw_only=True)
+        names = ("pue", "host_power", "gpu_hour", "embodied", "lifetime")
+        return Overheads.of(**{name: getattr(self, name) for name in names})
+
+
+@options(
+    """
+    Money:
+      --iterations N  Iterations of the training run, as in 100k.
+      --tokens N  Instead of --iterations: tokens of the run, as in 300e9 or 15T.
+      --tokens-per-iteration N  Tokens of an iteration over all replicas; default: from the
+          profile's sidecar.
+      --start TIME  When the run starts, as in 2026-12-01T00:00, for files with times; default:
+          when they do.
+      --repeat-rates  Let the files begin again where the run outlasts them.
+    """,
+    iterations=_MANY,
+    tokens=_MANY,
+    tokens_per_iteration=_MANY,
+    start=None,
+)
 class CostOptions(RateOptions):
     """What a run costs: rates, and how much work it is."""
 
-    iterations: Annotated[
-        int | None,
-        option("--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        option(
-            "--tokens N",
-            MONEY,
-            "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
-            _MANY,
-        ),
-    ] = None
-    tokens_per_iteration: Annotated[
-        int | None,
-        option(
-            "--tokens-per-iteration N",
-            MONEY,
-            "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
-            _MANY,
-        ),
-    ] = None
-    start: Annotated[
-        str | None,
-        option(
-            "--start TIME",
-            MONEY,
-            "When the run starts, as in 2026-12-01T00:00, for files with times; default: when "
-            "they do.",
-        ),
-    ] = None
-    repeat_rates: Annotated[
-        bool,
-        option("--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."),
-    ] = False
+    iterations: int | None = None
+    tokens: int | None = None
+    tokens_per_iteration: int | None = None
+    start: str | None = None
+    repeat_rates: bool = False
 
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
+        super().__post_init__()
         rates = self.price or self.carbon
+        work = self.iterations or self.tokens
         for name, value, needed, other in (
             ("--currency", self.currency, "--price", self.price),
+            ("--gpu-hour", self.gpu_hour, "--price", self.price),
+            ("--pue", self.pue != 1, "--price, --carbon, --iterations or --tokens", rates or work),
+            ("--host-power", self.host_power, "--price, --carbon or --iterations", rates or work),
             ("--tokens-per-iteration", self.tokens_per_iteration, "--tokens", self.tokens),
             ("--start", self.start, "--price or --carbon", rates),
             ("--repeat-rates", self.repeat_rates, "--price or --carbon", rates),
@@ -598,6 +515,7 @@ class CostOptions(RateOptions):
             carbon=self._rate(self.carbon, "carbon"),
             currency=self.currency,
             tokens=self.tokens,
+            overheads=self.overheads(),
             **self._aim(),
         )
 
@@ -625,28 +543,21 @@ class CostOptions(RateOptions):
         return -(-self.tokens // each)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Money:
+      --deadline TIME  The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.
+      --minimize WHAT  With --deadline: money, carbon or energy; default: the first of these that
+          is known.
+    """,
+    deadline=LONG_TIME,
+    minimize=one_of("money", "carbon", "energy"),
+)
 class RunOptions(CostOptions):
     """The costs of a run that may have to be over in time."""
 
-    deadline: Annotated[
-        float | None,
-        option(
-            "--deadline TIME",
-            MONEY,
-            "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
-            LONG_TIME,
-        ),
-    ] = None
-    minimize: Annotated[
-        Literal["energy", "money", "carbon"] | None,
-        option(
-            "--minimize WHAT",
-            MONEY,
-            "With --deadline: money, carbon or energy; default: the first of these that is known.",
-            one_of("money", "carbon", "energy"),
-        ),
-    ] = None
+    deadline: float | None = None
+    minimize: Literal["energy", "money", "carbon"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

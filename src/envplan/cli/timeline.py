@@ -10,8 +10,8 @@ from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.profile import Profile
+    from envplan.plotting.timeline import Colour
+    from envplan.simulation import Timeline
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -47,32 +47,45 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import print_json, say, spinner
-    from envplan.plotting.timeline import plot_timeline
+    from envplan.cli.output import answer, spinner
     from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
     with spinner("Drawing", quiet=show.quiet):
         after = simulate(loaded, profile, force=source.force)
-        highest = None if alone else max_frequency_of(loaded, profile)
-        before = None if highest is None else simulate(highest, profile, force=source.force)
-        plot_timeline(after, output, before=before, colour=colour)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "iteration_time_s": after.iteration_time,
-                "energy_j": after.energy,
-                "max_frequency_iteration_time_s": before and before.iteration_time,
-                "max_frequency_energy_j": before and before.energy,
-            }
-        )
-    elif not show.quiet:
-        say(f"wrote {output}")
+        before = None if alone else after.at_max_frequency()
+        draw(after, output, before, colour)
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        lambda: None,
+        written=[output],
+        then=["envplan", "report", str(source.plan)],
+    )
 
 
-def max_frequency_of(plan: Plan, profile: Profile) -> Plan:
-    """The plan of the same job in which every operation runs at its highest frequency."""
-    from envplan.solve import trace_job
+def draw(
+    timeline: Timeline, path: Path, before: Timeline | None = None, colour: Colour = "frequency"
+) -> None:
+    """Write the picture or the page of a timeline.
 
-    return trace_job(plan.job, profile).max_frequency_plan()
+    Args:
+        before: that of maximum frequency, to show above it.
+        colour: what colours stand for in a picture; on a page the reader chooses.
+    """
+    if path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import timeline_page
+
+        save_page(timeline_page(timeline, before), path)
+    else:
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.timeline import timeline_figure
+
+        save_figure(timeline_figure(timeline, before=before, colour=colour), path)

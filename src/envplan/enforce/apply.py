@@ -19,6 +19,8 @@ from envplan.enforce.freqplan import (
     LadderRung,
     RankPlan,
     StageClocks,
+    StageEnergy,
+    clocks_within,
 )
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -35,7 +37,7 @@ from envplan.plan import (
 )
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.units import s_from_ns
+from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
 
@@ -84,6 +86,11 @@ def apply_plan(
     applied = supported = fitter.supported(planned)
     dwell = None
     if min_dwell is not None:
+        if any(clocks_within(stage) for stage in plan.as_rung().configs or ()):
+            raise InputError(
+                "--min-dwell raises whole operations, but parts of these have clocks of their own; "
+                "solve with --min-dwell instead"
+            )
         applied, dwell = fitter.lasting(supported, min_dwell)
     replay = fitter.replay(applied)
     setting = Setting(fitter.num_gpus, plan.target.deadline_ns, profile)
@@ -111,6 +118,14 @@ def apply_plan(
         deadline_s=plan.target.deadline_s,
         iteration_time_s=s_from_ns(replay.makespan_ns),
         energy_j=fitter.joules(replay.energy_fj),
+        stage_energies=[
+            StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
+            for planned_fj, baseline_fj in zip(
+                replay.stage_energies_fj.tolist(),
+                problem.replay(problem.max_frequency_rows).stage_energies_fj.tolist(),
+                strict=True,
+            )
+        ],
         raised=fitter.raised(planned, supported),
         dwell=dwell,
         ranks=_ranks(plan, topology, applied, rungs or [], devices),
@@ -215,11 +230,16 @@ def _ranks(
         [(op.instruction, op.microbatch, op.chunk, next(mhz)) for op in stage]
         for stage in plan.stages
     ]
+    configs = plan.as_rung().configs
     clocks = [
-        {operation[3] for operation in stage}.union(*(r.frequencies_mhz[s] for r in rungs)) - {0}
+        {operation[3] for operation in stage}.union(
+            clocks_within(configs[s] if configs else None),
+            *(r.frequencies_mhz[s] for r in rungs),
+            *(clocks_within(r.configs[s] if r.configs else None) for r in rungs),
+        )
+        - {0}
         for s, stage in enumerate(operations)
     ]
-    configs = plan.as_rung().configs
     stages = [topology.stage_of(rank) for rank in range(topology.world_size)]
     return [
         RankPlan(

@@ -51,8 +51,21 @@ def modelled_clocks(name: str) -> Clocks:
     Raises:
         InputError: it is not known; the message lists those that are.
     """
-    model = _known(name) or gpu(name)
+    model = gpu(name)
     return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
+
+
+def refuse_other_gpus(profile: Profile, named: Sequence[Clocks]) -> None:
+    """Raises: InputError: a profile names a known GPU, and another one is named for its plan."""
+    for stage in range(profile.num_stages) if len(named) in (1, profile.num_stages) else ():
+        measured = _known(profile.metadata.gpu_of(stage))
+        other = named[stage if len(named) > 1 else 0].gpu
+        if measured is not None and other != measured.name:
+            raise InputError(
+                f"--gpu: the plan is for the {measured.name} of profile {profile.name}, and times "
+                f"and energies on {other} are others; make a profile of that GPU, or go on with "
+                "--force"
+            )
 
 
 def _known(name: str | None) -> ModelledGpu | None:

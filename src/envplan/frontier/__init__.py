@@ -2,14 +2,12 @@
 
 from envplan.frontier.network import Network, build_network
 from envplan.frontier.relaxation import (
-    DEFAULT_BLOCKING_POWER_W,
     BlockingPowerSource,
     Relaxation,
 )
 from envplan.frontier.stretch import Progress
 
 __all__ = [
-    "DEFAULT_BLOCKING_POWER_W",
     "BlockingPowerSource",
     "Network",
     "Progress",

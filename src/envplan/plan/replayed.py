@@ -21,6 +21,7 @@ from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
 
 __all__ = [
     "as_referenced",
+    "beyond_raw_rows",
     "check_operations",
     "check_reference",
     "find_profile",
@@ -50,9 +51,31 @@ def replay_plan(
         InputError: the profile has changed, or the plan does not fit it or its own job.
     """
     check_reference(plan.profile, profile, force)
-    problem = problem_of(plan.job, as_referenced(plan.profile, profile))
+    profile = as_referenced(plan.profile, profile)
+    problem, planned = problem_of(plan.job, profile), machine_of(plan.job)
     check_operations(plan, problem.pipeline)
-    return problem.replay(stated_rows(plan, problem, profile), machine or machine_of(plan.job))
+    rows = stated_rows(plan, problem, profile)
+    if machine is None or machine == planned:
+        return problem.replay(rows, planned)
+    knobs = [(op.frequency_mhz, op.config) for stage in plan.stages for op in stage]
+    configs = {config for _, config in knobs}
+    retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
+    return retimed.replay(retimed.rows_at(knobs), machine)
+
+
+def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
+    """What a plan takes more on a profile's rows as measured, noise and all, than it says.
+
+    Returns:
+        Time and energy, as fractions of what the plan says.
+    """
+    said, stated = replay_plan(plan, profile), plan.profile.adjustments
+    raw = None if stated is None else stated.model_copy(update={"smoothed": False})
+    measured = as_referenced(plan.profile.model_copy(update={"adjustments": raw}), profile)
+    problem = problem_of(plan.job, measured)
+    knobs = [(op.frequency_mhz, op.config) for op in chain(*plan.stages)]
+    taken = problem.replay(problem.rows_at(knobs), machine_of(plan.job))
+    return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
 
 
 def problem_of(job: Job, profile: Profile) -> Problem:
@@ -146,16 +169,20 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         InputError: it has others already, or they cannot be made.
     """
     stated = reference.adjustments
-    wanted = Adjustments() if stated is None else Adjustments(**stated.model_dump())
+    wanted = stated or Adjustments()
     if profile.adjustments == wanted:
         return profile
-    if profile.adjustments:
+    if profile.adjustments.makes_operations:
         raise InputError(
             f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
             "in another way than for the plan; give it as it was measured"
         )
     return profile.adjusted(
-        wanted.recompute, wanted.backward_input_share, join_backward=wanted.joined_backward
+        wanted.recompute,
+        wanted.backward_input_share,
+        join_backward=wanted.joined_backward,
+        by_parts=wanted.by_parts,
+        raw=not wanted.smoothed,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from typing import TYPE_CHECKING
 
-from envplan.plotting.frontier import STYLE, energy_unit, frontier_figure
+from envplan.plotting.figures import energy_unit, made
+from envplan.plotting.frontier import frontier_figure, plans_along
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _PLANS = 17
 def frontier_html(frontier: Frontier) -> str:
     """The frontier's picture with a few plans on it."""
     return _image(
-        frontier_figure(frontier, frontier.sample_plans(_PLANS)),
+        frontier_figure(frontier, plans_along(frontier, _PLANS)),
         f"frontier of {frontier.profile.name}",
     )
 
@@ -63,11 +63,6 @@ def timeline_html(timeline: Timeline) -> str:
     return _image(timeline_figure(timeline), f"timeline of {seconds:.4g} s")
 
 
-def _image(figure: Figure, what: str) -> str:
-    import matplotlib as mpl
-
-    buffer = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=90)
-    data = base64.b64encode(buffer.getvalue()).decode()
+def _image(drawn: Figure, what: str) -> str:
+    data = base64.b64encode(made(drawn, "png", dpi=90)).decode()
     return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{data}">'

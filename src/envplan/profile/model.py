@@ -8,7 +8,8 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,14 +18,26 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError
+from envplan.errors import InputError, meant, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.options import (
+    DEFAULT_BLOCKING_POWER_W,
+    INCLUDES_RECOMPUTATION,
+    OptionTable,
+    Part,
+)
+from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
+from envplan.profile.smoothing import noise_is_clear
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan.pipeline import Pipeline
+
+#: What a GPU draws that waits, W, where a profile does not say; enough to see noise.
+_USUAL_WAITING_W: Final = 70.0
 
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
@@ -47,7 +60,9 @@ class Profile:
         num_ranks: how many ranks' rows were put together, each option's largest time and mean
             energy; 0 for a file without a column `rank`.
         stragglers: ranks that are slower than the others of their stage.
-        adjustments: what was derived from the file's rows; nothing unless `adjusted` made this.
+        noisy: whether the file's rows go against physics in so many places that noise is clear.
+        adjustments: what was derived from the file's rows: the noise was taken out if it is clear
+            (unless the rows were asked for raw), and what `adjusted` was asked for.
     """
 
     def __init__(
@@ -57,6 +72,7 @@ class Profile:
         name: str,
         path: Path | None,
         metadata: ProfileMetadata,
+        raw: bool = False,
     ) -> None:
         contents = parse_contents(content, path)
         self.num_stages = contents.num_stages
@@ -76,10 +92,24 @@ class Profile:
         self.blocking_power_w = contents.blocking_power_w
         self.num_ranks = contents.num_ranks
         self.stragglers = contents.stragglers
-        self.adjustments = Adjustments()
+        waiting = self.blocking_power_w or (_USUAL_WAITING_W,) * self.num_stages
+        self.noisy = noise_is_clear(contents.tables.values(), dict(enumerate(waiting)))
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw)
         self._content = content
-        self._tables = self._measured = contents.tables
+        self._measured = contents.tables
+        self._parts = contents.parts
         self._spreads = contents.spreads
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, str], OptionTable]:
+        return adjusted_tables(self._measured, self.adjustments, self._parts)
+
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation has a row at, MHz, ascending."""
+        return sorted(
+            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
+        )
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -126,9 +156,32 @@ class Profile:
 
         None where the file does not say, or the row was derived from others.
         """
-        if self.adjustments:
+        if self.adjustments.makes_operations:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
+
+    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
+        """The parts that the file splits an operation into, in order of execution; maybe none."""
+        return self._parts.get((stage, instruction), ())
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it splits any operation into parts."""
+        return bool(self._parts)
+
+    def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
+        """This profile as it is where clocks come at another latency than it was made for.
+
+        Args:
+            configs: the options with clocks by part that are kept.
+            latency_ns: from a request until the clock changes, ns.
+        """
+        other = copy.copy(self)
+        other._tables = {
+            key: retimed(table, configs, latency_ns) if table.parts else table
+            for key, table in self._tables.items()
+        }
+        return other
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
@@ -171,6 +224,8 @@ class Profile:
         backward_input_share: float | None = None,
         *,
         join_backward: bool = False,
+        by_parts: ByParts | None = None,
+        raw: bool | None = None,
     ) -> Profile:
         """This profile with what can be derived from its rows, and what it was derived with.
 
@@ -185,6 +240,9 @@ class Profile:
                 make it of `backward`: this share of its time and energy at each frequency is
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
+            by_parts: how operations are made of their parts, as far as they have some and are not
+                derived from others; None: each has one clock.
+            raw: whether the rows keep their noise; None: as they do now.
 
         Raises:
             InputError: the share is not between 0 and 1, rows to be added have no frequency and
@@ -197,22 +255,59 @@ class Profile:
                 "--recompute out",
                 path=self.path,
             )
-        adjustments = Adjustments(recompute, backward_input_share, join_backward)
+        adjustments = Adjustments.of(
+            recompute=recompute,
+            backward_input_share=backward_input_share,
+            joined_backward=join_backward,
+            smoothed=self.adjustments.smoothed if raw is None else not raw,
+            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
+        )
         other = copy.copy(self)
         other.adjustments = adjustments
-        other._tables = adjusted_tables(self._measured, adjustments)
+        other.__dict__.pop("_tables", None)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
         return other
 
-    def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
+    def _with_power(self, by_parts: ByParts) -> ByParts:
+        """The same, with the power of waiting that options are set against."""
+        known = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,)
+        power = by_parts.blocking_power_w
+        return by_parts.model_copy(
+            update={"blocking_power_w": max(known) if power is None else power}
+        )
+
+    def with_parts(self, by_parts: ByParts | None) -> Profile:
+        """This profile, adjusted as it is, with clocks by part where operations have parts.
+
+        Args:
+            by_parts: how; None: one clock an operation.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        now = self.adjustments
+        return self.adjusted(
+            now.recompute,
+            now.backward_input_share,
+            join_backward=now.joined_backward,
+            by_parts=by_parts,
+        )
+
+    def fitted(
+        self,
+        instructions: Iterable[str],
+        *,
+        recompute: bool = False,
+        by_parts: ByParts | None = None,
+    ) -> Profile:
         """This profile, adjusted as far as operations of these instructions need it.
 
         A backward that is split although the profile has only the whole is assumed to be half
         `backward_input`; one that is whole although the profile has only the parts is their sum.
 
         Args:
-            recompute: as for adjusted.
+            recompute, by_parts: as for adjusted.
 
         Raises:
             InputError: as for adjusted.
@@ -228,11 +323,15 @@ class Profile:
             recompute,
             DEFAULT_BACKWARD_INPUT_SHARE if split else None,
             join_backward="backward" in needed and lacks("backward"),
+            by_parts=by_parts,
         )
 
     @classmethod
-    def read_csv(cls, path: str | os.PathLike[str]) -> Profile:
+    def read_csv(cls, path: str | os.PathLike[str], *, raw: bool = False) -> Profile:
         """Read and check a profile and, where there is one, its sidecar.
+
+        Args:
+            raw: keep noise where it is clear; else it is taken out (envplan.profile.smoothing).
 
         Raises:
             InputError: naming file, line, column and what to do.
@@ -240,38 +339,37 @@ class Profile:
         file = Path(path)
         content = read_bounded(file, MAX_TABLE_BYTES)
         metadata = ProfileMetadata.read_json(sidecar_path(file))
-        return cls(content, name=file.stem, path=file, metadata=metadata)
+        return cls(content, name=file.stem, path=file, metadata=metadata, raw=raw)
 
     @classmethod
-    def builtin(cls, name: str) -> Profile:
-        """A profile that ships with envplan, by name.
+    def builtin(cls, name: str, *, raw: bool = False) -> Profile:
+        """A profile that ships with envplan, by name; `raw` as for read_csv.
 
         Raises:
             InputError: there is none of that name; the message lists those there are.
         """
         paths = builtin_paths()
         if name not in paths:
-            raise InputError(
-                f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
-            )
-        return cls.read_csv(paths[name])
+            raise InputError(unknown("built-in profile", name, paths))
+        return cls.read_csv(paths[name], raw=raw)
 
     @classmethod
-    def open(cls, path_or_name: str | os.PathLike[str]) -> Profile:
-        """The profile at a path or, where no such path exists, the built-in of that name.
+    def open(cls, path_or_name: str | os.PathLike[str], *, raw: bool = False) -> Profile:
+        """The profile at a path or, where no such path exists, the built-in of that name; `raw` as
+        for read_csv.
 
         Raises:
             InputError: it is neither, or the file is not a valid profile.
         """
         if exists(path_or_name):
-            return cls.read_csv(path_or_name)
+            return cls.read_csv(path_or_name, raw=raw)
         paths = builtin_paths()
         name = os.fspath(path_or_name)
         if name in paths:
-            return cls.read_csv(paths[name])
+            return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            "no such file, and no built-in profile of that name; give the path of a profile CSV "
-            f"or one of: {', '.join(paths)}",
+            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            "profiles` lists them)",
             path=path_or_name,
         )
 
@@ -284,7 +382,7 @@ class Profile:
         name: str = "profile",
         metadata: ProfileMetadata | None = None,
     ) -> Profile:
-        """A profile of rows in memory, checked like a file.
+        """A profile of rows in memory, checked like a file and taken as they are, noise and all.
 
         Args:
             rows: tuples of stage, instruction, frequency (MHz), time (s), energy (J) and, if need
@@ -307,6 +405,21 @@ class Profile:
             name=name,
             path=None,
             metadata=metadata or ProfileMetadata(),
+            raw=True,
+        )
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: pd.DataFrame, *, name: str = "profile", metadata: ProfileMetadata | None = None
+    ) -> Profile:
+        """A profile of a table in memory, with the columns of a profile's file.
+
+        Raises:
+            InputError: as in from_rows.
+        """
+        rows = frame.astype(object).where(frame.notna(), "").itertuples(index=False, name=None)
+        return cls.from_rows(
+            rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.frontier import Relaxation
+from envplan.frontier import Network, Relaxation
 from envplan.limits import Limit
 from envplan.replay import Machine, Replay
 from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
@@ -102,8 +102,12 @@ class Candidates:
     def of(
         cls, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
     ) -> Candidates:
-        """The candidates of these, shared by all who ask for them."""
-        shared = _SHARED.setdefault(frontier, {})
+        """The candidates of these, shared by all who ask for them.
+
+        Plain ones do not depend on what was asked before, so all frontiers of one trace share them.
+        """
+        plain = machine.latency_ns == 0 and not limits
+        shared = _SHARED.setdefault(frontier.network if plain else frontier, {})
         key = (machine, tuple(limits), moves)
         if key not in shared:
             shared[key] = cls(frontier, machine, limits, moves)
@@ -359,4 +363,4 @@ class Candidates:
 
 
 _Key = tuple[Machine, tuple[Limit, ...], float]
-_SHARED: WeakKeyDictionary[Relaxation, dict[_Key, Candidates]] = WeakKeyDictionary()
+_SHARED: WeakKeyDictionary[Relaxation | Network, dict[_Key, Candidates]] = WeakKeyDictionary()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import html_of
+from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
@@ -22,10 +24,14 @@ from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
 from envplan.solve.candidates import Candidates
+from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
+    from matplotlib.figure import Figure
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
@@ -41,6 +47,26 @@ class Frontier(Relaxation):
         times, energies: breakpoints of the relaxed frontier, s and J, ascending time; a lower
             bound on every plan.
     """
+
+    #: What the trace took, s.
+    trace_seconds = 0.0
+
+    @classmethod
+    def trace(cls, pipeline: Pipeline, profile: Profile, **options: Any) -> Self:
+        """As Relaxation.trace. What was traced last in this process is not traced again."""
+        asked = {name: value for name, value in options.items() if name != "progress"}
+        about = (pipeline.to_job(), profile.path, profile.name, profile.metadata)
+        key = (cls, profile.sha256, repr((*about, profile.adjustments, sorted(asked.items()))))
+        known = _TRACED.pop(key, None)
+        if known is None:
+            begin = perf_counter()
+            known = super().trace(pipeline, profile, **options)
+            known.trace_seconds = perf_counter() - begin
+        _TRACED[key] = known
+        while len(_TRACED) > 1 and sum(map(_size, _TRACED.values())) > _MOST_KEPT:
+            _TRACED.pop(next(iter(_TRACED)))
+        found: Self = copy(known)
+        return found
 
     def plan(
         self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
@@ -64,6 +90,7 @@ class Frontier(Relaxation):
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
+        doubt_request(self, request)
         return search.solve(self, request, progress)
 
     def max_frequency_plan(self) -> Plan:
@@ -90,7 +117,8 @@ class Frontier(Relaxation):
         """
         request = Request.asking(**asked)
         effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
-        return search.ladder(self, request.model_copy(update={"effort": effort}), progress)
+        asked_for = request.model_copy(update={"effort": effort})
+        return search.ladder(self, asked_for, progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -108,7 +136,12 @@ class Frontier(Relaxation):
         return self.ladder()
 
     def sample_plans(
-        self, count: int, *, beyond: bool = False, progress: Progress | None = None
+        self,
+        count: int,
+        *,
+        beyond: bool = False,
+        moves: float = 1.0,
+        progress: Progress | None = None,
     ) -> list[Plan]:
         """Plans at `count` times spread over [T_min, T_star], ascending; for pictures and tables.
 
@@ -123,7 +156,7 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        candidates, plans = Candidates.of(self, Machine(), ()), list[Plan]()
+        candidates, plans = Candidates.of(self, Machine(), (), moves), list[Plan]()
         for time_ns in times:
             if progress is not None:
                 progress(len(times) - len(plans), 0)
@@ -142,6 +175,20 @@ class Frontier(Relaxation):
 
         return pd.DataFrame({"iteration_time_s": self.times, "energy_lower_bound_j": self.energies})
 
+    def plot(self, path: str | os.PathLike[str] | None = None, *, plans: int = 17) -> Figure:
+        """The frontier's picture, a matplotlib figure, with so many plans on the curve.
+
+        Args:
+            path: where to save it as well: .png, .svg or .pdf.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        figure: Figure = drawing("frontier").frontier_figure(self, self.sample_plans(plans))
+        if path is not None:
+            drawing("figures").save_figure(figure, path)
+        return figure
+
     def __repr__(self) -> str:
         return (
             f"Frontier({self.profile.name!r}, {self.pipeline.schedule}, T_min {self.min_time:.6g} "
@@ -150,6 +197,15 @@ class Frontier(Relaxation):
 
     def _repr_html_(self) -> str:
         return html_of("frontier", self)
+
+
+#: Frontiers traced, the last one last, with so many operations together.
+_TRACED: dict[tuple[object, ...], Any] = {}
+_MOST_KEPT = 50_000
+
+
+def _size(frontier: Frontier) -> int:
+    return len(frontier.pipeline.operations)
 
 
 def trace_frontier(
@@ -163,8 +219,11 @@ def trace_frontier(
     whole: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
-    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace."""
-    return Frontier.trace(
+    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
+
+    Warns (DoubtWarning) of times and powers that no training has.
+    """
+    frontier = Frontier.trace(
         pipeline,
         profile,
         blocking_power=blocking_power,
@@ -174,6 +233,8 @@ def trace_frontier(
         whole=whole,
         progress=progress,
     )
+    doubt_job(frontier)
+    return frontier
 
 
 def trace_job(
@@ -207,7 +268,7 @@ def trace_job(
 def plan_from_clocks(
     pipeline: Pipeline,
     profile: Profile,
-    clocks: Sequence[Sequence[int]],
+    clocks: Sequence[Sequence[int | tuple[int, str]]],
     *,
     frontier: Frontier | None = None,
     planner: str = "clocks",
@@ -219,8 +280,8 @@ def plan_from_clocks(
 
     Args:
         clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
-            no clock, or none for all such. Of rows that differ in config alone, the fastest is
-            taken.
+            no clock, or none for all such; or (MHz, config). Of rows that differ in config alone,
+            the fastest is taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -236,7 +297,7 @@ def plan_from_clocks(
 
 
 def _rows_at_clocks(
-    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int]]
+    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
 ) -> NDArray[np.int32]:
     """For each operation the fastest row of its table at a clock, (N,)."""
     operations, rows = problem.pipeline.operations, []
@@ -256,13 +317,16 @@ def _rows_at_clocks(
                 f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
                 f"{sum(controlled)} control a clock"
             )
-        for op, table, mhz in zip(operations[first:last], tables, given, strict=True):
+        for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
+            mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
             # Rows stand by time, the fastest first.
-            same = np.flatnonzero(table.frequency_mhz == mhz)
-            if len(same) == 0:
+            at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
+            same = [row for row in at_clock if config in (None, table.config[row])]
+            if not same:
+                label = f" with config {config}" if config and at_clock else ""
                 raise InputError(
-                    f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {stage} is not a "
-                    f"clock of profile {profile.name} there"
+                    f"{mhz} MHz{label} for {op.instruction} {op.microbatch} of stage {stage} is "
+                    f"not a clock of profile {profile.name} there"
                 )
-            rows.append(int(same[0]))
+            rows.append(same[0])
     return np.array(rows, np.int32)
