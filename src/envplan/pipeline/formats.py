@@ -85,7 +85,8 @@ class Job(Model):
     """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
 
     Attributes:
-        forwards_ahead, extras, in_turn: as the job has them; Pipeline checks them.
+        forwards_ahead, microbatch_group, extras, in_turn: as the job has
+            them; Pipeline checks them.
         dag: a DAG document, for schedule `dag` alone.
     """
 
@@ -97,6 +98,7 @@ class Job(Model):
     chunks: Count | None = None
     p2p_latency_s: Latency | list[Latency] = 0.0
     forwards_ahead: Any = None
+    microbatch_group: Count | None = None
     extras: Any = None
     in_turn: Any = None
     dag: Any = None
@@ -262,6 +264,7 @@ def parse_job(document: object) -> tuple[Job, Dag | None]:
         "chunks": dag.num_chunks,
         "p2p_latency_s": 0,
         "forwards_ahead": None,
+        "microbatch_group": None,
         "extras": None,
         "in_turn": None,
     }

@@ -51,9 +51,16 @@ def replay_plan(
         InputError: the profile has changed, or the plan does not fit it or its own job.
     """
     check_reference(plan.profile, profile, force)
-    problem = problem_of(plan.job, as_referenced(plan.profile, profile))
+    profile = as_referenced(plan.profile, profile)
+    problem, planned = problem_of(plan.job, profile), machine_of(plan.job)
     check_operations(plan, problem.pipeline)
-    return problem.replay(stated_rows(plan, problem, profile), machine or machine_of(plan.job))
+    rows = stated_rows(plan, problem, profile)
+    if machine is None or machine == planned:
+        return problem.replay(rows, planned)
+    knobs = [(op.frequency_mhz, op.config) for stage in plan.stages for op in stage]
+    configs = {config for _, config in knobs}
+    retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
+    return retimed.replay(retimed.rows_at(knobs), machine)
 
 
 def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
@@ -162,7 +169,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         InputError: it has others already, or they cannot be made.
     """
     stated = reference.adjustments
-    wanted = Adjustments() if stated is None else Adjustments(**stated.model_dump())
+    wanted = stated or Adjustments()
     if profile.adjustments == wanted:
         return profile
     if profile.adjustments.makes_operations:
@@ -175,6 +182,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         wanted.backward_input_share,
         join_backward=wanted.joined_backward,
         raw=not wanted.smoothed,
+        by_parts=wanted.by_parts,
     )
 
 

@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -18,18 +18,22 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.options import (
+    DEFAULT_BLOCKING_POWER_W,
+    INCLUDES_RECOMPUTATION,
+    OptionTable,
+)
+from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
 from envplan.profile.smoothing import noise_is_clear
 
 if TYPE_CHECKING:
-    from envplan.pipeline import Pipeline
+    import pandas as pd
 
-#: What a GPU draws that waits, W, where a profile does not say; enough to see noise.
-_USUAL_WAITING_W: Final = 70.0
+    from envplan.pipeline import Pipeline
 
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
@@ -84,16 +88,18 @@ class Profile:
         self.blocking_power_w = contents.blocking_power_w
         self.num_ranks = contents.num_ranks
         self.stragglers = contents.stragglers
-        waiting = self.blocking_power_w or (_USUAL_WAITING_W,) * self.num_stages
+        waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
         self.noisy = noise_is_clear(contents.tables.values(), dict(enumerate(waiting)))
-        self.adjustments = Adjustments(smoothed=self.noisy and not raw)
+        # Parts of operations add up to the rows as they are.
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not contents.parts)
         self._content = content
         self._measured = contents.tables
+        self._parts = contents.parts
         self._spreads = contents.spreads
 
     @cached_property
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
-        return adjusted_tables(self._measured, self.adjustments)
+        return adjusted_tables(self._measured, self.adjustments, self._parts)
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -144,6 +150,25 @@ class Profile:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether it splits any operation into parts."""
+        return bool(self._parts)
+
+    def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
+        """This profile as it is where clocks come at another latency than it was made for.
+
+        Args:
+            configs: the options with clocks by part that are kept.
+            latency_ns: from a request until the clock changes, ns.
+        """
+        other = copy.copy(self)
+        other._tables = {
+            key: retimed(table, configs, latency_ns) if table.parts else table
+            for key, table in self._tables.items()
+        }
+        return other
+
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
 
@@ -186,6 +211,7 @@ class Profile:
         *,
         join_backward: bool = False,
         raw: bool | None = None,
+        by_parts: ByParts | None = None,
     ) -> Profile:
         """This profile with what can be derived from its rows, and what it was derived with.
 
@@ -201,6 +227,8 @@ class Profile:
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
             raw: whether the rows keep their noise; None: as they do now.
+            by_parts: how operations are made of their parts, as far as they have some and are not
+                derived from others; None: each has one clock.
 
         Raises:
             InputError: the share is not between 0 and 1, rows to be added have no frequency and
@@ -213,22 +241,58 @@ class Profile:
                 "--recompute out",
                 path=self.path,
             )
-        smoothed = self.adjustments.smoothed if raw is None else not raw
         other = copy.copy(self)
-        other.adjustments = Adjustments(recompute, backward_input_share, join_backward, smoothed)
+        other.adjustments = Adjustments.of(
+            recompute=recompute,
+            backward_input_share=backward_input_share,
+            joined_backward=join_backward,
+            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
+            smoothed=self.adjustments.smoothed if raw is None else not raw,
+        )
         other.__dict__.pop("_tables", None)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
         return other
 
-    def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
+    def _with_power(self, by_parts: ByParts) -> ByParts:
+        """The same, with the power of waiting that options are set against."""
+        known = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,)
+        power = by_parts.blocking_power_w
+        return by_parts.model_copy(
+            update={"blocking_power_w": max(known) if power is None else power}
+        )
+
+    def with_parts(self, by_parts: ByParts | None) -> Profile:
+        """This profile, adjusted as it is, with clocks by part where operations have parts.
+
+        Args:
+            by_parts: how; None: one clock an operation.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        now = self.adjustments
+        return self.adjusted(
+            now.recompute,
+            now.backward_input_share,
+            join_backward=now.joined_backward,
+            by_parts=by_parts,
+        )
+
+    def fitted(
+        self,
+        instructions: Iterable[str],
+        *,
+        recompute: bool = False,
+        by_parts: ByParts | None = None,
+    ) -> Profile:
         """This profile, adjusted as far as operations of these instructions need it.
 
         A backward that is split although the profile has only the whole is assumed to be half
         `backward_input`; one that is whole although the profile has only the parts is their sum.
 
         Args:
-            recompute: as for adjusted.
+            recompute, by_parts: as for adjusted.
 
         Raises:
             InputError: as for adjusted.
@@ -244,6 +308,7 @@ class Profile:
             recompute,
             DEFAULT_BACKWARD_INPUT_SHARE if split else None,
             join_backward="backward" in needed and lacks("backward"),
+            by_parts=by_parts,
         )
 
     @classmethod
@@ -270,9 +335,7 @@ class Profile:
         """
         paths = builtin_paths()
         if name not in paths:
-            raise InputError(
-                f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
-            )
+            raise InputError(unknown("built-in profile", name, paths))
         return cls.read_csv(paths[name], raw=raw)
 
     @classmethod
@@ -290,8 +353,8 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            "no such file, and no built-in profile of that name; give the path of a profile CSV "
-            f"or one of: {', '.join(paths)}",
+            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
+            "lists them)",
             path=path_or_name,
         )
 
@@ -328,6 +391,20 @@ class Profile:
             path=None,
             metadata=metadata or ProfileMetadata(),
             raw=True,
+        )
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: pd.DataFrame, *, name: str = "profile", metadata: ProfileMetadata | None = None
+    ) -> Profile:
+        """A profile of a table in memory, with the columns of a profile's file.
+
+        Raises:
+            InputError: as in from_rows.
+        """
+        rows = frame.astype(object).where(frame.notna(), "").itertuples(index=False, name=None)
+        return cls.from_rows(
+            rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
