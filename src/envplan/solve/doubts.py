@@ -40,9 +40,13 @@ def doubt_job(frontier: Relaxation) -> None:
             f"an iteration takes {duration_text(frontier.min_time)} at least; are the profile's "
             "times in seconds?"
         )
-    latency = np.max(np.asarray(pipeline.p2p_latency, float), initial=0.0)
+    # What a sidecar says was measured or identified: networks between nodes can be that slow.
+    latency, known = (
+        np.max(np.asarray(seconds, float), initial=0.0)
+        for seconds in (pipeline.p2p_latency, frontier.profile.metadata.job.p2p_latency_s)
+    )
     shortest = s_from_ns(int(min(table.time_ns[0] for table in problem.tables)))
-    if latency > shortest:
+    if latency > max(shortest, known):
         _warn(
             f"a transfer between stages takes {latency:g} s, longer than the shortest operation "
             f"({shortest:g} s); --p2p-latency takes units, as in 2ms"
