@@ -80,10 +80,10 @@ results: $(VENV)/.installed
 validate: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.validate
 
-# The oldest and the newest PyTorch that pyproject.toml allows, and the frameworks that run on CPUs,
-# in environments of their own below $ENVPLAN_COMPAT, which are built once.
+# The newest PyTorch (`make test` has the oldest that pyproject.toml allows) and the frameworks that
+# run on CPUs, in environments of their own below $ENVPLAN_COMPAT, which are built once.
 test-versions: $(VENV)/.installed-test
-	$(BIN)/python -m tools.compat docs/compatibility.md --only torch-oldest torch-newest frameworks
+	$(BIN)/python -m tools.compat docs/compatibility.md --only torch-newest frameworks
 
 # All of these, and the page that says what worked.
 compat: $(VENV)/.installed-test

@@ -62,10 +62,7 @@ def _megatron(task: str) -> str:
 
 
 ENVIRONMENTS = (
-    Environment(
-        "torch-oldest", (), torch="2.9.1", rows=(Row("PyTorch", "2.9.1", _TORCH, _NVIDIA),)
-    ),
-    Environment("torch-here", (), rows=(Row("PyTorch", "2.13", _TORCH),)),
+    Environment("torch-oldest", (), rows=(Row("PyTorch", "2.13", _TORCH),)),
     Environment(
         "torch-newest",
         ("torchtitan==0.3.0",),
