@@ -348,3 +348,20 @@ def test_more_ranks_than_a_file_holds_are_refused() -> None:
     plan = at(profile, pipeline, [780, 780], gpus_per_stage=10**4, replicas=10**4)
     with pytest.raises(InputError, match="holds at most"):
         applied(plan, profile)
+
+
+def test_a_stage_may_use_more_joules_than_64_bits_of_femtojoules_hold() -> None:
+    rows = [
+        (stage, instruction, mhz, 20.0 * 1000 / mhz, 6000.0 * mhz / 1000)
+        for stage in (0, 1)
+        for instruction in ("forward", "backward")
+        for mhz in (1000, 900)
+    ]
+    profile = Profile.from_rows(rows)
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan()
+    energies = applied(plan, profile).stage_energies
+    assert energies is not None
+    assert all(one.planned_j > 2**63 / 1e15 for one in energies)
+    assert sum(one.planned_j for one in energies) == pytest.approx(plan.energy)
+    before = plan.predicted.baseline.energy_j
+    assert sum(one.baseline_j for one in energies) == pytest.approx(before)

@@ -121,8 +121,8 @@ def apply_plan(
         stage_energies=[
             StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
             for planned_fj, baseline_fj in zip(
-                replay.stage_energies_fj.tolist(),
-                problem.replay(problem.max_frequency_rows).stage_energies_fj.tolist(),
+                replay.stage_energies_fj,
+                problem.replay(problem.max_frequency_rows).stage_energies_fj,
                 strict=True,
             )
         ],
