@@ -352,13 +352,13 @@ def test_more_ranks_than_a_file_holds_are_refused() -> None:
 
 def test_a_stage_may_use_more_joules_than_64_bits_of_femtojoules_hold() -> None:
     rows = [
-        (stage, instruction, mhz, 20.0 * 1000 / mhz, 6000.0 * mhz / 1000)
+        (stage, instruction, mhz, 2000 / mhz, 0.6 * mhz)
         for stage in (0, 1)
         for instruction in ("forward", "backward")
         for mhz in (1000, 900)
     ]
     profile = Profile.from_rows(rows)
-    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile).plan()
+    plan = trace_frontier(Pipeline("1f1b", 2, 16), profile).plan()
     energies = applied(plan, profile).stage_energies
     assert energies is not None
     assert all(one.planned_j > 2**63 / 1e15 for one in energies)
