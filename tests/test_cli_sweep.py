@@ -190,9 +190,8 @@ def test_quiet_says_nothing(folder: Path, sweep: Callable[..., Ran]) -> None:
     ran = sweep("sweep.toml", "--quiet", "--plot", "sweep.svg")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     drawn = (folder / "sweep.svg").read_text()
-    assert "8 plans" in drawn
-    assert "(modelled)" in drawn
-    for words in ("profile.csv, 2 microbatches", "profile.csv, 4 microbatches", "max_frequency"):
+    assert "8 plans of profile.csv (modelled)" in drawn
+    for words in ("2 microbatches", "4 microbatches", "maximum frequency"):
         assert words in drawn
 
 

@@ -133,7 +133,7 @@ def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) ->
         until = exact_seconds(comparison.straggler_time)
         print_columns(
             titled(f"Until a straggler is finished at {until} s", source),
-            _straggler_columns(comparison),
+            _columns(comparison, waiting=True),
             words=2,
         )
     if priced:
@@ -159,25 +159,44 @@ def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) ->
         say(note)
 
 
-def _columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column, signed_percent
+def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list[str]]:
+    """A row for each plan: of its iteration, or until a straggler is finished."""
+    from envplan.cli.output import column, config_counts, signed_percent
 
-    entries = comparison.entries
-    return {
-        **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries]),
-        "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries]),
-        "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
+    entries, sync = comparison.entries, comparison.straggler_time or 0.0
+    times = [entry.plan.iteration_time for entry in entries]
+    joules = [entry.plan.energy for entry in entries]
+    columns = _names(comparison)
+    if waiting:
+        joules = [entry.straggler_energy or 0.0 for entry in entries]
+        saved = [entry.straggler_savings_percent for entry in entries]
+        gaps = [100 * (entry.straggler_gap or 0.0) for entry in entries]
+        columns["time (s)"] = column([max(sync, time) for time in times])
+    else:
+        saved = [entry.savings_percent for entry in entries]
+        gaps = [100 * entry.plan.gap for entry in entries]
+        columns["time (s)"] = column(times)
+        columns["slower (%)"] = [signed_percent(entry.slowdown_percent) for entry in entries]
+    columns["energy (J)"] = column(joules)
+    columns["saved (%)"] = [f"{percent:.2f}" for percent in saved]
+    columns["gap (%)"] = [
         # A plan that is good only while everyone waits has its gap in the other table.
-        "gap (%)": [
-            "-" if entry.point == "straggler" else f"{100 * entry.plan.gap:.3f}"
-            for entry in entries
-        ],
-        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
-        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
-        **_configs(entries),
-    }
+        "-" if entry.point == "straggler" and not waiting else f"{gap:.3f}"
+        for entry, gap in zip(entries, gaps, strict=True)
+    ]
+    bloats = {"intrinsic (%)": [entry.intrinsic_j for entry in entries]}
+    if waiting:
+        bloats["extrinsic (%)"] = [entry.extrinsic_j for entry in entries]
+    for name, parts in bloats.items():
+        shares = zip(parts, joules, strict=True)
+        columns[name] = [f"{100 * part / whole if whole else 0.0:.2f}" for part, whole in shares]
+    if not waiting:
+        columns["planned in (s)"] = [f"{entry.planning_time:.2f}" for entry in entries]
+        # How often each plan chose which config, where operations have some.
+        counts = [config_counts(entry.plan) for entry in entries]
+        for config in sorted({config for one in counts for config in one}):
+            columns[f"config {config}"] = [str(one[config]) for one in counts]
+    return columns
 
 
 def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
@@ -192,48 +211,11 @@ def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
     }
 
 
-def _configs(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """How often each plan chose which config, where operations have some."""
-    from envplan.cli.output import config_counts
-
-    counts = [config_counts(entry.plan) for entry in entries]
-    names = sorted({name for one in counts for name in one})
-    return {f"config {name}": [str(one[name]) for one in counts] for name in names}
-
-
-def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column
-
-    entries = comparison.entries
-    straggler = comparison.straggler_time or 0.0
-    energies = [entry.straggler_energy or 0.0 for entry in entries]
-    finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
-    return {
-        **_names(comparison),
-        "time (s)": column(finished),
-        "energy (J)": column(energies),
-        "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
-        "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
-        "intrinsic (%)": [
-            _share(entry.intrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
-        "extrinsic (%)": [
-            _share(entry.extrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
-    }
-
-
 def _names(comparison: Comparison) -> dict[str, list[str]]:
     return {
         "planner": [label(entry) for entry in comparison.entries],
         "schedule": [entry.plan.job.schedule for entry in comparison.entries],
     }
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole if whole else 0.0:.2f}"
 
 
 def label(entry: Entry) -> str:

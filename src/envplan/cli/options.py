@@ -202,14 +202,17 @@ class JobOptions(ParallelOptions):
         within = {} if self.parts_within is None else {"within": self.parts_within / 100}
         return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
-    def trace(self, *, quiet: bool) -> Frontier:
+    def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Args:
+            whole: now, not only what is asked for later.
 
         Raises:
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
-        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet)
+        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole)
 
     def trace_with(
         self,
@@ -219,6 +222,7 @@ class JobOptions(ParallelOptions):
         *,
         quiet: bool,
         full: bool = False,
+        whole: bool = True,
     ) -> Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
         from envplan.cli.output import progress_bar
@@ -232,6 +236,7 @@ class JobOptions(ParallelOptions):
                 gpus_per_stage=self.gpus_per_stage(profile),
                 replicas=replicas,
                 full=full,
+                whole=whole,
                 progress=progress,
             )
 

@@ -216,6 +216,7 @@ def trace_frontier(
     gpus_per_stage: int = 1,
     replicas: int = 1,
     full: bool = False,
+    whole: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
     """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
@@ -229,6 +230,7 @@ def trace_frontier(
         gpus_per_stage=gpus_per_stage,
         replicas=replicas,
         full=full,
+        whole=whole,
         progress=progress,
     )
     doubt_job(frontier)

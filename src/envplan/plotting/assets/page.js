@@ -310,7 +310,7 @@ function noteSavings(svg, data, area, x, y, factor) {
     note(best, at + 8, (from + to) / 2, "start");
   }
   const low = y.at(cheapest.energy / factor);
-  if (cheapest !== best) note(cheapest, Math.min(x.at(cheapest.time), area.right), low + 24 < area.bottom ? low + 20 : low - 12, "end");
+  if (cheapest !== best && area.width > 460) note(cheapest, Math.min(x.at(cheapest.time), area.right), low + 24 < area.bottom ? low + 20 : low - 12, "end");
 }
 
 function describePlan(plan, name) {
@@ -525,7 +525,7 @@ function legendOfTimeline(legend, data, range, text) {
   if (kinds.has("backward") || kinds.has("backward_input")) entry("", "var(--muted)", "backward (high)");
   if (kinds.has("backward_weight")) entry("weight", "", "weight gradient");
   entry("", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "waiting that slower clocks could fill");
-  entry("", "radial-gradient(var(--unusable-mark) 1px,var(--unusable) 1.5px) 0 0/5px 5px", "other waiting");
+  entry("", "var(--unusable)", "other waiting");
   entry("outline", "transparent", "critical path");
   if (data.timelines.some((timeline) => timeline.chunks > 1)) html(legend, "span", "", `3${lowered(1)}: microbatch 3, chunk 1`);
 }
@@ -555,7 +555,7 @@ function drawTimeline(chart, view, range, key) {
   for (let stage = 0; stage < timeline.stages; stage++) c.fillText(narrow ? `s${stage}` : `stage ${stage}`, left - 8, stage * row + row / 2);
   c.save();
   c.beginPath(); c.rect(left, 0, width - 10 - left, height); c.clip();
-  const fills = [hatch(c, "--unusable", "--unusable-mark", false), hatch(c, "--usable", "--usable-mark", true)];
+  const fills = [css("--unusable"), hatch(c, "--usable", "--usable-mark")];
   for (const [stage, begin, end, usable] of timeline.bubbles) {
     if (end < view.from || begin > view.to) continue;
     // Only the part that the operation before it could fill is coloured.
@@ -609,13 +609,13 @@ function timeAxis(c, x, view, at, width) {
   for (const [value, text] of ticks(view.from, view.to, width / 120)) c.fillText(`${text} s`, Math.min(x.at(value), width - 18), at + 14);
 }
 
-function hatch(c, ground, mark, lines) {
+function hatch(c, ground, mark) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
   const t = tile.getContext("2d");
   t.fillStyle = css(ground); t.fillRect(0, 0, 8, 8);
-  t.fillStyle = t.strokeStyle = css(mark);
-  if (lines) { t.beginPath(); t.moveTo(0, 8); t.lineTo(8, 0); t.stroke(); } else t.fillRect(3, 3, 1.5, 1.5);
+  t.strokeStyle = css(mark);
+  t.beginPath(); t.moveTo(0, 8); t.lineTo(8, 0); t.stroke();
   return c.createPattern(tile, "repeat");
 }
 
