@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from envplan.check import check_file
 from envplan.cluster import read_slowdowns
 from envplan.costs.rates import read_rate
-from envplan.enforce.freqplan import FrequencyPlan, parse_zeus
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.given_clocks import read_clocks
 from envplan.errors import EnvplanError
 from envplan.frontier_file import FrontierFile, read_rows
@@ -81,7 +81,6 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "serving clocks": (released("serving.clocks.json"), ".json", ServingApplied.load),
     "serving profile": (SERVING, ".csv", ServingProfile.read_csv),
     "Azure's trace": (AZURE, ".csv", Trace.read_csv),
-    "Zeus's schedule": (ZEUS, ".py", lambda path: parse_zeus(path.read_text(errors="replace"))),
     "lists of clocks": (ZEUS, ".py", lambda path: read_clocks(path, PIPELINE)),
     "table of clocks": (CLOCKS, ".csv", lambda path: read_clocks(path, PIPELINE)),
     "clocks of a plan": (

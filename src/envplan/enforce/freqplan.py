@@ -9,7 +9,6 @@ CSV, and the text file that the server of Zeus's pipeline frequency optimizer re
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import os
@@ -26,7 +25,7 @@ from envplan._documents import (
     read_json,
     readable_json,
 )
-from envplan._files import atomic_write, read_bounded
+from envplan._files import atomic_write
 from envplan._model import Model
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -44,8 +43,6 @@ __all__ = [
     "RankPlan",
     "StageClocks",
     "StageEnergy",
-    "parse_zeus",
-    "read_zeus",
 ]
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
@@ -212,15 +209,6 @@ class FrequencyPlan(Model):
                 f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
             )
         return self.ranks[rank]
-
-    def rung_for(self, straggler_time: float) -> LadderRung | None:
-        """The slowest rung that ends by the time a straggler does; None: stay with the plan.
-
-        Args:
-            straggler_time: iteration time of the slowest replica, s.
-        """
-        fitting = [rung for rung in self.ladder or [] if rung.iteration_time_s <= straggler_time]
-        return fitting[-1] if fitting else None
 
     def check_world(self, world_size: int) -> None:
         """That a job of so many ranks is the one this is for.
@@ -482,56 +470,6 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
         clock = mhz or clock
         schedule.append((instruction, clock))
     return schedule
-
-
-def read_zeus(path: str | os.PathLike[str]) -> list[list[tuple[str, int]]]:
-    """The schedule in a file for Zeus's server; nothing in it is executed.
-
-    Returns:
-        A list for each line of the schedule (a stage or a rank), of (instruction, MHz).
-
-    Raises:
-        InputError: the file cannot be read, is larger than 16 MiB or holds something else.
-    """
-    data = read_bounded(path, MAX_ZEUS_BYTES)
-    try:
-        return parse_zeus(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError("is not a schedule for Zeus: not UTF-8 text", path=path) from None
-    except InputError as error:
-        raise InputError(error.message, path=path, line=error.line) from None
-
-
-def parse_zeus(text: str) -> list[list[tuple[str, int]]]:
-    """As read_zeus, of text.
-
-    Raises:
-        InputError: it is no list of lists of (instruction, MHz).
-    """
-    try:
-        schedule = ast.literal_eval(text)
-    except SyntaxError as error:
-        raise InputError(
-            f"is not a schedule for Zeus, or cut short: {error.msg}", line=error.lineno
-        ) from None
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        raise InputError("is not a schedule for Zeus: it must hold nothing but literals") from None
-    if not isinstance(schedule, list) or not all(isinstance(line, list) for line in schedule):
-        raise InputError("is not a schedule for Zeus: it must be a list of lists")
-    for line, entries in enumerate(schedule):
-        for position, entry in enumerate(entries):
-            if not _is_zeus_entry(entry):
-                raise InputError(
-                    f"is not a schedule for Zeus: [{line}][{position}] is no (instruction, MHz)"
-                )
-    return schedule
-
-
-def _is_zeus_entry(entry: object) -> bool:
-    if not isinstance(entry, tuple) or len(entry) != 2:
-        return False
-    instruction, mhz = entry
-    return isinstance(instruction, str) and type(mhz) is int and 0 < mhz <= 10**6
 
 
 def write_schema() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from envplan._words import exact_seconds, significant
+from envplan.profile import changes_of
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan, StageClocks
@@ -47,7 +48,10 @@ def remarks(
             if format_ == "envplan"
             else f"the plan's ladder is left out: {format_} has no place for it"
         )
-    if any(operation.config for stage in plan.stages for operation in stage):
+    configs = {operation.config for stage in plan.stages for operation in stage}
+    if any(map(changes_of, configs)):
+        notes.append("parts of operations have clocks of their own, which hook_parts asks for")
+    if any(config and not changes_of(config) for config in configs):
         notes.append(
             f"the plan's configs are left out: {format_} has no place for them"
             if format_ == "zeus"
