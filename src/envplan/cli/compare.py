@@ -24,7 +24,7 @@ from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison, Entry
+    from envplan.planners import Comparison, Entry, PartsRow
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -98,6 +98,8 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
+    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+        parts = planners.beside_one_clock(frontier)
     if plot is not None:
         draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
@@ -106,14 +108,14 @@ def compare(
     )
     answer(
         show,
-        lambda: _document(comparison, with_costs),
-        lambda: _print(comparison, with_costs),
+        lambda: _document(comparison, with_costs, parts),
+        lambda: _print(comparison, with_costs, parts),
         written=[plot],
         then=["envplan", "advise", *typed(job)],
     )
 
 
-def _print(comparison: Comparison, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -131,7 +133,7 @@ def _print(comparison: Comparison, priced: list[Plan]) -> None:
         until = exact_seconds(comparison.straggler_time)
         print_columns(
             titled(f"Until a straggler is finished at {until} s", source),
-            _straggler_columns(comparison),
+            _columns(comparison, waiting=True),
             words=2,
         )
     if priced:
@@ -140,6 +142,9 @@ def _print(comparison: Comparison, priced: list[Plan]) -> None:
             costs[0].of_run(), [(one.iteration, one.run) for one in costs]
         )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    if parts:
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -154,57 +159,55 @@ def _print(comparison: Comparison, priced: list[Plan]) -> None:
         say(note)
 
 
-def _columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column, signed_percent
+def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list[str]]:
+    """A row for each plan: of its iteration, or until a straggler is finished."""
+    from envplan.cli.output import column, config_counts, signed_percent
 
-    entries = comparison.entries
-    return {
-        **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries]),
-        "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries]),
-        "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
+    entries, sync = comparison.entries, comparison.straggler_time or 0.0
+    times = [entry.plan.iteration_time for entry in entries]
+    joules = [entry.plan.energy for entry in entries]
+    columns = _names(comparison)
+    if waiting:
+        joules = [entry.straggler_energy or 0.0 for entry in entries]
+        saved = [entry.straggler_savings_percent for entry in entries]
+        gaps = [100 * (entry.straggler_gap or 0.0) for entry in entries]
+        columns["time (s)"] = column([max(sync, time) for time in times])
+    else:
+        saved = [entry.savings_percent for entry in entries]
+        gaps = [100 * entry.plan.gap for entry in entries]
+        columns["time (s)"] = column(times)
+        columns["slower (%)"] = [signed_percent(entry.slowdown_percent) for entry in entries]
+    columns["energy (J)"] = column(joules)
+    columns["saved (%)"] = [f"{percent:.2f}" for percent in saved]
+    columns["gap (%)"] = [
         # A plan that is good only while everyone waits has its gap in the other table.
-        "gap (%)": [
-            "-" if entry.point == "straggler" else f"{100 * entry.plan.gap:.3f}"
-            for entry in entries
-        ],
-        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
-        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
-        **_configs(entries),
-    }
+        "-" if entry.point == "straggler" and not waiting else f"{gap:.3f}"
+        for entry, gap in zip(entries, gaps, strict=True)
+    ]
+    bloats = {"intrinsic (%)": [entry.intrinsic_j for entry in entries]}
+    if waiting:
+        bloats["extrinsic (%)"] = [entry.extrinsic_j for entry in entries]
+    for name, parts in bloats.items():
+        shares = zip(parts, joules, strict=True)
+        columns[name] = [f"{100 * part / whole if whole else 0.0:.2f}" for part, whole in shares]
+    if not waiting:
+        columns["planned in (s)"] = [f"{entry.planning_time:.2f}" for entry in entries]
+        # How often each plan chose which config, where operations have some.
+        counts = [config_counts(entry.plan) for entry in entries]
+        for config in sorted({config for one in counts for config in one}):
+            columns[f"config {config}"] = [str(one[config]) for one in counts]
+    return columns
 
 
-def _configs(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """How often each plan chose which config, where operations have some."""
-    from envplan.cli.output import config_counts
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
+    def saved(plan: Plan | None) -> str:
+        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
 
-    counts = [config_counts(entry.plan) for entry in entries]
-    names = sorted({name for one in counts for name in one})
-    return {f"config {name}": [str(one[name]) for one in counts] for name in names}
-
-
-def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column
-
-    entries = comparison.entries
-    straggler = comparison.straggler_time or 0.0
-    energies = [entry.straggler_energy or 0.0 for entry in entries]
-    finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
     return {
-        **_names(comparison),
-        "time (s)": column(finished),
-        "energy (J)": column(energies),
-        "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
-        "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
-        "intrinsic (%)": [
-            _share(entry.intrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
-        "extrinsic (%)": [
-            _share(entry.extrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
+        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
+        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
+        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
     }
 
 
@@ -213,10 +216,6 @@ def _names(comparison: Comparison) -> dict[str, list[str]]:
         "planner": [label(entry) for entry in comparison.entries],
         "schedule": [entry.plan.job.schedule for entry in comparison.entries],
     }
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole if whole else 0.0:.2f}"
 
 
 def label(entry: Entry) -> str:
@@ -258,7 +257,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
+def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
@@ -278,6 +277,16 @@ def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
             "iterations": len(comparison.envpipe.iterations),
             "stopped": comparison.envpipe.stopped,
         },
+        "by_parts": [
+            {
+                "switch_latency_s": row.switch_latency_s,
+                "deadline_s": row.deadline_s,
+                "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
+                "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                "gained_percent": row.gained_percent,
+            }
+            for row in parts
+        ],
         "advice": [advice_document(row) for row in comparison.advice],
         "published": None
         if published is None

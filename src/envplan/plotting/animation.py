@@ -121,24 +121,28 @@ def _frames(
         draw_frontier(curve, frontier, plans, joules, dot=4)
         (now,) = curve.plot([], [], "o", color="#6D28D9", markersize=11)
         drawn.legend(*curve.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+        headline = curve.set_title(" ", loc="left", color=GREEN, weight="bold")
+        per_s = _STAGES_IN / (window[1] - window[0])
+        shown[0].draw(stages, scale, window, per_s)
+        stages.set_xlabel("Time (s)")
+        drawn.draw_without_rendering()
+        drawn.set_layout_engine("none")  # nothing moves from frame to frame but the data
+        for moving in (stages, now, headline):
+            moving.set_animated(True)
+        canvas.draw()
+        ground = canvas.copy_from_bbox(drawn.bbox)
         for k, (plan, one) in enumerate(zip(plans, shown, strict=True)):
             if progress is not None:
                 progress(len(plans) - k, 0)
             stages.clear()
-            one.draw(stages, scale, window, _STAGES_IN / (window[1] - window[0]))
+            one.draw(stages, scale, window, per_s)
             stages.set_xlabel("Time (s)")
             now.set_data([plan.iteration_time], [plan.energy / joules])
             words = savings_note(plan).replace("\n", " ")
-            curve.set_title(
-                f"{plan.iteration_time:#.4g} s, {in_joules(plan.energy)}, {words}",
-                loc="left",
-                color=GREEN,
-                weight="bold",
-            )
-            if k == 0:
-                drawn.draw_without_rendering()
-                drawn.set_layout_engine("none")  # nothing moves from frame to frame but the data
-            canvas.draw()
+            headline.set_text(f"{plan.iteration_time:#.4g} s, {in_joules(plan.energy)}, {words}")
+            canvas.restore_region(ground)
+            for moving in (stages, now, headline):
+                drawn.draw_artist(moving)
             yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +37,6 @@ __all__ = [
     "save_figure",
     "shortened",
     "source_words",
-    "spread",
     "title",
     "workload_title",
 ]
@@ -191,8 +190,3 @@ def title(profile: Profile, pipeline: Pipeline, gpus: int) -> str:
     modelled = " (modelled)" if profile.metadata.source == "modelled" else ""
     named = workload_title(profile, gpus * pipeline.num_stages) + modelled
     return f"{named}\n{job_line(pipeline, gpus)}"
-
-
-def spread(values: Sequence[float]) -> float:
-    """How far values lie apart; of equal ones, a tenth of them."""
-    return max(values) - min(values) or 0.1 * max(values) or 1.0

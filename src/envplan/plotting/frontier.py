@@ -15,7 +15,6 @@ from envplan.plotting.figures import (
     energy_unit,
     figure,
     label_axes,
-    spread,
     title,
 )
 
@@ -87,10 +86,10 @@ def frontier_figure(
         scale, _ = energy_unit(baseline.energy_j)
         draw_frontier(axes, frontier, plans, scale)
         if comparison is None:
+            _keep_limits(axes)
             _draw_savings(axes, plans, scale)
         else:
             _draw_others(axes, comparison, scale)
-        _set_limits(axes, frontier, plans, comparison, scale)
         _draw_ends(axes, frontier, scale)
         axes.set_title(title(frontier.profile, frontier.pipeline, frontier.num_gpus), loc="left")
         # Curves may be all over the axes.
@@ -123,6 +122,7 @@ def draw_frontier(
         "Iteration time (s), axis does not start at 0",
         f"Energy per iteration ({unit}),\naxis does not start at 0",
     )
+    axes.margins(0.08, 0.1)
     axes.ticklabel_format(useOffset=False, style="plain")
     axes.locator_params(nbins=7)
 
@@ -130,7 +130,7 @@ def draw_frontier(
 _UNITS: Final = [energy_unit(10 * factor) for factor in (1.0, 1e3, 1e6, 1e9)]
 
 
-def _mark(axes: Axes, look: Look, time: float, energy: float, label: str | None) -> None:
+def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:
     axes.plot(
         time,
         energy,
@@ -146,55 +146,35 @@ def _mark(axes: Axes, look: Look, time: float, energy: float, label: str | None)
 
 
 def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
-    """All planners' plans, their own frontiers, and a straggler."""
+    """All planners' plans, EnvPipe's bound, a straggler; and the planners' own frontiers, which may
+    run out on the right."""
     other = comparison.envpipe_frontier
     style: dict[str, Any]
     if other is not comparison.frontier:
-        look = LOOKS["envpipe"]
-        style = {"color": look.colour, "linewidth": 1.6, "linestyle": "--"}
-        axes.plot(
-            other.times, other.energies / scale, label="lower bound, EnvPipe's schedule", **style
-        )
-    for planner, points in comparison.curves.items():
-        times, energies = zip(*points, strict=True)
-        heights = [energy / scale for energy in energies]
-        axes.plot(times, heights, ".-", color=LOOKS[planner].colour, linewidth=1.2, markersize=4)
+        style = {"color": LOOKS["envpipe"].colour, "linewidth": 1.6, "linestyle": "--"}
+        label = "lower bound, EnvPipe's schedule"
+        axes.plot(other.times, other.energies / scale, label=label, **style)
     named = {BASELINE.name} & set(axes.get_legend_handles_labels()[1])
     for entry in comparison.entries:
         look = LOOKS[entry.planner]
-        label = None if look.name in named else look.name
+        label = "" if look.name in named else look.name
         _mark(axes, look, entry.plan.iteration_time, entry.plan.energy / scale, label)
         named.add(look.name)
     if comparison.straggler_time is not None:
         style = {"color": "#6D28D9", "linestyle": "--", "linewidth": 1.4}
         axes.axvline(comparison.straggler_time, label="straggler finished", **style)
+    _keep_limits(axes)
+    for planner, points in comparison.curves.items():
+        heights = [energy / scale for _, energy in points]
+        style = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
+        axes.plot([time for time, _ in points], heights, ".-", **style)
 
 
-def _set_limits(
-    axes: Axes,
-    frontier: Frontier,
-    plans: Sequence[Plan],
-    comparison: Comparison | None,
-    scale: float,
-) -> None:
-    """Around frontiers and plans, with room below for T_min and T_star; the planners' own frontiers
-    may run out on the right."""
-    curves = {id(frontier): frontier}
-    shown = [(p.predicted.baseline.iteration_time_s, p.predicted.baseline.energy_j) for p in plans]
-    times: list[float] = []
-    if comparison is not None:
-        other = comparison.envpipe_frontier
-        curves[id(other)] = other
-        own = [entry.plan for entry in comparison.entries]
-        shown += [(plan.iteration_time, plan.energy) for plan in own]
-        times += [] if comparison.straggler_time is None else [comparison.straggler_time]
-    times += [time for time, _ in shown]
-    times += [time for curve in curves.values() for time in curve.times.tolist()]
-    energies = [energy for _, energy in shown]
-    energies += [energy for curve in curves.values() for energy in curve.energies.tolist()]
-    width, height = spread(times), spread(energies)
-    axes.set_xlim(min(times) - 0.06 * width, max(times) + 0.08 * width)
-    axes.set_ylim((min(energies) - 0.22 * height) / scale, (max(energies) + 0.12 * height) / scale)
+def _keep_limits(axes: Axes) -> None:
+    """Fix the axes around what is drawn so far, with room below for T_min and T_star."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_xlim(left, right)
+    axes.set_ylim(low - 0.16 * (high - low), high)
 
 
 def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from envplan.plotting.figures import energy_unit, made
 from envplan.plotting.frontier import frontier_figure, plans_along
+from envplan.plotting.page import table
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -39,20 +40,16 @@ def plan_html(plan: Plan) -> str:
     before, after = plan.predicted.baseline, plan.predicted
     scale, unit = energy_unit(before.energy_j)
     rows = [
+        ("saved (%)", "", f"{after.savings_percent:.2f}"),
+        ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
         ("iteration time (s)", f"{before.iteration_time_s:.6g}", f"{after.iteration_time_s:.6g}"),
         (f"energy ({unit})", f"{before.energy_j / scale:.6g}", f"{after.energy_j / scale:.6g}"),
         ("average power (W)", f"{before.average_power_w:.5g}", f"{after.average_power_w:.5g}"),
-        ("saved (%)", "", f"{after.savings_percent:.2f}"),
-        ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
         ("certified gap (%)", "", f"{100 * after.gap:.3f}"),
     ]
     modelled = ", modelled" if plan.profile.source == "modelled" else ""
     name = html.escape(f"{plan.profile.name}{modelled}, planner {plan.planner}")
-    lines = "".join("<tr><th>{}</th><td>{}</td><td>{}</td></tr>".format(*row) for row in rows)
-    return (
-        f"<table><caption>{name}</caption><thead><tr><th></th><th>maximum frequency</th>"
-        f"<th>plan</th></tr></thead><tbody>{lines}</tbody></table>"
-    )
+    return f"<p>{name}</p>{table(('', 'maximum frequency', 'plan'), rows)}"
 
 
 def timeline_html(timeline: Timeline) -> str:

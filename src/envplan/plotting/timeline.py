@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from envplan.plotting.figures import figure, in_joules, in_watts, ink, title
+from envplan.replay import Parts
 from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Window = tuple[float, float]
 _COLOURS: Final = "cividis"  # in order of lightness, so it survives colour blindness and printing
 _COLOUR_LABELS: Final = {"frequency": "SM clock (MHz)", "power": "One GPU (W)"}
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
-_UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.95", "edgecolor": "0.72", "hatch": "..."}
+_UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
 _CRITICAL: Final = "#D55E00"
 _CONSTANT: Final = "0.55"
 _BAR: Final = 0.84
@@ -159,6 +160,8 @@ class Drawn:
     def __init__(self, timeline: Timeline, colour: Colour) -> None:
         self.timeline = timeline
         parts = timeline.replay.parts
+        if any(timed.slices[0].part for timed in timeline.operations):
+            parts = _slices(timeline)
         self.operation = parts.operation
         self.begin, self.end = parts.begin_ns / NS_PER_S, parts.end_ns / NS_PER_S
         self.clocked = parts.frequency_mhz > 0
@@ -193,30 +196,27 @@ class Drawn:
         kinds = self._kinds[self.operation]
         for kind in dict.fromkeys(kinds.tolist()):
             of_kind = seen[kinds[seen] == kind]
-            boxes: Any = self._boxes(of_kind, kind)
+            boxes = self._boxes(of_kind)
             hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
             bars = PolyCollection(boxes, facecolor=fills[of_kind], zorder=2, **edges, **hatch)
             axes.add_collection(bars)
             if kind != _HATCHED:
                 self._number(axes, of_kind, boxes, fills, inches_per_s)
         path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
-        outlines = [self._boxes(np.array([part]), kinds[part])[0] for part in path]
         width = 1.5 if edged else 0.7
         style: dict[str, Any] = {"facecolor": "none", "edgecolor": _CRITICAL, "linewidth": width}
-        axes.add_collection(PolyCollection(outlines, zorder=3, **style))
+        axes.add_collection(PolyCollection(self._boxes(path), zorder=3, **style))
         rows = len(self.timeline.stages)
         axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
         axes.set_ylim(rows - 0.5, -0.5)
         axes.set_xlim(*window)
         axes.tick_params(axis="y", length=0)
 
-    def _boxes(self, parts: NDArray[Any], kind: str) -> NDArray[np.float64]:
-        """Corners of bars, (n, 4, 2)."""
-        height = _BAR * _HEIGHTS.get(kind, 1.0)
-        low = self._stages[self.operation[parts]] + _BAR / 2 - height
-        left, right, high = self.begin[parts], self.end[parts], low + height
-        corners = ((left, low), (right, low), (right, high), (left, high))
-        return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+    def _boxes(self, parts: NDArray[Any]) -> Any:
+        operations = self.operation[parts]
+        heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self._kinds[operations]])
+        low = self._stages[operations] + _BAR / 2 - heights
+        return _boxes(self.begin[parts], self.end[parts], low, heights)
 
     def _number(
         self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
@@ -244,18 +244,36 @@ class Drawn:
                 )
 
     def _draw_bubbles(self, axes: Axes, window: Window) -> None:
-        """What no operation fills, hatched; what the operation before it could fill, otherwise."""
-        for look, index in ((_UNUSABLE, 0), (_USABLE, 1)):
-            for stage in range(len(self.timeline.stages)):
-                spans = [
-                    (bubble.start_ns / NS_PER_S, length / NS_PER_S)
-                    for bubble in self.timeline.bubbles
-                    if bubble.stage == stage
-                    and bubble.start_ns < window[1] * NS_PER_S
-                    and bubble.finish_ns > window[0] * NS_PER_S
-                    and (length := (bubble.finish_ns - bubble.start_ns, bubble.usable_ns)[index])
-                ]
-                axes.broken_barh(spans, (stage - _BAR / 2, _BAR), linewidth=0, zorder=1, **look)
+        """What no operation fills, grey; of that what the one before it could fill, hatched."""
+        from matplotlib.collections import PolyCollection
+
+        seen = [
+            (bubble.stage, bubble.start_ns, bubble.finish_ns, bubble.start_ns + bubble.usable_ns)
+            for bubble in self.timeline.bubbles
+            if bubble.start_ns < window[1] * NS_PER_S and bubble.finish_ns > window[0] * NS_PER_S
+        ]
+        for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
+            spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
+            if len(spans):
+                stages, begin, finish = spans.T
+                boxes: Any = _boxes(begin / NS_PER_S, finish / NS_PER_S, stages - _BAR / 2, _BAR)
+                axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
+
+
+def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
+    """Corners of bars, (n, 4, 2)."""
+    corners = ((left, low), (right, low), (right, low + height), (left, low + height))
+    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+
+
+def _slices(timeline: Timeline) -> Parts:
+    """What operations do at one clock each, parts with clocks of their own included."""
+    found = [
+        (i, -1, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+        for i, timed in enumerate(timeline.operations)
+        for one in timed.slices
+    ]
+    return Parts(*np.array(found, np.int64).T)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
@@ -287,7 +305,7 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
         title_fontsize="large",
         alignment="left",
         loc="outside upper left",
-        ncols=len(handles),
+        ncols=len(handles) if drawn.get_figwidth() >= _WIDTH_IN else 3,
         columnspacing=1.4,
     )
 

@@ -310,7 +310,7 @@ function noteSavings(svg, data, area, x, y, factor) {
     note(best, at + 8, (from + to) / 2, "start");
   }
   const low = y.at(cheapest.energy / factor);
-  if (cheapest !== best) note(cheapest, Math.min(x.at(cheapest.time), area.right), low + 24 < area.bottom ? low + 20 : low - 12, "end");
+  if (cheapest !== best && area.width > 460) note(cheapest, Math.min(x.at(cheapest.time), area.right), low + 24 < area.bottom ? low + 20 : low - 12, "end");
 }
 
 function describePlan(plan, name) {
@@ -525,7 +525,7 @@ function legendOfTimeline(legend, data, range, text) {
   if (kinds.has("backward") || kinds.has("backward_input")) entry("", "var(--muted)", "backward (high)");
   if (kinds.has("backward_weight")) entry("weight", "", "weight gradient");
   entry("", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "waiting that slower clocks could fill");
-  entry("", "radial-gradient(var(--unusable-mark) 1px,var(--unusable) 1.5px) 0 0/5px 5px", "other waiting");
+  entry("", "var(--unusable)", "other waiting");
   entry("outline", "transparent", "critical path");
   if (data.timelines.some((timeline) => timeline.chunks > 1)) html(legend, "span", "", `3${lowered(1)}: microbatch 3, chunk 1`);
 }
@@ -555,7 +555,7 @@ function drawTimeline(chart, view, range, key) {
   for (let stage = 0; stage < timeline.stages; stage++) c.fillText(narrow ? `s${stage}` : `stage ${stage}`, left - 8, stage * row + row / 2);
   c.save();
   c.beginPath(); c.rect(left, 0, width - 10 - left, height); c.clip();
-  const fills = [hatch(c, "--unusable", "--unusable-mark", false), hatch(c, "--usable", "--usable-mark", true)];
+  const fills = [css("--unusable"), hatch(c, "--usable", "--usable-mark")];
   for (const [stage, begin, end, usable] of timeline.bubbles) {
     if (end < view.from || begin > view.to) continue;
     // Only the part that the operation before it could fill is coloured.
@@ -579,6 +579,10 @@ function drawTimeline(chart, view, range, key) {
     c.globalAlpha = chart.hits.size && !chart.hits.has(i) ? 0.3 : 1;
     c.fillStyle = ops.mhz[i] ? rgb(colour) : css("--constant");
     c.fillRect(from, top, Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4), tall);
+    for (const [begin, end, mhz, watts] of wide > 12 ? timeline.parts[i] || [] : []) {
+      c.fillStyle = mhz ? rgb(cividis(shareOf(key === "mhz" ? mhz : watts, range))) : css("--constant");
+      c.fillRect(x.at(begin), top, x.at(end) - x.at(begin), tall);
+    }
     const bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 115;
     if (kind === "backward_weight" && wide > 4) stripe(c, from, top, wide, tall, bright);
     const text = ops.microbatch[i] + (timeline.chunks > 1 ? lowered(ops.chunk[i]) : "");
@@ -605,13 +609,13 @@ function timeAxis(c, x, view, at, width) {
   for (const [value, text] of ticks(view.from, view.to, width / 120)) c.fillText(`${text} s`, Math.min(x.at(value), width - 18), at + 14);
 }
 
-function hatch(c, ground, mark, lines) {
+function hatch(c, ground, mark) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
   const t = tile.getContext("2d");
   t.fillStyle = css(ground); t.fillRect(0, 0, 8, 8);
-  t.fillStyle = t.strokeStyle = css(mark);
-  if (lines) { t.beginPath(); t.moveTo(0, 8); t.lineTo(8, 0); t.stroke(); } else t.fillRect(3, 3, 1.5, 1.5);
+  t.strokeStyle = css(mark);
+  t.beginPath(); t.moveTo(0, 8); t.lineTo(8, 0); t.stroke();
   return c.createPattern(tile, "repeat");
 }
 
@@ -634,9 +638,11 @@ function placeOf(chart, event) {
   const box = chart.canvas.getBoundingClientRect(), { x, row } = chart.geometry;
   return { time: x.value(event.clientX - box.left), stage: Math.floor((event.clientY - box.top) / row) };
 }
-function describeOperation({ ops, kinds }, i) {
+function describeOperation({ ops, kinds, parts }, i, time) {
   const chunk = ops.chunk[i] ? `, chunk ${ops.chunk[i]}` : "";
+  const part = (parts[i] || []).find(([begin, end]) => begin <= time && time <= end);
   return [`${kinds[ops.kind[i]]} of microbatch ${ops.microbatch[i]}${chunk}, stage ${ops.stage[i]}`,
+    ...(part ? [`part ${part[4]}: ${part[2]} MHz, ${shown(part[3], 4)} W a GPU, ${shown(part[1] - part[0], 4)} s`] : []),
     ops.mhz[i] ? `${ops.mhz[i]} MHz, ${shown(ops.watts[i], 4)} W a GPU` : `no clock of its own, ${shown(ops.watts[i], 4)} W a GPU`,
     `${shown(ops.start[i], 6)} s to ${shown(ops.start[i] + ops.time[i], 6)} s (${shown(ops.time[i], 4)} s)`,
     `${shown(ops.watts[i] * ops.time[i], 4)} J a GPU`,
@@ -644,8 +650,8 @@ function describeOperation({ ops, kinds }, i) {
 }
 function operationAt(chart, event) {
   const i = indexAt(chart, event);
-  if (i >= 0) return describeOperation(chart.timeline, i).join("\n");
   const { stage, time } = placeOf(chart, event);
+  if (i >= 0) return describeOperation(chart.timeline, i, time).join("\n");
   for (const [of, begin, end, usable] of chart.timeline.bubbles)
     if (of === stage && begin <= time && time <= end)
       return `waits for ${shown(end - begin, 4)} s\n${usable ? `slower clocks before it could fill ${shown(usable, 3)} s of it` : "slower clocks before it save nothing more"}`;
