@@ -98,7 +98,9 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
         grown = after - before
         promise(grown < GROWTH_KIB, f"{who}: {before} KiB after a fifth, {grown:+d} KiB at the end")
     promise(waiting < 1000, f"{waiting} steps, requests and readings waited at the end")
-    left = threading.active_count() - (threads - 1)
+    deadline = time.monotonic() + 10.0
+    while (left := threading.active_count() - (threads - 1)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     promise(left == 0, f"{left} threads left")
     promise(fake.wait_until_free(10.0) is not None, "the clock was given back")
     dropped = shim._log.dropped

@@ -506,7 +506,7 @@ def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvm
     fake_nvml.gpu(1).mig = 1
     with pytest.raises(DeviceError, match="GPU 1: MIG is on"):
         Guard.start("nvml", 1)
-    with pytest.raises(DeviceError, match="there is no backend"):
+    with pytest.raises(DeviceError, match="backend"):
         Guard.start("cuda", 0)
     assert fake_nvml.clock_changes() == fake_nvml.clock_changes(1) == []
 

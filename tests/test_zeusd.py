@@ -283,7 +283,7 @@ def test_shim_uses_zeusd_where_its_socket_is_named(
     script = "from envplan.devices import DEFAULT_BACKEND; print(DEFAULT_BACKEND)"
     assert python_as(OTHER, script).stdout == "zeusd\n"
     ran = envplan("devices", "--backend", "zeusd", "--json", cwd=tmp_path)
-    assert [gpu["refusal"] for gpu in json.loads(ran.out)] == [None] * 4
+    assert [gpu["refusal"] for gpu in json.loads(ran.out)["gpus"]] == [None] * 4
 
 
 def test_zeusd_that_ends_is_a_clock_error_and_training_goes_on(

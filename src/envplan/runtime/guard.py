@@ -177,7 +177,9 @@ class Guard:
         }
         process, requests = _start_process(arguments)
         try:
-            info = _device_info(_heard(process, "info", _START_TIMEOUT_S))
+            fields = _heard(process, "info", _START_TIMEOUT_S)
+            clocks = tuple(fields["supported_clocks"])
+            info = DeviceInfo(**{**fields, "supported_clocks": clocks})
             if check is not None:
                 check(info)
             requests.send(_REQUEST.pack(0, 0, _RESET), socket.MSG_NOSIGNAL)
@@ -471,10 +473,6 @@ def _said(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
-
-
-def _device_info(fields: Mapping[str, Any]) -> DeviceInfo:
-    return DeviceInfo(**{**fields, "supported_clocks": tuple(fields["supported_clocks"])})
 
 
 def _open_standard_streams() -> None:
