@@ -69,7 +69,7 @@ def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["schedule", "list"]) == 0
     table = capsys.readouterr().out
     assert app._run(["schedule", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["schedules"]
     assert [entry["name"] for entry in listed] == list(SCHEDULES)
     for entry in listed:
         assert entry["name"] in table
