@@ -98,7 +98,7 @@ validate: $(VENV)/.installed-test
 # The newest PyTorch (`make test` has the oldest that pyproject.toml allows) and the frameworks that
 # run on CPUs, in environments of their own below $ENVPLAN_COMPAT, which are built once.
 test-versions: $(VENV)/.installed-test
-	$(BIN)/python -m tools.compat docs/compatibility.md --only torch-newest frameworks
+	$(BIN)/python -m tools.compat --only torch-newest frameworks
 
 # All of these, and the page that says what worked.
 compat: $(VENV)/.installed-test
