@@ -47,7 +47,7 @@ def promise(kept: bool, words: str) -> None:
 
 def resident_kib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
+    return int(status.partition("RssAnon:")[2].split()[0])  # not the state of the stand-in, a file
 
 
 def trouble(fake: FakeNvml, stop: threading.Event, chance: random.Random) -> None:

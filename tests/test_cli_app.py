@@ -106,6 +106,28 @@ def test_shells_complete_commands(
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("envplan solve a40-gpt3-1", {"a40-gpt3-1.3b-4stage", "a40-gpt3-1.3b-8stage"}),
+        ("envplan solve mine", {"mine.csv", "mine/"}),
+        ("envplan savings mine/", {"mine/deep.csv"}),
+        ("envplan solve --sched", {"--schedule"}),
+        ("envplan schedule e", {"export"}),
+    ],
+)
+def test_shells_complete_profiles_files_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, offered: set[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("mine.csv", "mine.txt", "mine/deep.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("_ENVPLAN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert set(envplan(cwd=tmp_path).out.split()) == offered
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["fly"], ["fly"]),

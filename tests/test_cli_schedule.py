@@ -276,7 +276,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["show", "zb", "-s", 2, "-m", 4], "did you mean zb-h1 or zb-v?"),
+        (["show", "zb", "-s", 2, "-m", 4], 'unknown schedule "zb"; known: 1f1b'),
         (["show", "1f1b", "-m", 4], "schedule 1f1b needs --pp/--stages"),
         (["show", "1f1b", "-s", 2], "schedule 1f1b needs --microbatches"),
         (["show", "1f1b", "-s", 0, "-m", 4], "--stages must be at least 1"),

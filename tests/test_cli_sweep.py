@@ -102,6 +102,49 @@ def test_parquet_holds_what_csv_holds(folder: Path, sweep: Callable[..., Ran]) -
         assert shown == as_text
 
 
+def test_what_is_best_and_what_varies_is_said(folder: Path, sweep: Callable[..., Ran]) -> None:
+    (folder / "sweep.toml").write_text(SWEEP)
+    ran = sweep("sweep.toml")
+    rows = table(folder / "sweep.csv")
+    document = json.loads(sweep("sweep.toml", "--json").out)
+    assert document["schema"] == "envplan/sweep/v1"
+    most = max(float(row["savings_percent"]) for row in rows)
+    assert document["best"][0]["savings_percent"] == most
+    shares = {(one["name"], one["value"]): one for one in document["by_what_varies"]}
+    for name in ("microbatches", "schedule"):
+        values = {row[name] for row in rows}
+        assert {value for known, value in shares if known == name} == (
+            values if len(values) > 1 else set()
+        )
+        for value in values if len(values) > 1 else ():
+            saved = [float(row["savings_percent"]) for row in rows if row[name] == value]
+            share = shares[name, value]
+            assert share["points"] == len(saved)
+            assert share["savings_percent"] == pytest.approx(sum(saved) / len(saved))
+            assert share["most_percent"] == max(saved)
+            assert f"{share['savings_percent']:.2f}" in ran.out
+    assert "next: envplan solve profile.csv --microbatches" in ran.out
+
+
+def test_parallelism_is_the_sidecars_unless_the_file_says_it(
+    folder: Path, sweep: Callable[..., Ran]
+) -> None:
+    sidecar = folder / "profile.meta.json"
+    known = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(known | {"tensor_parallel": 4, "job": {"replicas": 2}}))
+    grid = '[grid]\nprofiles = ["profile.csv"]\nmicrobatches = [4]\n'
+    (folder / "sweep.toml").write_text(grid)
+    sweep("sweep.toml")
+    (said,) = table(folder / "sweep.csv")
+    assert (said["gpus_per_stage"], said["replicas"]) == ("4", "2")
+    (folder / "sweep.toml").write_text(grid + "tp = 2\ncp = 3\ndp = 5\n")
+    sweep("sweep.toml")
+    (own,) = table(folder / "sweep.csv")
+    assert (own["gpus_per_stage"], own["replicas"]) == ("6", "5")
+    each = float(said["energy_j"]) / 8, float(own["energy_j"]) / 30
+    assert each[0] == pytest.approx(each[1])
+
+
 def test_failures_are_rows_and_are_said(folder: Path, sweep: Callable[..., Ran]) -> None:
     (folder / "sweep.toml").write_text(SWEEP + "target_times = [0.001]\n")
     ran = sweep("sweep.toml")

@@ -165,7 +165,7 @@ def test_experts_move_the_weights_of_all_and_compute_with_a_few() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model_type": "lama"}, 'unknown model type "lama"; did you mean llama'),
+        ({"model_type": "lama"}, "did you mean llama?"),
         ({"hidden_size": None}, "column hidden_size: is missing"),
         ({"num_hidden_layers": 0}, "column num_hidden_layers: must be at least 1"),
         ({"num_attention_heads": "many"}, 'whole number from 0 to 10000000, not "many"'),

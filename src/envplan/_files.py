@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import io
 import json
 import os
 import secrets
@@ -33,7 +34,7 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
         InputError: the file cannot be read or is too large.
     """
     try:
-        with open(path, "rb", opener=_opened) as file:
+        with opened(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
@@ -44,8 +45,16 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     return data
 
 
-def _opened(path: str, flags: int) -> int:
-    """A descriptor for reading; a pipe is given up if nobody writes to it."""
+def opened(path: AnyPath) -> io.BufferedReader:
+    """A file to be read; a pipe is given up if nobody writes to it for a minute.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return open(path, "rb", opener=_opener)
+
+
+def _opener(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)

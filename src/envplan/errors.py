@@ -85,10 +85,18 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """What someone who typed a name that is not known may have meant, or all that are."""
-    names = list(known)
+    """All names that are known, if they are few, and what was meant by one that is not."""
+    listed, names = [], list(known)
     near = _nearest(name, names)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    if not near or len(names) <= _FEW:
+        listed.append(f"known: {', '.join(names)}")
+    if near:
+        listed.append(f"did you mean {' or '.join(near)}?")
+    return "; ".join(listed)
+
+
+#: Names that may all be listed in a line.
+_FEW = 24
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:

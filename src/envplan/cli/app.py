@@ -46,12 +46,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     # Looking for plugins of pydantic that others have installed takes longer than a small plan.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code = app(None if arguments is None else given, standalone_mode=False)
+        code = app(given, prog_name="envplan", standalone_mode=False)
         sys.stdout.flush()
         for doubt in state.doubts:  # an error stands alone
             print(f"envplan: warning: {doubt}", file=sys.stderr)
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
+    except SystemExit as done:  # a shell's completion ends so
+        return done.code if isinstance(done.code, int) else 0
     except (KeyboardInterrupt, Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -23,7 +24,7 @@ from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison, Entry
+    from envplan.planners import Comparison, Entry, PartsRow
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -97,6 +98,8 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
+    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+        parts = planners.beside_one_clock(frontier)
     if plot is not None:
         draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
@@ -105,14 +108,14 @@ def compare(
     )
     answer(
         show,
-        lambda: _document(comparison, with_costs),
-        lambda: _print(comparison, with_costs),
+        lambda: _document(comparison, with_costs, parts),
+        lambda: _print(comparison, with_costs, parts),
         written=[plot],
         then=["envplan", "advise", *typed(job)],
     )
 
 
-def _print(comparison: Comparison, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -139,6 +142,9 @@ def _print(comparison: Comparison, priced: list[Plan]) -> None:
             costs[0].of_run(), [(one.iteration, one.run) for one in costs]
         )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    if parts:
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -193,6 +199,18 @@ def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list
     return columns
 
 
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
+    def saved(plan: Plan | None) -> str:
+        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
+
+    return {
+        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
+        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
+        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
+    }
+
+
 def _names(comparison: Comparison) -> dict[str, list[str]]:
     return {
         "planner": [label(entry) for entry in comparison.entries],
@@ -239,7 +257,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
+def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
@@ -259,6 +277,16 @@ def _document(comparison: Comparison, priced: list[Plan]) -> dict[str, Any]:
             "iterations": len(comparison.envpipe.iterations),
             "stopped": comparison.envpipe.stopped,
         },
+        "by_parts": [
+            {
+                "switch_latency_s": row.switch_latency_s,
+                "deadline_s": row.deadline_s,
+                "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
+                "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                "gained_percent": row.gained_percent,
+            }
+            for row in parts
+        ],
         "advice": [advice_document(row) for row in comparison.advice],
         "published": None
         if published is None

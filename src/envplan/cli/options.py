@@ -137,10 +137,11 @@ def complete_profiles(incomplete: str) -> list[str]:
       --raw  Keep the noise of measured rows; default: where it is clear, it is taken out.
       --recompute  Activations are recomputed: add each stage's forward to its backward.
       --extra NAME[,NAME...]  Give the schedule operations beside forwards and backwards, as far
-          as the profile has rows for them: load, all_reduce, optimizer.
+          as the profile has rows for them: load, all_reduce, reduce_scatter, optimizer,
+          all_gather.
       --one-clock  Give every operation one clock, though the profile splits some into parts.
       --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
-          energy on others no slower; default: 0.05, 0 leaves nothing out.
+          energy on others no slower; default: 0.5, 0 leaves nothing out.
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,
@@ -180,10 +181,15 @@ class JobOptions(ParallelOptions):
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        by_parts = self._by_parts(profile)
+        by_parts = self.by_parts(profile)
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
 
-    def _by_parts(self, profile: Profile) -> ByParts | None:
+    def by_parts(self, profile: Profile) -> ByParts | None:
+        """How operations are made of the parts that a profile splits them into; None: not at all.
+
+        Raises:
+            InputError: options contradict each other or the profile.
+        """
         from envplan.profile import ByParts
 
         if self.parts_within is not None and (self.one_clock or not profile.has_parts):
@@ -196,14 +202,19 @@ class JobOptions(ParallelOptions):
         within = {} if self.parts_within is None else {"within": self.parts_within / 100}
         return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
-    def trace(self, *, quiet: bool) -> Frontier:
+    def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Args:
+            whole: now, not only what is asked for later.
 
         Raises:
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
-        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet)
+        return self.trace_with(
+            profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole
+        )
 
     def trace_with(
         self,
@@ -213,6 +224,7 @@ class JobOptions(ParallelOptions):
         *,
         quiet: bool,
         full: bool = False,
+        whole: bool = True,
     ) -> Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
         from envplan.cli.output import progress_bar
@@ -226,6 +238,7 @@ class JobOptions(ParallelOptions):
                 gpus_per_stage=self.gpus_per_stage(profile),
                 replicas=replicas,
                 full=full,
+                whole=whole,
                 progress=progress,
             )
 

@@ -235,7 +235,13 @@ def _unused_rows(frontier: Frontier) -> str:
 
 def config_counts(plan: Plan) -> Counter[str]:
     """How often a plan chose which config; empty where operations have no configs."""
-    counts = Counter(op.config or "none" for stage in plan.stages for op in stage)
+    from envplan.profile import changes_of
+
+    counts = Counter(
+        "by part" if changes_of(op.config) else op.config or "none"
+        for stage in plan.stages
+        for op in stage
+    )
     return Counter() if counts.keys() <= {"none"} else counts
 
 

@@ -39,8 +39,6 @@ _HEADERS: Final = (
     *("valley (MHz)", "slower (%)", "saved (%)"),
 )
 _REPORT_PERIOD_S: Final = 60.0
-#: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
-_BYTES_PER_PARAMETER: Final = 18
 
 
 def _known_schedule(name: str, option_name: str) -> str:
@@ -71,6 +69,7 @@ def _known_schedule(name: str, option_name: str) -> str:
       --dtype TYPE  bfloat16, float16 or float32.
       --recompute  A backward does its forward again.
       --split-backward  Gradients of inputs and weights apart (zero bubble).
+      --parts  With --backend modelled: rows for each module of a layer.
     """,
     schedule=_known_schedule,
     dtype=one_of(*_PRECISIONS),
@@ -92,6 +91,7 @@ class WorkOptions:
     dtype: str = "bfloat16"
     recompute: bool = False
     split_backward: bool = False
+    parts: bool = False
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs."""
@@ -273,6 +273,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         precision=_PRECISIONS[work.dtype],
         split_backward=work.split_backward,
         schedule=_schedule(work),
+        parts=work.parts,
     )
     if output.exists():
         there = ProfileMetadata.read_json(output.with_suffix(".meta.json"))
@@ -310,6 +311,11 @@ def _measure(
     if work.cp > 1:
         raise InputError(
             "--cp is not measured: measure stages with the part of the sequence that one GPU has"
+        )
+    if work.parts:
+        raise InputError(
+            "--parts goes with --backend modelled; parts are measured inside a job, with "
+            "envplan.runtime's Profiler(parts=)"
         )
     if work.split_backward and work.recompute:
         raise InputError(
@@ -424,6 +430,7 @@ class _Reporter:
 
 def _print(profile: Profile) -> None:
     from envplan.cli.output import describe_profile, print_table, say, signed_percent, significant
+    from envplan.profiling.remarks import remarks
     from envplan.profiling.sweep import summarize_profile
 
     metadata = profile.metadata
@@ -455,67 +462,14 @@ def _print(profile: Profile) -> None:
         f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
         f"microbatches{of}, schedule {metadata.schedule}"
     )
-    for line in _notes(profile):
+    for line in remarks(profile):
         say(line)
-
-
-def _notes(profile: Profile) -> list[str]:
-    """What a user should know about the rows."""
-    extra = profile.metadata.extra
-    notes = []
-    if profile.metadata.source == "modelled":
-        notes.append("nothing was measured: the sidecar, .meta.json, says what the model assumes")
-    if count := extra.get("parameters"):
-        # What data-parallel replicas could share of it is not taken off.
-        held = count * _BYTES_PER_PARAMETER / profile.num_stages / 1e9
-        gpus = profile.metadata.gpus_per_stage
-        notes.append(
-            f"{count / 1e9:.4g} billion parameters: weights, gradients and Adam's state take about "
-            f"{held * (profile.metadata.job.chunks or 1) / gpus:.3g} GB a GPU unless replicas or "
-            "experts are spread further; activations come on top, and memory is not checked"
-        )
-    if extra.get("energy_source") == "integrated power":
-        notes.append("this GPU has no energy counter: energy is its power, sampled and summed up")
-    if resets := extra.get("counter_resets"):
-        notes.append(
-            f"the energy counter was set back {resets} times; what it spoiled was measured again"
-        )
-    if untold := extra.get("throttle_untold"):
-        notes.append(f"the driver does not tell why the clock is held back ({untold})")
-    if throttled := extra.get("rows_throttled"):
-        notes.append(f"the clock was held back during {throttled} rows; see the column throttle")
-    if over := extra.get("rows_over_target_error"):
-        notes.append(
-            f"{over} rows did not reach the standard error asked for within --time-limit; see "
-            "the columns time_std and energy_std"
-        )
-    if profile.blocking_power_w is not None:
-        watts = sum(profile.blocking_power_w) / len(profile.blocking_power_w)
-        kind = extra.get("blocking_power")
-        how = f": blocking power {kind}" if kind else " (modelled)"
-        notes.append(f"a GPU that waits draws {watts:.0f} W on average over the clocks{how}")
-    if communication := extra.get("communication"):
-        notes.append(str(communication))
-    if smoothed := extra.get("smoothed"):
-        notes.append(describe_smoothing(smoothed))
-    return notes
-
-
-def describe_smoothing(said: Mapping[str, Any]) -> str:
-    """What the sidecar says of a smoothed profile, in a line."""
-    if not said["rows_moved"]:
-        return "smoothed: no row moved, every operation's curves have their shape already"
-    return (
-        f"smoothed: {said['rows_moved']} rows moved, times by up to "
-        f"{100 * said['largest_change_of_time']:.2g}%, energies by up to "
-        f"{100 * said['largest_change_of_energy']:.2g}%; raw_time and raw_energy hold what was "
-        "measured"
-    )
 
 
 def _document(profile: Profile) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from envplan.profiling.remarks import remarks
     from envplan.profiling.sweep import summarize_profile
 
     return {
@@ -524,5 +478,5 @@ def _document(profile: Profile) -> dict[str, Any]:
         "gpu": profile.metadata.gpu,
         "workload": profile.metadata.workload,
         "stages": [asdict(summary) for summary in summarize_profile(profile)],
-        "notes": _notes(profile),
+        "notes": remarks(profile),
     }

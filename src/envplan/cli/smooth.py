@@ -43,8 +43,8 @@ def smooth(
       envplan frontier smooth.csv --microbatches 32
     """
     from envplan.cli.output import answer, describe_profile, say
-    from envplan.cli.profile import describe_smoothing
     from envplan.profile import Profile
+    from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
 
     check_outputs(output, plot)

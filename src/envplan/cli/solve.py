@@ -76,7 +76,7 @@ def solve(
     from envplan.cli.output import answer, progress_bar
     from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
-    frontier = job.trace(quiet=show.quiet)
+    frontier = job.trace(quiet=show.quiet, whole=False)
     refuse_overwriting(frontier.profile, output)
     request = request_of(frontier, target, how, clocks, costs)
     run: EnvPipeRun | None = None

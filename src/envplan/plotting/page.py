@@ -255,6 +255,21 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
             "slack": [s_from_ns(one.stretch_ns) for one in timed],
             "critical": [int(k in path) for k in range(len(timed))],
         },
+        # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
+        "parts": {
+            k: [
+                [
+                    s_from_ns(part.start_ns),
+                    s_from_ns(part.finish_ns),
+                    part.frequency_mhz,
+                    round(part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W), 3),
+                    part.part,
+                ]
+                for part in one.slices
+            ]
+            for k, one in enumerate(timed)
+            if one.slices[0].part
+        },
         "bubbles": [
             [
                 bubble.stage,

@@ -186,11 +186,10 @@ def _gap_cards(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
     """Money and carbon saved: over the run where its length is known, and in a year."""
-    from envplan.costs.savings import DEFAULT_PRICE, Site
+    from envplan.costs.savings import Site
 
     costs, cards = plan.costs, list[tuple[str, str, str]]()
     price = None if costs is None else costs.price
-    carbon = None if costs is None else costs.carbon
     unit = (costs.currency if costs else None) or (_CURRENCY if price is None else "currency units")
     if costs is not None and costs.run is not None:
         over = f"saved over the run of {costs.iterations:,} iterations, of"
@@ -203,14 +202,12 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
             cards.append((saved, f"{over} {before.carbon_g / 1000:,.4g} kg", "good"))
         saved = f"{before.energy_kwh - after.energy_kwh:,.5g} kWh"
         cards.append((saved, f"{over} {before.energy_kwh:,.5g} kWh", "good"))
-    site = Site.of(
-        price=DEFAULT_PRICE if price is None else price.mean,
-        carbon=None if carbon is None else carbon.mean,
-    )
+    site = Site() if costs is None else Site.of_run(costs.of_run())
     _, year = site.year(plan)
     gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
     assumed = " (assumed; say --price)" if price is None else ""
     money = f"saved in a year of {gpus} that always train, at {site.price:.4g} a kWh{assumed}"
+    money += f", {site.in_words()}" if site.in_words() else ""
     cards.append((f"{grouped(year.money)} {unit}", money, "good" if year.money > 0 else ""))
     if year.carbon_t is not None:
         saved = f"{grouped(year.carbon_t)} t CO2"

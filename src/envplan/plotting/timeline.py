@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from envplan.plotting.figures import figure, in_joules, in_watts, ink, title
+from envplan.replay import Parts
 from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class Drawn:
     def __init__(self, timeline: Timeline, colour: Colour) -> None:
         self.timeline = timeline
         parts = timeline.replay.parts
+        if any(timed.slices[0].part for timed in timeline.operations):
+            parts = _slices(timeline)
         self.operation = parts.operation
         self.begin, self.end = parts.begin_ns / NS_PER_S, parts.end_ns / NS_PER_S
         self.clocked = parts.frequency_mhz > 0
@@ -261,6 +264,16 @@ def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
     """Corners of bars, (n, 4, 2)."""
     corners = ((left, low), (right, low), (right, low + height), (left, low + height))
     return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+
+
+def _slices(timeline: Timeline) -> Parts:
+    """What operations do at one clock each, parts with clocks of their own included."""
+    found = [
+        (i, -1, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+        for i, timed in enumerate(timeline.operations)
+        for one in timed.slices
+    ]
+    return Parts(*np.array(found, np.int64).T)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:

@@ -24,6 +24,7 @@ from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     OptionTable,
+    Part,
 )
 from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
@@ -103,6 +104,13 @@ class Profile:
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
         return adjusted_tables(self._measured, self.adjustments, self._parts)
 
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation has a row at, MHz, ascending."""
+        return sorted(
+            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
+        )
+
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
 
@@ -151,6 +159,10 @@ class Profile:
         if self.adjustments.makes_operations:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
+
+    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
+        """The parts that the file splits an operation into, in order of execution; maybe none."""
+        return self._parts.get((stage, instruction), ())
 
     @property
     def has_parts(self) -> bool:

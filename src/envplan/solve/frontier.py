@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import MinHold
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan, target_of
 from envplan.plan.model import Target
-from envplan.profile import ByParts, Profile
+from envplan.profile import Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
@@ -92,29 +91,7 @@ class Frontier(Relaxation):
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
         doubt_request(self, request)
-        return search.solve(self.for_request(request), request, progress)
-
-    def for_request(self, request: Request) -> Frontier:
-        """This frontier, or where operations have clocks by part and the request's clocks come
-        late or must be held, that of the options which are left then."""
-        how, hold = self.profile.adjustments.by_parts, request.limit(MinHold)
-        if how is None:
-            return self
-        late = {
-            "switch_latency_s": request.switch_latency_s,
-            "min_hold_s": 0.0 if hold is None else hold.time_s,
-        }
-        asked = how.model_copy(update=late)
-        if asked == how:
-            return self
-        if asked not in self._by_parts:
-            profile = self.profile.with_parts(asked)
-            self._by_parts[asked] = self.retraced(self.pipeline, profile)
-        return self._by_parts[asked]
-
-    @cached_property
-    def _by_parts(self) -> dict[ByParts, Frontier]:
-        return {}
+        return search.solve(self, request, progress)
 
     def max_frequency_plan(self) -> Plan:
         """What happens without a plan: every operation at its highest frequency."""
@@ -141,7 +118,7 @@ class Frontier(Relaxation):
         request = Request.asking(**asked)
         effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
         asked_for = request.model_copy(update={"effort": effort})
-        return search.ladder(self.for_request(request), asked_for, progress)
+        return search.ladder(self, asked_for, progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -239,6 +216,7 @@ def trace_frontier(
     gpus_per_stage: int = 1,
     replicas: int = 1,
     full: bool = False,
+    whole: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
     """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
@@ -252,6 +230,7 @@ def trace_frontier(
         gpus_per_stage=gpus_per_stage,
         replicas=replicas,
         full=full,
+        whole=whole,
         progress=progress,
     )
     doubt_job(frontier)

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
+from envplan._files import opened
 from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     COMPUTATION,
@@ -229,7 +229,7 @@ def read_chrome_traces(
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
     try:
-        with Path(path).open("rb") as raw:
+        with opened(path) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw

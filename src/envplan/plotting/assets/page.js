@@ -579,6 +579,10 @@ function drawTimeline(chart, view, range, key) {
     c.globalAlpha = chart.hits.size && !chart.hits.has(i) ? 0.3 : 1;
     c.fillStyle = ops.mhz[i] ? rgb(colour) : css("--constant");
     c.fillRect(from, top, Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4), tall);
+    for (const [begin, end, mhz, watts] of wide > 12 ? timeline.parts[i] || [] : []) {
+      c.fillStyle = mhz ? rgb(cividis(shareOf(key === "mhz" ? mhz : watts, range))) : css("--constant");
+      c.fillRect(x.at(begin), top, x.at(end) - x.at(begin), tall);
+    }
     const bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 115;
     if (kind === "backward_weight" && wide > 4) stripe(c, from, top, wide, tall, bright);
     const text = ops.microbatch[i] + (timeline.chunks > 1 ? lowered(ops.chunk[i]) : "");
@@ -634,9 +638,11 @@ function placeOf(chart, event) {
   const box = chart.canvas.getBoundingClientRect(), { x, row } = chart.geometry;
   return { time: x.value(event.clientX - box.left), stage: Math.floor((event.clientY - box.top) / row) };
 }
-function describeOperation({ ops, kinds }, i) {
+function describeOperation({ ops, kinds, parts }, i, time) {
   const chunk = ops.chunk[i] ? `, chunk ${ops.chunk[i]}` : "";
+  const part = (parts[i] || []).find(([begin, end]) => begin <= time && time <= end);
   return [`${kinds[ops.kind[i]]} of microbatch ${ops.microbatch[i]}${chunk}, stage ${ops.stage[i]}`,
+    ...(part ? [`part ${part[4]}: ${part[2]} MHz, ${shown(part[3], 4)} W a GPU, ${shown(part[1] - part[0], 4)} s`] : []),
     ops.mhz[i] ? `${ops.mhz[i]} MHz, ${shown(ops.watts[i], 4)} W a GPU` : `no clock of its own, ${shown(ops.watts[i], 4)} W a GPU`,
     `${shown(ops.start[i], 6)} s to ${shown(ops.start[i] + ops.time[i], 6)} s (${shown(ops.time[i], 4)} s)`,
     `${shown(ops.watts[i] * ops.time[i], 4)} J a GPU`,
@@ -644,8 +650,8 @@ function describeOperation({ ops, kinds }, i) {
 }
 function operationAt(chart, event) {
   const i = indexAt(chart, event);
-  if (i >= 0) return describeOperation(chart.timeline, i).join("\n");
   const { stage, time } = placeOf(chart, event);
+  if (i >= 0) return describeOperation(chart.timeline, i, time).join("\n");
   for (const [of, begin, end, usable] of chart.timeline.bubbles)
     if (of === stage && begin <= time && time <= end)
       return `waits for ${shown(end - begin, 4)} s\n${usable ? `slower clocks before it could fill ${shown(usable, 3)} s of it` : "slower clocks before it save nothing more"}`;
