@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow soak fuzz lint format docs package bench profiles results validate clean
+.PHONY: demo test test-slow test-versions soak fuzz lint format docs package bench profiles results \
+	validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -93,6 +94,20 @@ results: $(VENV)/.installed
 # measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.
 validate: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.validate
+
+# The newest PyTorch (`make test` has the oldest that pyproject.toml allows) and the frameworks that
+# run on CPUs, in environments of their own below $ENVPLAN_COMPAT, which are built once.
+test-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tools.compat docs/compatibility.md --only torch-newest frameworks
+
+# All of these, and the page that says what worked.
+compat: $(VENV)/.installed-test
+	$(BIN)/python -m tools.compat docs/compatibility.md
+
+# All that needs a GPU, in ten minutes, into docs/gpu.md; no clock is set. SET_CLOCKS=--set-clocks
+# adds what sets clocks, never on a borrowed card. Without a GPU it runs against a stand-in.
+gpu: $(VENV)/.installed-test
+	$(BIN)/python -m tools.gpu_page docs/gpu.md $(SET_CLOCKS)
 
 clean:
 	rm -rf $(VENV) build out

@@ -262,6 +262,13 @@ def test_stages_that_take_turns_are_told_from_those_that_work_side_by_side(
     assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.2)
 
 
+@every_workload
+@pytest.mark.filterwarnings("error")
+def test_a_measured_job_is_traced_without_doubts(name: str) -> None:
+    profile = Profile.builtin(name)
+    trace_frontier(profile.pipeline().with_microbatches(8), profile)
+
+
 def test_the_shipped_job_of_t5_takes_turns_and_no_other_does() -> None:
     turns = {name: list(Profile.builtin(name).pipeline().in_turn) for name in WORKLOAD_PROFILES}
     assert turns.pop("sosp24-a40-t5-3b-8stage") == [3]

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from envplan.pipeline import Pipeline
 
-#: What a GPU draws that waits, W, where a profile does not say; enough to see noise.
-_USUAL_WAITING_W: Final = 70.0
-
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
 
@@ -92,9 +89,10 @@ class Profile:
         self.blocking_power_w = contents.blocking_power_w
         self.num_ranks = contents.num_ranks
         self.stragglers = contents.stragglers
-        waiting = self.blocking_power_w or (_USUAL_WAITING_W,) * self.num_stages
+        waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
         self.noisy = noise_is_clear(contents.tables.values(), dict(enumerate(waiting)))
-        self.adjustments = Adjustments(smoothed=self.noisy and not raw)
+        # Parts of operations add up to the rows as they are.
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not contents.parts)
         self._content = content
         self._measured = contents.tables
         self._parts = contents.parts
