@@ -94,7 +94,8 @@ def test_a_single_clock_has_the_colour_of_the_highest_and_the_only_tick() -> Non
     timeline = simulate(trace_frontier(Pipeline("1f1b", 1, 1), profile).plan(), profile)
     figure = timeline_figure(timeline)
     assert headline(figure).endswith("1 stage, 1 microbatch, 1 GPU")
-    colours = [bars.get_facecolor()[0].tolist() for bars in figure.axes[0].collections[2:4]]
+    bars = [each for each in figure.axes[0].collections if each.get_zorder() == 2]
+    colours = [each.get_facecolor()[0].tolist() for each in bars]
     assert colours == [pytest.approx(colormaps["cividis"](1.0))] * 2  # forwards, backwards
     assert figure.axes[-1].get_yticks().tolist() == [1740]
 

@@ -54,7 +54,9 @@ class Frontier(Relaxation):
     @classmethod
     def trace(cls, pipeline: Pipeline, profile: Profile, **options: Any) -> Self:
         """As Relaxation.trace. What was traced last in this process is not traced again."""
-        asked = {name: value for name, value in options.items() if name != "progress"}
+        # What is walked at first makes no difference: the rest is walked when it is asked for.
+        ways = ("progress", "whole")
+        asked = {name: value for name, value in options.items() if name not in ways}
         about = (pipeline.to_job(), profile.path, profile.name, profile.metadata)
         key = (cls, profile.sha256, repr((*about, profile.adjustments, sorted(asked.items()))))
         known = _TRACED.pop(key, None)
@@ -238,12 +240,17 @@ def trace_frontier(
 
 
 def trace_job(
-    job: Job, profile: Profile, progress: Progress | None = None, *, full: bool = False
+    job: Job,
+    profile: Profile,
+    progress: Progress | None = None,
+    *,
+    full: bool = False,
+    whole: bool = True,
 ) -> Frontier:
     """The frontier of a plan's job, traced anew.
 
     Args:
-        progress, full: as for trace_frontier.
+        progress, full, whole: as for trace_frontier.
 
     Raises:
         InputError: the job or its blocking power does not fit the profile.
@@ -256,6 +263,7 @@ def trace_job(
         gpus_per_stage=job.gpus_per_stage,
         replicas=job.replicas,
         full=full,
+        whole=whole,
         progress=progress,
     )
     if list(frontier.blocking_power_w) != job.blocking_power_w:
