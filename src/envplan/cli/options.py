@@ -212,9 +212,7 @@ class JobOptions(ParallelOptions):
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
-        return self.trace_with(
-            profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole
-        )
+        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole)
 
     def trace_with(
         self,
