@@ -12,7 +12,11 @@ constexpr double kFull = 1e9;      // s: a wait that tells that there is no plac
 constexpr double kTbtShare = 0.8;  // of the SLO that a batch without prompts may take
 constexpr int32_t kLeast = 128;    // prompt tokens of an iteration, at least
 constexpr double kBin = 0.1;       // s
-constexpr int kHalvings = 12;
+constexpr double kFine = 1.005;       // precision of a need
+constexpr double kLong = 0.99;        // quantile of the prompts whose own time a deadline must leave
+constexpr double kLeastSlack = 0.02;  // s
+constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
+constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
 constexpr int kLooked = 8;  // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
@@ -36,27 +40,35 @@ double Tables::prompt_power(double tokens) const {
   return between(prompt_w, std::min(tokens / grid, static_cast<double>(prompt_w.size() - 1)));
 }
 
-Replay::Replay(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
-               std::vector<Slo> slos, Options options)
-    : requests_(requests),
-      tables_(std::move(tables)),
-      sizes_(std::move(sizes)),
-      slos_(std::move(slos)),
+Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
+                 std::vector<Slo> slos)
+    : requests(requests), tables(std::move(tables)), sizes(std::move(sizes)),
+      slos(std::move(slos)) {
+  double tbt = this->slos.front().tbt_s;
+  for (const Slo& slo : this->slos) tbt = std::min(tbt, slo.tbt_s);
+  for (Size& size : this->sizes)
+    size.shared_chunk = room(size, this->tables[size.tables.back()], kTbtShare * tbt);
+}
+
+int32_t Service::room(const Size& size, const Tables& table, double most) const {
+  int32_t tokens = size.chunk;
+  while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
+  return tokens;
+}
+
+Replay::Replay(const Service& service, Options options)
+    : service_(service),
+      requests_(service.requests),
+      tables_(service.tables),
+      sizes_(service.sizes),
+      slos_(service.slos),
       options_(options),
-      shares_(slos_.size()),
+      home_(slos_.size(), -1),
       helpers_(slos_.size()) {
   std::vector<double> strict;
   for (const Slo& slo : slos_) strict.push_back(slo.ttft_s);
   std::sort(strict.begin(), strict.end());
   strict.erase(std::unique(strict.begin(), strict.end()), strict.end());
-  double tbt = slos_.front().tbt_s;
-  for (const Slo& slo : slos_) tbt = std::min(tbt, slo.tbt_s);
-  for (Size& size : sizes_) {
-    const Tables& table = tables_[size.tables.back()];
-    size.shared_chunk = size.chunk;
-    while (size.shared_chunk > kLeast && table.prompt_time(size.shared_chunk) > kTbtShare * tbt)
-      size.shared_chunk -= kLeast;
-  }
   levels_[0] = strict.front();
   levels_[1] = strict[strict.size() / 2];
   const auto slots = static_cast<std::size_t>(std::ceil(options_.end_s / options_.slot_s)) + 1;
@@ -127,10 +139,10 @@ void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
   if (serving) members_[pool].push_back(id);
 }
 
-void Replay::route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers) {
-  for (const Share& share : shares) know(share.pool);
-  for (const int32_t pool : helpers) know(pool);
-  shares_[klass] = std::move(shares);
+void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
+  know(pool);
+  for (const int32_t helper : helpers) know(helper);
+  home_[klass] = pool;
   helpers_[klass] = std::move(helpers);
 }
 
@@ -244,6 +256,12 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
     i.late.push_back(i.waiting.back());
     i.waiting.pop_back();
   }
+  while (i.late_begin < i.late.size() && i.late[i.late_begin].deadline + options_.squash_s < now_) {
+    const int32_t request = i.late[i.late_begin++].request;
+    i.queued[level(request)] -= std::max(1, requests_.input[request]);
+    ++squashed_;
+    done(request, false, false);
+  }
   const bool late = i.waiting.empty();
   if (late && i.late_begin == i.late.size()) return false;
   prompt = late ? i.late[i.late_begin] : i.waiting.front();
@@ -272,19 +290,12 @@ double Replay::iteration_limit(const Instance& i, const Tables& table) const {
          (table.step_s[batch] - table.step_s[1]);
 }
 
-int32_t Replay::room(const Instance& i, const Tables& table) const {
-  int32_t tokens = sizes_[i.size].chunk;
-  const double most = iteration_limit(i, table);
-  while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
-  return tokens;
-}
-
 bool Replay::begin_prompts(Instance& i) {
   i.pieces.clear();
   if (i.waiting.empty() && i.late_begin == i.late.size()) return false;
   const Tables& table = tables(i);
   const double most = iteration_limit(i, table);
-  int32_t room = this->room(i, table);
+  int32_t room = service_.room(sizes_[i.size], table, most);
   double growth = 0, whole = 0;
   Waiting prompt;
   while (room > 0 && pull(i, prompt)) {
@@ -386,7 +397,7 @@ void Replay::choose_clock(Instance& i) {
               [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
     for (; wanted < top; ++wanted) {
       const Tables& table = tables_[size.tables[wanted]];
-      const int32_t room = this->room(i, table);
+      const int32_t room = service_.room(size, table, iteration_limit(i, table));
       const double token_s = table.prompt_time(room) / room;
       // The present iteration may run at the old clock; then one after the other.
       double at = now_ + options_.clock_delay_s;
@@ -479,16 +490,8 @@ int32_t Replay::best_of(int32_t pool, int32_t request, double* wait) const {
 
 void Replay::arrive(int32_t request) {
   const uint8_t klass = requests_.taken[request];
-  std::vector<Share>& shares = shares_[klass];
-  int32_t chosen = -1;
   double wait = kNever;
-  if (!shares.empty()) {
-    Share* to = &shares[0];
-    for (Share& s : shares)
-      if (s.sent / s.share < to->sent / to->share) to = &s;
-    to->sent += 1;
-    chosen = best_of(to->pool, request, &wait);
-  }
+  int32_t chosen = home_[klass] < 0 ? -1 : best_of(home_[klass], request, &wait);
   const double left = requests_.arrival[request] + slos_[requests_.known[request]].ttft_s - now_;
   if (chosen < 0 || wait > left) {
     for (const int32_t pool : helpers_[klass]) {
@@ -522,39 +525,130 @@ void Replay::arrive(int32_t request) {
   }
 }
 
-double instances_needed(int64_t count, const double* arrival, const double* work,
-                        const uint8_t* level, const std::vector<double>& slack, double duration,
-                        double late) {
-  if (count == 0) return 0.0;
-  const auto bins = static_cast<std::size_t>(duration / kBin) + 2;
-  const std::size_t levels = slack.size();
-  // By bin and level: work of this level and all stricter ones, and requests of this level.
-  std::vector<double> arriving(bins * levels, 0.0), requests(bins * levels, 0.0);
-  double all = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    const auto bin = std::min(static_cast<std::size_t>(arrival[k] / kBin), bins - 1);
-    for (std::size_t l = level[k]; l < levels; ++l) arriving[bin * levels + l] += work[k];
-    requests[bin * levels + level[k]] += 1;
-    all += work[k];
-  }
-  const double allowed = late * static_cast<double>(count);
-  const auto too_late = [&](double instances) {
+std::array<int64_t, 9> Service::counts(double begin, double end) const {
+  std::array<int64_t, 9> found{};
+  const double* last = requests.arrival + requests.count;
+  const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
+  const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
+  for (auto k = from; k < to; ++k) ++found[requests.taken[k]];
+  return found;
+}
+
+namespace {
+
+// Work in bins, by how strict its SLO is, and how long it may wait.
+struct Queues {
+  std::size_t bins, levels;
+  std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
+  std::vector<double> requests;  // of a bin and level
+  std::vector<double> slack;     // of a level, s
+  double allowed;                // requests that may be late
+
+  bool too_late(double instances) const {
     std::vector<double> queue(levels, 0.0);
     double missed = 0;
+    const double served = instances * kBin;
     for (std::size_t bin = 0; bin < bins; ++bin)
       for (std::size_t l = 0; l < levels; ++l) {
-        queue[l] = std::max(0.0, queue[l] + arriving[bin * levels + l] - instances * kBin);
-        if (queue[l] > instances * slack[l]) missed += requests[bin * levels + l];
+        queue[l] = std::max(0.0, queue[l] + work[bin * levels + l] - served);
+        if (queue[l] > instances * slack[l]) {
+          missed += requests[bin * levels + l];
+          if (missed > allowed) return true;
+        }
       }
-    return missed > allowed;
-  };
-  double low = 0, high = std::max(1e-3, all / duration);
-  while (too_late(high)) low = high, high *= 2;
-  for (int k = 0; k < kHalvings; ++k) {
-    const double middle = 0.5 * (low + high);
-    (too_late(middle) ? low : high) = middle;
+    return false;
   }
-  return high;
+
+  // The least number of instances at which it is not too late, to a half percent.
+  double least(double mean) const {
+    double low = 0, high = std::max(1e-3, mean);
+    while (too_late(high)) low = high, high *= 2;
+    while (high > kFine * low && high > 1e-3) {
+      const double middle = 0.5 * (low + high);
+      (too_late(middle) ? low : high) = middle;
+    }
+    return high;
+  }
+};
+
+}  // namespace
+
+Need Service::need(double begin, double end, uint32_t classes, int32_t place, double late) const {
+  const Size& size = sizes[place];
+  const Tables& table = tables[size.tables.back()];
+  const double* last = requests.arrival + requests.count;
+  const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
+  const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
+  std::vector<int64_t> kept;
+  std::array<std::vector<int32_t>, 9> inputs;  // of each class
+  for (auto k = from; k < to; ++k)
+    if (classes >> requests.taken[k] & 1) {
+      kept.push_back(k);
+      inputs[requests.known[k]].push_back(requests.input[k]);
+    }
+  if (kept.empty()) return {0, 0, 0};
+  const double duration = end - begin;
+
+  std::vector<double> limits;
+  double tbt = kNever;
+  for (std::size_t c = 0; c < inputs.size(); ++c)
+    if (!inputs[c].empty()) {
+      limits.push_back(slos[c].ttft_s);
+      tbt = std::min(tbt, slos[c].tbt_s);
+    }
+  std::sort(limits.begin(), limits.end());
+  limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
+  const int32_t piece = room(size, table, kTbtShare * tbt);
+  const double token_s = table.prompt_time(piece) / piece;
+  const auto batches = static_cast<double>(table.step_s.size() - 2);
+  const double more_s = (table.step_s.back() - table.step_s[1]) / std::max(1.0, batches);
+  const double step_s = table.step_s[std::min<std::size_t>(16, table.step_s.size() - 1)];
+
+  Queues queues;
+  queues.levels = limits.size();
+  queues.bins = static_cast<std::size_t>(duration / kBin) + 2;
+  queues.work.assign(queues.bins * queues.levels, 0.0);
+  queues.requests = queues.work;
+  queues.allowed = late * static_cast<double>(kept.size());
+  std::array<std::size_t, 9> level{};
+  for (std::size_t l = 0; l < limits.size(); ++l) {
+    std::vector<int32_t> mine;
+    for (std::size_t c = 0; c < inputs.size(); ++c)
+      if (!inputs[c].empty() && slos[c].ttft_s == limits[l]) {
+        level[c] = l;
+        mine.insert(mine.end(), inputs[c].begin(), inputs[c].end());
+      }
+    const auto at =
+        static_cast<std::ptrdiff_t>(std::ceil(kLong * static_cast<double>(mine.size() - 1)));
+    std::nth_element(mine.begin(), mine.begin() + at, mine.end());
+    const double own = std::max(table.prompt_time(mine[at]), mine[at] * token_s);
+    queues.slack.push_back(
+        std::max(kLeastSlack, limits[l] - own - table.prompt_time(1) - 0.5 * kBin));
+  }
+
+  std::vector<double> held(static_cast<std::size_t>(duration / kMemoryBin) + 1, 0.0);
+  double busy = 0, stays = 0;
+  for (const int64_t k : kept) {
+    const double at = requests.arrival[k] - begin, output = requests.output[k];
+    const double work = requests.input[k] * token_s + output * more_s;
+    const auto bin = std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1);
+    const std::size_t l = level[requests.known[k]];
+    queues.work[bin * queues.levels + l] += work;
+    queues.requests[bin * queues.levels + l] += 1;
+    busy += work;
+    const double stay = work + output * step_s;
+    stays += stay;
+    held[std::min(static_cast<std::size_t>(at / kMemoryBin), held.size() - 1)] +=
+        (requests.input[k] + output) * stay / kMemoryBin;
+  }
+  for (std::size_t bin = 0; bin < queues.bins; ++bin)
+    for (std::size_t l = 1; l < queues.levels; ++l)
+      queues.work[bin * queues.levels + l] += queues.work[bin * queues.levels + l - 1];
+  const auto most =
+      static_cast<std::ptrdiff_t>(std::ceil((1 - late) * static_cast<double>(held.size() - 1)));
+  std::nth_element(held.begin(), held.begin() + most, held.end());
+  const double memory = held[most] / (kMemoryShare * size.kv_tokens);
+  return {std::max(queues.least(busy / duration), memory), busy / duration, stays / duration};
 }
 
 }  // namespace envplan::serving
