@@ -11,9 +11,12 @@ constexpr double kTiny = 1e-9;
 constexpr double kFull = 1e9;      // s: a wait that tells that there is no place
 constexpr double kTbtShare = 0.8;  // of the SLO that a batch without prompts may take
 constexpr int32_t kLeast = 128;    // prompt tokens of an iteration, at least
+constexpr double kBlocked = 0.25;  // of the TTFT SLO that a slow iteration may take
 constexpr double kBin = 0.1;       // s
 constexpr double kFine = 1.005;       // precision of a need
 constexpr double kLong = 0.99;        // quantile of the prompts whose own time a deadline must leave
+constexpr int32_t kGrain = 16;        // tokens: precision of that quantile
+constexpr int32_t kLengths = 1024;    // longer inputs count as of so many grains
 constexpr double kLeastSlack = 0.02;  // s
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
 constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
@@ -110,6 +113,7 @@ void Replay::know(int32_t pool) {
   const auto least = static_cast<std::size_t>(pool) + 1;
   members_.resize(std::max(members_.size(), least));
   pack_.resize(std::max(pack_.size(), least), false);
+  strict_.resize(pack_.size(), kNever);
 }
 
 void Replay::retire(int32_t id) {
@@ -143,6 +147,9 @@ void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
   know(pool);
   for (const int32_t helper : helpers) know(helper);
   home_[klass] = pool;
+  strict_.assign(strict_.size(), kNever);
+  for (std::size_t k = 0; k < home_.size(); ++k)
+    if (home_[k] >= 0) strict_[home_[k]] = std::min(strict_[home_[k]], slos_[k].ttft_s);
   helpers_[klass] = std::move(helpers);
 }
 
@@ -281,13 +288,15 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
   return true;
 }
 
-// Prompt tokens of one iteration: as many as keep the batch's tokens apart by no more than a share
-// of the SLO; without a batch the whole chunk.
+// How long an iteration may take, s. With a batch, it keeps the batch's tokens apart by no more than
+// a share of the SLO. Below the highest clock, a request that comes meanwhile must still be in time.
 double Replay::iteration_limit(const Instance& i, const Tables& table) const {
-  if (i.decoding.empty()) return kNever;
+  double most = kNever;
+  if (i.managed && &table != &fastest(i)) most = kBlocked * strict_[i.pool];
+  if (i.decoding.empty()) return most;
   const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
-  return kTbtShare * slos_[requests_.known[i.decoding.front().request]].tbt_s -
-         (table.step_s[batch] - table.step_s[1]);
+  return std::min(most, kTbtShare * slos_[requests_.known[i.decoding.front().request]].tbt_s -
+                            (table.step_s[batch] - table.step_s[1]));
 }
 
 bool Replay::begin_prompts(Instance& i) {
@@ -302,7 +311,7 @@ bool Replay::begin_prompts(Instance& i) {
     const int32_t length = std::max(1, requests_.input[prompt.request]);
     int32_t tokens = std::min(room, length - prompt.done);
     const double before = table.prompt_time(prompt.done);
-    if (!i.decoding.empty())  // long contexts take longer
+    if (most < kNever)  // long contexts take longer
       while (tokens > kLeast && growth + table.prompt_time(prompt.done + tokens) - before > most)
         tokens -= kLeast;
     growth += table.prompt_time(prompt.done + tokens) - before;
@@ -538,6 +547,7 @@ namespace {
 
 // Work in bins, by how strict its SLO is, and how long it may wait.
 struct Queues {
+  static constexpr std::size_t kMost = 9;  // levels
   std::size_t bins, levels;
   std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
   std::vector<double> requests;  // of a bin and level
@@ -545,16 +555,25 @@ struct Queues {
   double allowed;                // requests that may be late
 
   bool too_late(double instances) const {
-    std::vector<double> queue(levels, 0.0);
-    double missed = 0;
+    switch (levels) {  // the usual numbers, so that the compiler knows them
+      case 1: return too_late_of<1>(instances);
+      case 2: return too_late_of<2>(instances);
+      case 3: return too_late_of<3>(instances);
+      default: return too_late_of<kMost>(instances);
+    }
+  }
+
+  template <std::size_t kLevels>
+  bool too_late_of(double instances) const {
+    const std::size_t count = kLevels < kMost ? kLevels : levels;
+    double queue[kLevels] = {}, longest[kLevels];
+    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * slack[l];
     const double served = instances * kBin;
+    double missed = 0;
     for (std::size_t bin = 0; bin < bins; ++bin)
-      for (std::size_t l = 0; l < levels; ++l) {
-        queue[l] = std::max(0.0, queue[l] + work[bin * levels + l] - served);
-        if (queue[l] > instances * slack[l]) {
-          missed += requests[bin * levels + l];
-          if (missed > allowed) return true;
-        }
+      for (std::size_t l = 0; l < count; ++l) {
+        queue[l] = std::max(0.0, queue[l] + work[bin * count + l] - served);
+        if (queue[l] > longest[l] && (missed += requests[bin * count + l]) > allowed) return true;
       }
     return false;
   }
@@ -579,25 +598,24 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   const double* last = requests.arrival + requests.count;
   const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
   const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
-  std::vector<int64_t> kept;
-  std::array<std::vector<int32_t>, 9> inputs;  // of each class
+  uint32_t present = 0;  // classes that those are of
   for (auto k = from; k < to; ++k)
-    if (classes >> requests.taken[k] & 1) {
-      kept.push_back(k);
-      inputs[requests.known[k]].push_back(requests.input[k]);
-    }
-  if (kept.empty()) return {0, 0, 0};
+    if (classes >> requests.taken[k] & 1) present |= 1u << requests.known[k];
+  if (present == 0) return {0, 0, 0};
   const double duration = end - begin;
 
   std::vector<double> limits;
   double tbt = kNever;
-  for (std::size_t c = 0; c < inputs.size(); ++c)
-    if (!inputs[c].empty()) {
+  for (std::size_t c = 0; c < slos.size(); ++c)
+    if (present >> c & 1) {
       limits.push_back(slos[c].ttft_s);
       tbt = std::min(tbt, slos[c].tbt_s);
     }
   std::sort(limits.begin(), limits.end());
   limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
+  std::array<std::size_t, 9> level{};
+  for (std::size_t c = 0; c < slos.size(); ++c)
+    level[c] = std::lower_bound(limits.begin(), limits.end(), slos[c].ttft_s) - limits.begin();
   const int32_t piece = room(size, table, kTbtShare * tbt);
   const double token_s = table.prompt_time(piece) / piece;
   const auto batches = static_cast<double>(table.step_s.size() - 2);
@@ -609,37 +627,38 @@ Need Service::need(double begin, double end, uint32_t classes, int32_t place, do
   queues.bins = static_cast<std::size_t>(duration / kBin) + 2;
   queues.work.assign(queues.bins * queues.levels, 0.0);
   queues.requests = queues.work;
-  queues.allowed = late * static_cast<double>(kept.size());
-  std::array<std::size_t, 9> level{};
-  for (std::size_t l = 0; l < limits.size(); ++l) {
-    std::vector<int32_t> mine;
-    for (std::size_t c = 0; c < inputs.size(); ++c)
-      if (!inputs[c].empty() && slos[c].ttft_s == limits[l]) {
-        level[c] = l;
-        mine.insert(mine.end(), inputs[c].begin(), inputs[c].end());
-      }
-    const auto at =
-        static_cast<std::ptrdiff_t>(std::ceil(kLong * static_cast<double>(mine.size() - 1)));
-    std::nth_element(mine.begin(), mine.begin() + at, mine.end());
-    const double own = std::max(table.prompt_time(mine[at]), mine[at] * token_s);
-    queues.slack.push_back(
-        std::max(kLeastSlack, limits[l] - own - table.prompt_time(1) - 0.5 * kBin));
-  }
-
+  std::vector<std::array<int64_t, kLengths>> lengths(queues.levels);  // of inputs, in grains
   std::vector<double> held(static_cast<std::size_t>(duration / kMemoryBin) + 1, 0.0);
   double busy = 0, stays = 0;
-  for (const int64_t k : kept) {
-    const double at = requests.arrival[k] - begin, output = requests.output[k];
-    const double work = requests.input[k] * token_s + output * more_s;
-    const auto bin = std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1);
+  int64_t count = 0;
+  for (auto k = from; k < to; ++k) {
+    if (!(classes >> requests.taken[k] & 1)) continue;
+    ++count;
+    const double at = requests.arrival[k] - begin, input = requests.input[k],
+                 output = requests.output[k];
+    const double work = input * token_s + output * more_s, stay = work + output * step_s;
     const std::size_t l = level[requests.known[k]];
-    queues.work[bin * queues.levels + l] += work;
-    queues.requests[bin * queues.levels + l] += 1;
+    const auto place =
+        std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1) * queues.levels + l;
+    queues.work[place] += work;
+    queues.requests[place] += 1;
+    ++lengths[l][std::min(requests.input[k] / kGrain, kLengths - 1)];
     busy += work;
-    const double stay = work + output * step_s;
     stays += stay;
     held[std::min(static_cast<std::size_t>(at / kMemoryBin), held.size() - 1)] +=
-        (requests.input[k] + output) * stay / kMemoryBin;
+        (input + output) * stay / kMemoryBin;
+  }
+  queues.allowed = late * static_cast<double>(count);
+  for (std::size_t l = 0; l < queues.levels; ++l) {
+    int64_t mine = 0, seen = 0;
+    for (const int64_t some : lengths[l]) mine += some;
+    int32_t grain = 0;
+    while (static_cast<double>(seen += lengths[l][grain]) < kLong * static_cast<double>(mine))
+      ++grain;
+    const double tokens = (grain + 1) * kGrain;
+    const double own = std::max(table.prompt_time(tokens), tokens * token_s);
+    queues.slack.push_back(
+        std::max(kLeastSlack, limits[l] - own - table.prompt_time(1) - 0.5 * kBin));
   }
   for (std::size_t bin = 0; bin < queues.bins; ++bin)
     for (std::size_t l = 1; l < queues.levels; ++l)

@@ -104,6 +104,8 @@ def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
     """A column for each row, all different, with the least sum of costs."""
     from ortools.graph.python.linear_sum_assignment import SimpleLinearSumAssignment
 
+    if not costs:
+        return []
     square = np.zeros((len(costs[0]), len(costs[0])), dtype=np.int64)
     square[: len(costs)] = costs
     rows, columns = np.indices(square.shape)
@@ -172,8 +174,8 @@ def move_fleet(
         if found:
             transfers = (Transfer(part, devices[a], devices[b]) for part, a, b in found.transfers)
             found = replace(found, transfers=tuple(transfers))
-        tps = [tuple(instance.tp for instance in each) for each in (here, there)]
-        changes.append(NodeChange(node, *tps, found if there else None))
+        was, now = (tuple(instance.tp for instance in each) for each in (here, there))
+        changes.append(NodeChange(node, was, now, found if there else None))
     nodes = max(instance.node for instance in moved) + 1
     moved.sort(key=lambda instance: instance.instance)
     return after.model_copy(update={"instances": moved, "nodes": nodes}), sorted(changes)

@@ -69,7 +69,7 @@ class Overheads:
         """Until a new instance serves, s."""
         steps = ("new_vm", "distributed_setup", "download", "engine_setup", "install")
         saved = {step for name in self.ready for step in READY[name]}
-        return sum(getattr(self, step) for step in steps if step not in saved)
+        return sum(float(getattr(self, step)) for step in steps if step not in saved)
 
     @property
     def reshard(self) -> float:
@@ -291,7 +291,8 @@ class Machines:
         need, have = sum(sizes[s.size] for s in lacking), sum(gpus for _, gpus in left)
         part = 0  # GPUs that are re-sharded at a time
         if lacking and left:
-            part = max(max(sizes[s.size] for s in lacking), math.ceil(need / _PARTS))
+            largest = max(*(sizes[s.size] for s in lacking), *(gpus for _, gpus in left))
+            part = max(largest, math.ceil(need / _PARTS))
         fresh = min(max(0, need - have + part), self.gpus - self.in_use())
         first = now
         while lacking and sizes[lacking[0].size] <= fresh:

@@ -35,12 +35,7 @@ from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 from envplan.serving.tables import exists
 
-__all__ = [
-    "WEEKS",
-    "Trace",
-    "builtin_traces",
-    "make_week",
-]
+__all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]

@@ -183,10 +183,7 @@ def _short(fleet: FleetSpec, recent: Outlook) -> bool:
 
 
 def simulate(
-    profile: ServingProfile,
-    trace: Trace,
-    policy: str = "envplan",
-    settings: Settings | None = None,
+    profile: ServingProfile, trace: Trace, policy: str = "envplan", settings: Settings | None = None
 ) -> Simulation:
     """Replay a trace under a policy.
 
