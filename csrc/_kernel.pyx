@@ -80,6 +80,7 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         const int64_t* time
         const int64_t* energy
         const int32_t* clock
+        const int32_t* leaves
         const int32_t* nearest
         const int64_t* waiting
     cdef struct Part:
@@ -101,6 +102,20 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         void power_steps(vector[int64_t]*, vector[int64_t]*) except +
     void cpp_makespans "envplan::makespans"(
         const CppProblem&, const int32_t*, int64_t, const double*, int64_t, int64_t*) except +
+
+cdef extern from "parts.hpp" namespace "envplan" nogil:
+    cdef struct PartsProblem:
+        int32_t num_parts, num_clocks
+        const int32_t* option_begin
+        const int64_t* time
+        const int64_t* energy
+        const int32_t* config
+        const uint8_t* asks
+        int64_t latency, hold, waiting, slack
+    cdef struct Composed:
+        int64_t time, energy
+        vector[int32_t] options
+    vector[Composed] cpp_compose "envplan::compose"(const PartsProblem&, int64_t) except +
 
 cdef extern from "annealing.hpp" namespace "envplan" nogil:
     cdef struct Limits:
@@ -364,7 +379,8 @@ cdef class Problem:
         table: int32 (operations,), the option table of each.
         table_begin: int32 (tables + 1,), first row of each table.
         time, energy: int64 (rows,), ns, ascending within a table, and fJ.
-        clock: int32 (rows,), which clock, ascending in MHz; -1 where a row has none.
+        clock, leaves: int32 (rows,), which clock a row begins and ends at, ascending in MHz; -1
+            where it has none.
         nearest: int32 (rows, clocks), the row that stands for each at each clock.
         waiting: int64 (stages,), blocking power, uW.
 
@@ -379,8 +395,8 @@ cdef class Problem:
         self, const int32_t[::1] order, const int32_t[::1] stage_begin,
         const int32_t[::1] succ_begin, const int32_t[::1] succ, const int64_t[::1] succ_lag,
         const int32_t[::1] table, const int32_t[::1] table_begin, const int64_t[::1] time,
-        const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[:, ::1] nearest,
-        const int64_t[::1] waiting,
+        const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[::1] leaves,
+        const int32_t[:, ::1] nearest, const int64_t[::1] waiting,
     ):
         cdef ProblemArrays arrays
         if not (order.shape[0] == table.shape[0] == succ_begin.shape[0] - 1 > 0):
@@ -391,7 +407,7 @@ cdef class Problem:
             raise ValueError("succ_begin must span succ and succ_lag")
         if table_begin.shape[0] < 2 or not (
             table_begin[table_begin.shape[0] - 1] == time.shape[0] == energy.shape[0]
-            == clock.shape[0] == nearest.shape[0]
+            == clock.shape[0] == leaves.shape[0] == nearest.shape[0]
         ):
             raise ValueError("table_begin must span time, energy, clock and nearest")
         self.num_operations = <int>order.shape[0]
@@ -410,6 +426,7 @@ cdef class Problem:
         arrays.time = &time[0]
         arrays.energy = &energy[0]
         arrays.clock = &clock[0]
+        arrays.leaves = &leaves[0]
         arrays.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
         arrays.waiting = &waiting[0]
         self._problem = new CppProblem(arrays)
@@ -650,6 +667,62 @@ def max_flow(
         Status.kOptimal: "optimal", Status.kInfeasible: "infeasible", Status.kUnbounded: "unbounded"
     }[result.status]
     return status, result.value, flow[:arcs], side
+
+
+def compose(
+    const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
+    const int32_t[::1] config, const uint8_t[::1] asks, int64_t latency, int64_t hold,
+    int64_t waiting, int64_t slack, int64_t most,
+):
+    """All Pareto options of an operation from those of its parts; see parts.hpp.
+
+    Args:
+        option_end: int32 (parts, clocks), where each part's options at each clock end; they follow
+            each other by part and clock.
+        time, energy, config: int64, int64, int32 (options,), ns and fJ.
+        asks: uint8 (parts,).
+        latency, hold: ns.
+        waiting: uW.
+        slack: fJ.
+        most: choices that may be kept, of all fronts together.
+
+    Returns:
+        (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
+
+    Raises:
+        ValueError: there are more choices than that, or arrays differ in length.
+    """
+    cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
+    if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (
+        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0] == config.shape[0]
+    ):
+        raise ValueError("option_end must span the options")
+    begin = np.concatenate([[0], np.asarray(option_end).ravel()]).astype(np.int32)
+    cdef const int32_t[::1] b = begin
+    cdef PartsProblem problem
+    problem.num_parts = <int32_t>parts
+    problem.num_clocks = <int32_t>clocks
+    problem.option_begin = &b[0]
+    problem.time = &time[0]
+    problem.energy = &energy[0]
+    problem.config = &config[0]
+    problem.asks = &asks[0]
+    problem.latency, problem.hold = latency, hold
+    problem.waiting, problem.slack = waiting, slack
+    cdef vector[Composed] found
+    with nogil:
+        found = cpp_compose(problem, most)
+    times = np.empty(found.size(), np.int64)
+    energies = np.empty(found.size(), np.int64)
+    options = np.empty((found.size(), parts), np.int32)
+    cdef int64_t[::1] t = times
+    cdef int64_t[::1] e = energies
+    cdef int32_t[:, ::1] o = options
+    for k in range(<Py_ssize_t>found.size()):
+        t[k], e[k] = found[k].time, found[k].energy
+        for p in range(parts):
+            o[k, p] = found[k].options[p]
+    return times, energies, options
 
 
 cdef extern from "Python.h":

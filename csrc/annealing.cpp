@@ -152,7 +152,9 @@ ConstantClocks::ConstantClocks(const Problem& problem, const Limits& limits)
       // Of several the first, which is the fastest.
       for (Index row = best; row < problem.table_begin[t + 1]; ++row) {
         const auto distance = [&](Index r) { return std::abs(problem.rows[r].clock - k); };
-        if (distance(row) < distance(best)) best = row;
+        if (!problem.steady(best) || (problem.steady(row) && distance(row) < distance(best))) {
+          best = row;
+        }
       }
       row_at_.push_back(best);
     }
@@ -215,6 +217,7 @@ bool ConstantClocks::improve_table(Index stage, Index table) {
   if (alike.empty()) return false;
   bool any = false;
   for (Index row = problem_.table_begin[table]; row < problem_.table_begin[table + 1]; ++row) {
+    if (!problem_.steady(row)) continue;
     for (const Index i : alike) replay_.set_row(i, row);
     any |= keep_if_better();
   }

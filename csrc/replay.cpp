@@ -85,8 +85,11 @@ Problem::Problem(const ProblemArrays& a)
     require(a.time[row] >= 1 && a.time[row] <= kMostTime, "a row's time is out of range");
     require(a.energy[row] >= 0 && a.energy[row] <= kMostTime, "a row's energy is out of range");
     require(a.clock[row] >= -1 && a.clock[row] < num_clocks, "a row's clock is out of range");
+    require(a.leaves[row] >= -1 && a.leaves[row] < num_clocks &&
+                (a.leaves[row] < 0) == (a.clock[row] < 0),
+            "the clock that a row leaves is out of range");
     const Power power = (a.energy[row] + a.time[row] - 1) / a.time[row];
-    rows.push_back({a.time[row], a.energy[row], power, a.clock[row]});
+    rows.push_back({a.time[row], a.energy[row], power, a.clock[row], a.leaves[row]});
   }
   nearest.assign(a.nearest, a.nearest + static_cast<int64_t>(num_rows) * num_clocks);
   for (Index t = 0; t < num_tables; ++t) {
@@ -206,7 +209,7 @@ Replay::Whole Replay::whole(Index i, Index row) const {
 // The clock that a stage's last request leaves.
 Index Replay::clock_left(Index stage) const {
   for (Index k = problem_.stage_begin[stage + 1]; k-- > problem_.stage_begin[stage];) {
-    const Index left = clock(problem_.member[k]);
+    const Index left = problem_.rows[row_[problem_.member[k]]].leaves;
     if (left >= 0) return left;
   }
   return -1;
@@ -270,6 +273,7 @@ void Replay::work(Index i, Met* now, EachPart each) const {
     now->finish = ended(now->start, all.time);
     now->cost = all.energy - static_cast<Energy>(problem_.waiting[stage]) * all.time;
     each(planned, wanted, now->start, now->finish, all.energy);
+    leave(i, now);
     return;
   }
   Time at = now->start, left = 0;
@@ -304,6 +308,15 @@ void Replay::work(Index i, Met* now, EachPart each) const {
   } while (left > 0);
   now->finish = at;
   now->cost = energy - static_cast<Energy>(problem_.waiting[stage]) * (at - now->start);
+  leave(i, now);
+}
+
+// The clocks within operation i have all come when it ends.
+void Replay::leave(Index i, Met* now) const {
+  const Problem::Row& row = problem_.rows[row_[i]];
+  if (row.leaves == row.clock) return;
+  now->come = now->asked;
+  now->in_force = now->wanted = row.leaves;
 }
 
 void Replay::replay(Index i) {

@@ -9,6 +9,8 @@
 // the stage runs at the clock of the last request that has come. A stage begins an iteration with
 // the clock that its last request leaves, since iterations follow each other. A row of no clock
 // asks for none and runs as it is at any clock. Without latency every operation runs at its row.
+// A row may change clocks within itself, which its time and energy include: when it ends, the clock
+// that it leaves is in force.
 //
 // Another clock. At a clock that is not its row's, an operation runs by the row of its table that
 // stands for that clock (`nearest`). Where the clock changes during an operation, what is left of
@@ -57,6 +59,7 @@ struct ProblemArrays {
   const Time* time;            // (rows) ns, at least 1, ascending within a table
   const std::int64_t* energy;  // (rows) fJ
   const Index* clock;          // (rows) which clock, ascending in MHz; -1: none
+  const Index* leaves;         // (rows) the clock in force as it ends; -1 where it has none
   const Index* nearest;        // (rows * num_clocks) the row that stands for this one at a clock;
                                // anything where the row has no clock
   const Power* waiting;        // (num_stages) blocking power, uW
@@ -77,11 +80,17 @@ struct Problem {
     Time time;
     std::int64_t energy;
     Power power;
-    Index clock;
+    Index clock, leaves;
   };
 
   Index row_at(Index row, Index clock) const {
     return nearest[static_cast<std::int64_t>(row) * num_clocks + clock];
+  }
+
+  // Whether a row keeps its clock all along.
+  bool steady(Index row) const {
+    const Index at = rows[row].clock;
+    return at < 0 || row_at(row, at) == row;
   }
 
   Index num_operations, num_stages, num_tables, num_clocks;
@@ -197,6 +206,7 @@ class Replay {
   bool asks(Index i) const { return met_[i].asked == i; }
   Whole whole(Index i, Index row) const;
   Index clock_left(Index stage) const;
+  void leave(Index i, Met* now) const;
   Index next_request(Index come, Index asked) const;
   void enter(Index i, Met* now) const;
   template <class EachPart>

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from envplan.devices.modelled import ModelledGpu, gpu
+from envplan.runtime.locks import places
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "libnvidia-ml.c"
 KINDS = ("init", "lock", "reset", "energy", "power", "clock", "throttle", "limit", "handle")
@@ -49,6 +50,7 @@ class _Gpu(ctypes.Structure):
         ("energy_counter", ctypes.c_int32),
         ("mig", ctypes.c_int32),
         ("locked", ctypes.c_int32),
+        ("boost", ctypes.c_int32),
         ("hang", ctypes.c_uint32),
         ("throttle", ctypes.c_uint64),
         ("lock_delay_ns", ctypes.c_uint64),
@@ -181,7 +183,7 @@ class FakeNvml:
         """Let go of the file, and of the lock files; whatever hangs goes on."""
         for index in range(MAX_GPUS):
             self.hang(index=index)
-            for folder in (Path("/run/envplan"), Path(f"/tmp/envplan-{os.geteuid()}")):
+            for folder in places(os.geteuid()):
                 if uuid := self.gpu(index).uuid.decode():
                     (folder / f"{uuid}.lock").unlink(missing_ok=True)
         del self.state
@@ -218,6 +220,7 @@ def fake_library() -> Path:
     command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
     command += [f"-Wl,-soname,{library.name}", str(SOURCE), "-o", str(library)]
     subprocess.run(command, check=True)
+    folder.chmod(0o755)
     # The loader read LD_LIBRARY_PATH when this process began. A library that is loaded already is
     # found by its soname instead, so that here, too, nvidia-ml-py gets ours.
     loaded = ctypes.CDLL(str(library))

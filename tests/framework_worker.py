@@ -59,14 +59,20 @@ class Part(torch.nn.Module):
         return torch.tanh(self.linear(x if self.given is None else self.given))
 
 
-def megatron(folder: Path, *, chunks: int, profiled: bool = False) -> dict[str, Any]:
+#: Microbatches that go through a chunk before the next in a job that overlaps its transfers, too.
+GROUP = 3
+
+
+def megatron(
+    folder: Path, *, chunks: int, profiled: bool = False, grouped: bool = False
+) -> dict[str, Any]:
     """Megatron's own pipeline schedules, without and with the shim."""
     from megatron.core import parallel_state
     from megatron.core.enums import ModelType
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer import TransformerConfig
 
-    from envplan.runtime.megatron import follow, profile
+    from envplan.runtime.megatron import follow, profile, record
 
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *_: None
@@ -83,6 +89,9 @@ def megatron(folder: Path, *, chunks: int, profiled: bool = False) -> dict[str, 
         virtual_pipeline_model_parallel_size=virtual,
         pipeline_dtype=torch.float32,
         deallocate_pipeline_outputs=True,
+        microbatch_group_size_per_vp_stage=GROUP if grouped else None,
+        overlap_p2p_comm=grouped,
+        batch_p2p_comm=not grouped,
     )
 
     def batches(seed: int) -> Iterator[torch.Tensor]:
@@ -123,7 +132,7 @@ def megatron(folder: Path, *, chunks: int, profiled: bool = False) -> dict[str, 
     if profiled:
         return train(profile(folder / "profile.csv", **PROFILING))
     return {
-        "without": train(nullcontext()),
+        "without": train(record(folder / "pipeline.dag.json")),
         "with": train(follow(folder / "run.freqplan.json", every_request=True)),
     }
 
@@ -135,7 +144,7 @@ def deepspeed(folder: Path, *, profiled: bool = False) -> dict[str, Any]:
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
-    from envplan.runtime.deepspeed import follow, profile
+    from envplan.runtime.deepspeed import follow, profile, record
 
     # It would compile this one with the machine's C++ compiler, and does without.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -163,6 +172,8 @@ def deepspeed(folder: Path, *, profiled: bool = False) -> dict[str, Any]:
             plan = profile(engine, folder / "profile.csv", **PROFILING)
         elif shimmed:
             plan = follow(folder / "run.freqplan.json", engine, every_request=True)
+        else:
+            plan = record(engine, folder / "pipeline.dag.json")
         data = batches()
         losses = []
         with plan as shim:
@@ -183,6 +194,7 @@ def deepspeed(folder: Path, *, profiled: bool = False) -> dict[str, Any]:
 
 TASKS["megatron"] = lambda folder: megatron(folder, chunks=1)
 TASKS["megatron-interleaved"] = lambda folder: megatron(folder, chunks=2)
+TASKS["megatron-grouped"] = lambda folder: megatron(folder, chunks=2, grouped=True)
 TASKS["deepspeed"] = deepspeed
 TASKS["megatron-interleaved-profiled"] = lambda folder: megatron(folder, chunks=2, profiled=True)
 TASKS["deepspeed-profiled"] = lambda folder: deepspeed(folder, profiled=True)

@@ -166,7 +166,7 @@ def test_nothing_is_derived_that_the_rows_already_say() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_a_share_must_lie_between_nothing_and_everything(share: float) -> None:
-    with pytest.raises(InputError, match="must lie between 0 and 1"):
+    with pytest.raises(InputError, match="backward_input_share should be"):
         small_profile().adjusted(backward_input_share=share)
 
 

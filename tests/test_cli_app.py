@@ -11,24 +11,42 @@ import pytest
 from cli_helpers import COMMAND, assert_refused, envplan, installed, small_profile
 from envplan.cli import app
 
-HEAVY = ("numpy", "pandas", "ortools", "matplotlib", "rich")
+# What a command may import only once it needs it.
+HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
+OTHER_COMMANDS = {"envplan.cli.serving", "envplan.cli.profile", "envplan.serving"}
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("arguments", "needed"),
     [
-        "import envplan",
-        "from envplan.cli.app import _run; _run(['--help'])",
-        "from envplan.cli.app import _run; _run(['solve', '--help'])",
-        "from envplan.cli.app import _run; _run(['--version'])",
+        (None, set()),
+        (["--help"], set()),
+        (["solve", "--help"], {"pydantic"}),  # which typer uses, where it is installed
+        (["--version"], set()),
+        (["profiles"], {"rich", "pydantic", "numpy"}),
+        (["solve", "a40-gpt3-1.3b-4stage", "-m", "2"], {"rich", "pydantic", "numpy"}),
+        (["check", "plan.json"], {"rich", "pydantic", "numpy"}),
     ],
 )
-def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
-    code = f"import sys\n{statement}\nprint('MODULES', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = done.stdout.split("MODULES", 1)[1].split()
-    assert "envplan" in imported
-    assert not [module for module in HEAVY if module in imported]
+def test_nothing_heavy_is_imported_before_it_is_needed(
+    tmp_path: Path, arguments: list[str] | None, needed: set[str]
+) -> None:
+    if arguments == ["check", "plan.json"]:
+        assert envplan("solve", "a40-gpt3-1.3b-4stage", "-m", "2", cwd=tmp_path).code == 0
+    run = f"from envplan.cli.app import _run; assert _run({arguments}) == 0"
+    code = f"import sys, envplan\n{run if arguments else ''}\nprint('MODULES', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    imported = set(done.stdout.split("MODULES", 1)[1].split())
+    assert imported & HEAVY <= needed
+    assert not imported & OTHER_COMMANDS
+
+
+def test_help_lists_every_command_that_can_be_imported() -> None:
+    panels = app._PANELS.values()
+    for name in (name for panel in panels for name in panel):
+        assert app._run([name, "--help"]) == 0
 
 
 def test_public_names_are_all_there() -> None:
@@ -231,7 +249,9 @@ def test_slips_are_found_before_anything_is_written(
 
 def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     table = envplan("profiles", cwd=tmp_path)
-    listed = json.loads(envplan("profiles", "--json", cwd=tmp_path).out)
+    document = json.loads(envplan("profiles", "--json", cwd=tmp_path).out)
+    assert document["schema"] == "envplan/profiles/v1"
+    listed = document["profiles"]
     assert table.code == 0
     assert listed
     for profile in listed:

@@ -60,9 +60,9 @@ def test_with_a_straggler_costs_are_until_it_has_finished(
         assert spent.money == pytest.approx(0.3 * 1000 * joules / 3.6e6)
     assert app._run(["check", "plan.json"]) == 0
     assert "costs follow from" in capsys.readouterr().out
-    alone = plan.predicted.model_copy(update={"until_straggler": None})
+    alone = plan.target.model_copy(update={"straggler_time_s": None})
     with pytest.raises(InputError, match=r"costs\.iteration"):
-        check_costs(plan.model_copy(update={"predicted": alone}))
+        check_costs(plan.model_copy(update={"target": alone}))
     assert app._run(["solve", *rates, "--straggler-time", "2.5"]) == 0
     assert "iterations that last until the straggler has finished" in capsys.readouterr().out
     # One that is not slower than the plan changes nothing.
@@ -223,8 +223,6 @@ def test_replays_are_priced_on_average_and_waiting_too(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--price", "0.2", "--straggler", "1.2"), ("--straggler", "exclude each other")),
-        (("--price", "0.2", "--replica", "plan.json"), ("--replica does not go with --price",)),
         (("--price", "day.csv"), ("give --iterations",)),
         (("--currency", "EUR"), ("--currency goes with --price",)),
     ],
@@ -247,7 +245,7 @@ def test_planners_are_compared_by_what_their_runs_cost(
     work = ["compare", "--price", "day.csv", "--carbon", "400", "--iterations", "5000"]
     assert app._run(work) == 0
     said = capsys.readouterr().out
-    for words in ("The run: 5000 iterations, all GPUs, modelled", "cost (currency units)", "CO2"):
+    for words in ("The run: 5000 iterations, all GPUs, modelled", "cost (USD)", "CO2"):
         assert words in said
     assert app._run([*work, "--json"]) == 0
     planners = json.loads(capsys.readouterr().out)["planners"]
@@ -261,5 +259,42 @@ def test_without_a_price_planners_are_compared_as_ever(
 ) -> None:
     assert app._run(["compare", "--json"]) == 0
     assert not any("costs" in one for one in json.loads(capsys.readouterr().out)["planners"])
-    assert app._run(["compare", "--price", "1", "--straggler-slowdown", "5"]) == 2
-    assert "without a straggler" in capsys.readouterr().err
+
+
+def test_planners_are_compared_by_what_their_runs_cost_until_a_straggler_has_finished(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ["compare", "--price", "0.2", "--straggler-slowdown", "30", "--json"]
+    assert app._run(work) == 0
+    said = json.loads(capsys.readouterr().out)
+    for entry in said["planners"]:
+        pair = entry["costs"]["iteration"]
+        assert pair["plan"]["money"] == pytest.approx(0.2 * entry["straggler_energy_j"] / 3.6e6)
+        assert pair["plan"]["time_s"] == max(said["straggler_time_s"], entry["iteration_time_s"])
+        assert pair["max_frequency"]["time_s"] == said["straggler_time_s"]
+
+
+def test_clusters_and_unlike_replicas_are_priced_as_a_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solved()
+    prices = ["simulate", "--price", "0.2", "--carbon", "400", "--iterations", "1000", "--json"]
+
+    def replayed(*arguments: str) -> dict[str, Any]:
+        assert app._run([*prices, *arguments]) == 0
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return said
+
+    whole = replayed("--dp", "4", "--straggler", "1.3", "--strong-scaling", "1,2")["cluster"]
+    assert len(whole) == 3
+    for report in whole:
+        pair = report["costs"]["run"]
+        assert pair["plan"]["money"] == pytest.approx(200 * report["energy_j"] / 3.6e6)
+        assert pair["plan"]["time_s"] == pytest.approx(1000 * report["time_s"])
+        before = pair["max_frequency"]
+        assert before["carbon_g"] == pytest.approx(4e5 * report["baseline_energy_j"] / 3.6e6)
+    both = replayed("--replica", "plan.json")["replicas"]
+    assert both["costs"]["plan"]["money"] == pytest.approx(200 * both["energy_j"] / 3.6e6)
+    table = app._run([*prices[:-1], "--dp", "4", "--straggler", "1.3", "--currency", "EUR"])
+    assert table == 0
+    assert "The run: 1000 iterations, all GPUs" in capsys.readouterr().out

@@ -53,7 +53,7 @@ def test_devices_lists_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path:
     assert ran.code == 0, ran.err
     assert ran.out.count("NVIDIA A40") == 3
     assert "GPU 1: GPU is lost" in ran.out
-    found = json.loads(envplan("devices", "--json", cwd=tmp_path).out)
+    found = json.loads(envplan("devices", "--json", cwd=tmp_path).out)["gpus"]
     assert [entry["name"] for entry in found] == ["NVIDIA A40", None, "NVIDIA A40", "NVIDIA A40"]
     assert found[0].keys() == found[1].keys()
     assert found[1]["refusal"].startswith("GPU 1: GPU is lost")
@@ -63,7 +63,7 @@ def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     fake_nvml.fail("power", NOT_SUPPORTED)
-    (first, *_) = json.loads(envplan("devices", "--json", cwd=tmp_path).out)
+    (first, *_) = json.loads(envplan("devices", "--json", cwd=tmp_path).out)["gpus"]
     assert (first["name"], first["power_w"]) == ("NVIDIA A40", None)
     assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
@@ -74,7 +74,7 @@ def test_devices_json_has_all_clocks(
 ) -> None:
     fake_nvml.gpu(2).throttle = 0x4
     assert app._run(["devices", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["gpus"]
     assert [entry["index"] for entry in found] == [0, 1, 2, 3]
     assert found[0]["supported_clocks_mhz"] == list(range(210, 1741, 15))
     assert (found[0]["refusal"] is None) == _is_administrator()
@@ -88,7 +88,7 @@ def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
         assert key in ran.out
     one = json.loads(
         envplan("devices", "--backend", "modelled", "--gpu", "a40", "--json", cwd=tmp_path).out
-    )
+    )["gpus"]
     assert [entry["name"] for entry in one] == ["NVIDIA A40"]
     assert one[0]["clock_mhz"] is None
 
@@ -122,7 +122,7 @@ def test_reset_says_when_a_training_still_runs(
         out = capsys.readouterr().out
         assert f"its guard is process {guard.pid}" in out.splitlines()[1]
         assert app._run(["reset", "--json"]) == 0
-        outcomes = json.loads(capsys.readouterr().out)
+        outcomes = json.loads(capsys.readouterr().out)["gpus"]
     assert [outcome["guard"] for outcome in outcomes] == [None, guard.pid, None, None]
 
 
@@ -157,9 +157,9 @@ def test_reset_needs_no_place_for_locks(
     squatted = tmp_path / "squatted"
     squatted.mkdir(mode=0o777)
     squatted.chmod(0o777)
-    monkeypatch.setattr("envplan.runtime.locks._lock_folders", lambda _: [tmp_path / trouble / "x"])
+    monkeypatch.setattr("envplan.runtime.locks._names", lambda _: [(tmp_path / trouble, "x")])
     if trouble == "squatted":
-        monkeypatch.setattr("envplan.runtime.locks._lock_folders", lambda _: [squatted])
+        monkeypatch.setattr("envplan.runtime.locks._names", lambda _: [(tmp_path, "squatted")])
     fake_nvml.gpu(1).locked = 1005
     assert app._run(["reset"]) == 0
     assert fake_nvml.locked(1) is None

@@ -291,7 +291,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
         ),
         (
             ["import", "a.csv", "--format", "megatron"],
-            "torch-csv, deepspeed or chrome-trace",
+            "torch-csv, deepspeed, megatron or chrome-trace",
         ),
         (["import", "a.csv"], "--format"),
         (["import", "gone.csv", "--format", "torch-csv"], "gone.csv: cannot be read"),
@@ -311,7 +311,10 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             ["import", "t.json", "--format", "chrome-trace", "--map", "a=b", "--map", "a=c"],
             "--map a is given twice",
         ),
-        (["import", "t.json", "--format", "chrome-trace", "--keep", "load"], "--map keeps events"),
+        (
+            ["import", "t.json", "--format", "chrome-trace", "--keep", "load"],
+            "--keep goes with --format torch-csv or deepspeed",
+        ),
         (
             ["import", "t.json", *TRACE, "--map", "forward=f", "--placement", "w"],
             'the placement must be interleaved or v, not "w"',

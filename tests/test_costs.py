@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan import Frontier, Pipeline, trace_frontier
 from envplan.costs import (
+    Overheads,
     Run,
     check_costs,
     priced,
@@ -318,13 +319,26 @@ def test_no_time_on_the_relaxed_frontier_costs_less_than_its_minimum(data: st.Da
     iterations = max(1, int(longest / frontier.min_energy_time))
     span = frontier.min_energy_time_ns - frontier.min_time_ns
     latest_ns = frontier.min_time_ns + int(span * data.draw(st.floats(0, 1)))
-    run = Run(iterations=iterations, price=rate, deadline_s=s_from_ns(latest_ns * iterations))
-    best, best_ns = cheapest_times(frontier, run)[0]
+    more = Overheads(
+        pue=data.draw(st.floats(1, 3)),
+        host_power=data.draw(st.sampled_from([0.0, 150.0])),
+        gpu_hour=data.draw(st.sampled_from([0.0, 2.0])),
+    )
+    run = Run(
+        iterations=iterations,
+        price=rate,
+        deadline_s=s_from_ns(latest_ns * iterations),
+        overheads=more,
+    )
+    gpus = data.draw(st.integers(1, 64))
+    best, best_ns = cheapest_times(frontier, run, gpus)[0]
     assert frontier.min_time_ns <= best_ns <= latest_ns
     steps = rate.steps()
     for time in np.linspace(frontier.min_time, s_from_ns(latest_ns), 200):
         at = min(max(float(time), frontier.min_time), s_from_ns(latest_ns))
-        cost = frontier.energy_at(at) / at * steps.integral(at * iterations) / 3.6e6
+        joules = more.pue * (frontier.energy_at(at) + more.host_power * gpus * at)
+        cost = joules / at * steps.integral(at * iterations) / 3.6e6
+        cost += more.gpu_hour * gpus * at * iterations / 3600
         assert best <= cost * (1 + 1e-7)
 
 
@@ -348,7 +362,7 @@ def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.Data
     assert costs.run is not None
     assert iterations * plan.iteration_time <= deadline
     assert costs.minimized == "money"
-    least, _ = cheapest_times(frontier, run)[0]
+    least, _ = cheapest_times(frontier, run, frontier.pipeline.num_stages)[0]
     assert costs.run.plan.money is not None
     assert costs.run.plan.money >= least * (1 - 1e-6)
     assert len(check_costs(plan)) == 2

@@ -247,7 +247,7 @@ def test_no_driver_installed_says_so(tmp_path: Path) -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(InputError, match="nvml, modelled"):
+    with pytest.raises(InputError, match="nvml, zeusd, modelled"):
         backend("cuda")
 
 

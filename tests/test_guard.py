@@ -632,26 +632,29 @@ def test_one_user_has_one_place_of_locks_whatever_the_environment_says(
             Guard.start("nvml", 0)
 
 
-def test_locks_of_root_are_where_nobody_else_can_put_anything() -> None:
-    assert locks._lock_folders(0)[0] == Path("/run/envplan")
-    assert locks._lock_folders(1000) == [Path("/tmp/envplan-1000")]
-
-
 def test_lock_files_are_for_this_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "envplan"
-    monkeypatch.setattr(locks, "_lock_folders", lambda _: [tmp_path / "none" / "x", folder])
+    own = os.geteuid()
+    assert locks._names(0)[0] == (Path("/run"), "envplan")
+    assert locks._names(1000) == [(Path("/tmp"), "envplan-1000")]
+    monkeypatch.setattr(
+        locks, "_names", lambda _: [(tmp_path / "none", "x"), (tmp_path, "envplan")]
+    )
     LockFile("GPU-x").close()
+    folder = tmp_path / "envplan"
+    assert locks.places(own) == [folder]
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder / "GPU-x.lock").unlink()
     (folder / "GPU-x.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DeviceError, match="remove it"):
         LockFile("GPU-x")
     assert not (tmp_path / "elsewhere").exists()
-    folder.chmod(0o777)
-    with pytest.raises(DeviceError, match="not a folder of this user alone"):
-        LockFile("GPU-x")
+    folder.chmod(0o777)  # somebody else's now, for all we know
+    LockFile("GPU-x").close()
+    (other,) = locks.places(own)
+    assert other.name.startswith("envplan-")
+    assert other.stat().st_mode & 0o777 == 0o700
 
 
 # Starts owners at once: it has everything imported and forks. For a line "GPU SEED" it answers the
@@ -795,6 +798,6 @@ def test_no_clock_is_left_after_200_random_kills(
 def free_or_left_behind(fake: FakeNvml, index: int) -> bool:
     lock = LockFile(fake.gpu(index).uuid.decode())
     try:
-        return lock.acquire() and (fake.locked(index) is None or lock.holder is not None)
+        return lock.acquire() and (fake.locked(index) is None or lock.mark is not None)
     finally:
         lock.close()

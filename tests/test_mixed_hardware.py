@@ -285,7 +285,7 @@ def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
         (("--replica-profile", "slow.csv:0"), ("at least 1",)),
         (("--replica-profile", "slow.csv:x"), ("PROFILE:COUNT",)),
         (("--replica-profile", "gone.csv"), ("gone.csv",)),
-        (("--replica-profile", "slow.csv", "--planner", "envpipe"), ("--planner envpipe",)),
+        (("--replica-profile", "slow.csv", "--clocks", "c.csv"), ("a plan for each",)),
         (("--replica-profile", "three.csv"), ("3 stages",)),
     ],
 )
@@ -297,6 +297,25 @@ def test_replicas_that_cannot_be_are_refused(
     small_profile(3).save_csv(tmp_path / "three.csv")
     assert_refused(envplan("solve", *options, cwd=tmp_path), 2, *words)
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("planner", ["envpipe", "zeus_per_stage", "max_frequency"])
+def test_other_planners_plan_unlike_replicas_too(tmp_path: Path, planner: str) -> None:
+    small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
+    slower(small_profile(2, blocking=70.0), 1.3).save_csv(tmp_path / "slow.csv")
+    solve = ("solve", "--replica-profile", "slow.csv:2", "--json", "-m", "4")
+    own = json.loads(envplan(*solve, cwd=tmp_path).out)
+    ran = envplan(*solve, "--planner", planner, "--price", "0.1", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    theirs = json.loads(ran.out)
+    assert theirs["energy_lower_bound_j"] <= theirs["energy_j"]
+    assert own["energy_j"] <= theirs["energy_j"] or own["sync_time_s"] < theirs["sync_time_s"]
+    if planner == "max_frequency":
+        assert theirs["savings_percent"] == 0
+    plans = [Plan.load(tmp_path / name) for name in ("plan.json", "plan.replica1.json")]
+    assert [plan.planner for plan in plans] == [planner, planner]
+    again = envplan("simulate", "plan.json", "--replica", "plan.replica1.json", cwd=tmp_path)
+    assert again.code == 0, again.err
 
 
 def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(tmp_path: Path) -> None:

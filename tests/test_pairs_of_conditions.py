@@ -78,6 +78,31 @@ def test_two_conditions_go_together(pair: tuple[str, str]) -> None:
     assert (plan.predicted.robustness is not None) == ("probability" in pair)
 
 
+@pytest.mark.parametrize("slowdown", [1.4, 2.0, 3.0])
+def test_a_straggler_leaves_time_that_a_budget_does_not(slowdown: float) -> None:
+    budget = 1.001 * FRONTIER.plan(min_energy=True).energy
+    request = Request.asking(straggler_time=slowdown * LEAST, energy_budget=budget)
+    frontier = trace_job(FRONTIER.plan().job, PROFILE)  # that remembers nothing
+    plan = frontier.solve(request)
+    assert_answers(frontier, request, plan)
+    assert plan.iteration_time < slowdown * LEAST
+    assert plan.energy <= budget
+    assert plan.predicted.until_straggler is not None
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
+def test_a_cap_moves_the_cheapest_run_to_where_it_is_kept(share: float) -> None:
+    rate = Rate(begins_s=[0.0, 5000 * LEAST * 1.02], per_kwh=[0.1, 2.0], end_s=1e5)
+    run = Run(iterations=5000, price=rate, deadline_s=5000 * 1.6 * LEAST)
+    free = FRONTIER.solve(Request.asking(run=run))
+    request = Request.asking(run=run, power_cap=share * free.average_power)
+    frontier = trace_job(FRONTIER.plan().job, PROFILE)
+    plan = frontier.solve(request)
+    assert_answers(frontier, request, plan)
+    soonest = FRONTIER.plan(power_cap=share * free.average_power)
+    assert plan.iteration_time == soonest.iteration_time
+
+
 SLOW = Profile.from_rows(
     [
         (stage, name, int(mhz), 1.3 * ns / 1e9, fj / 1e15)
@@ -96,15 +121,19 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "power cap": {"power_cap": 0.9 * plan_replicas(KINDS).energy / plan_replicas(KINDS).sync_time},
     "peak cap": {"peak_power_cap": 1300.0},
     "latency": {"switch_latency": 0.01},
+    "min hold": {"min_hold": 0.1},
     "probability": {"probability": 0.9, "noise": 0.02},
+    "ladder": {"ladder": 3},
     "run": {"run": RUN.model_copy(update={"deadline_s": 5000 * 2.0 * LEAST})},
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_unlike_replicas_go_with_every_condition(name: str) -> None:
-    asked = {"moves": 0.05} | TOGETHER[name]
-    if name == "probability":
+@pytest.mark.parametrize("pair", list(combinations(TOGETHER, 2)), ids=" and ".join)
+def test_unlike_replicas_go_with_every_two_conditions(pair: tuple[str, str]) -> None:
+    asked = {"moves": 0.05} | TOGETHER[pair[0]] | TOGETHER[pair[1]]
+    if set(pair) in EXCLUDED:
+        return
+    if "probability" in pair and not TIMED & set(pair):
         asked |= TOGETHER["slowdown"]
     planned = plan_replicas(KINDS, Request.asking(**asked))
     for plan, profile in zip(planned.plans, (PROFILE, SLOW), strict=True):

@@ -124,8 +124,8 @@ def test_a_circle_of_many_ranks_is_cut_short() -> None:
     [
         ([], "there are no operations"),
         (["0F0 0B0", ""], "rank 1 has no operations"),
-        (["0F0 0B0 1F0 1B0", "1F1 1B1"], "model stage 1 is on rank 0 and on rank 1"),
-        (["0F0 0B0", "2F0 2B0"], "model stage 1 has no operations, but 2 has"),
+        (["0F0 0B0 1F0 1B0", "1F1 1B1"], "runs model stage 1 on rank 1, but rank 0 runs it, too"),
+        (["0F0 0B0", "2F0 2B0"], "model stage 1 is on no rank, but model stage 2 is"),
     ],
 )
 def test_ranks_that_are_none_are_refused(ranks: list[str], complaint: str) -> None:

@@ -15,7 +15,7 @@ from cli_helpers import assert_refused, envplan, small_profile
 from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import Setting
-from envplan.limits.probability import RUNS
+from envplan.limits.probability import RUNS, proved_share
 from envplan.noise import CONFIDENCE, Noise, NoisyRun, least_held, share_at_least
 from envplan.pipeline import Pipeline
 from envplan.planners.ours import rows_of
@@ -42,6 +42,15 @@ def test_the_fewest_that_prove_a_share_are_the_fewest(runs: int, share: float) -
         assert share_at_least(needed, runs, CONFIDENCE) >= share
     if needed > 0:
         assert share_at_least(needed - 1, runs, CONFIDENCE) < share
+
+
+@given(st.lists(st.integers(10**9, 10**9 + 20), min_size=1, max_size=30), st.integers(-1, 21))
+def test_runs_that_end_a_nanosecond_late_are_late(makespans: list[int], after: int) -> None:
+    deadline = 10**9 + after
+    setting = Setting(1, deadline, small_profile(1))
+    held, share = proved_share(np.array(makespans), setting, CONFIDENCE)
+    assert held == len([end for end in makespans if end <= deadline])
+    assert share == share_at_least(held, len(makespans), CONFIDENCE)
 
 
 @pytest.fixture(scope="module")

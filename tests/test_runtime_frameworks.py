@@ -41,6 +41,13 @@ PIPELINES = {
     "megatron-interleaved": Pipeline(
         "interleaved", num_stages=STAGES, num_microbatches=MICROBATCHES, num_chunks=2
     ),
+    "megatron-grouped": Pipeline(
+        "interleaved",
+        num_stages=STAGES,
+        num_microbatches=MICROBATCHES,
+        num_chunks=2,
+        microbatch_group=framework_worker.GROUP,
+    ),
     "deepspeed": Pipeline("1f1b", num_stages=STAGES, num_microbatches=MICROBATCHES),
 }
 
@@ -60,7 +67,10 @@ def test_real_framework_follows_the_plan_and_computes_the_same(
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     frequency_plan(PIPELINES[task], gpu=A40).save(tmp_path / "run.freqplan.json")
-    for rank, result in enumerate(run(task, tmp_path, ranks=STAGES)):
+    results = run(task, tmp_path, ranks=STAGES)
+    recorded = Pipeline.from_dag_file(tmp_path / "pipeline.dag.json")
+    assert recorded.operations == PIPELINES[task].operations
+    for rank, result in enumerate(results):
         with_shim = {**result["with"]}
         assert with_shim.pop("steps") == STEPS
         result["without"].pop("steps")

@@ -14,6 +14,7 @@ from envplan.cli.options import JobOptions
 from envplan.costs import Rate
 from envplan.costs.savings import Site
 from envplan.pipeline import Pipeline
+from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata
 from envplan.solve import Frontier, trace_frontier
 
@@ -176,12 +177,23 @@ def test_energies_identified_from_measurements_are_called_so() -> None:
     assert ProfileMetadata(source="modelled").energies_are == "modelled"
 
 
-def test_solve_says_what_a_year_saves_where_there_is_a_price(folder: Path) -> None:
+def test_solve_says_what_a_year_saves_with_all_that_is_paid(folder: Path) -> None:
     priced = envplan("solve", "--price", "0.5", "--currency", "EUR", cwd=folder)
     last = priced.out.splitlines()[-1]
     assert last.startswith("a year of it on the job's GPUs saves ")
-    assert last.endswith(" EUR at 0.5 a kWh")
-    assert "a year" not in envplan("solve", cwd=folder).out
+    assert " EUR at 0.5 a kWh, modelled; next: envplan report plan.json" in last
+    last = envplan("solve", cwd=folder).out.splitlines()[-1]
+    assert " USD at 0.12 a kWh (assumed; --price says yours)" in last
+    more = ["--price", "0.5", "--pue", "1.5", "--host-power", "200", "--carbon", "400"]
+    site = envplan("solve", *more, cwd=folder)
+    assert "PUE 1.5, hosts of 200 W a GPU" in site.out.splitlines()[-1]
+    plan = Plan.load(folder / "plan.json")
+    assert plan.costs is not None
+    spent, gpus = plan.costs.iteration.plan, plan.job.num_gpus * plan.job.stages
+    kwh = 1.5 * (plan.energy + 200 * gpus * plan.iteration_time) / 3.6e6
+    assert spent.energy_kwh == pytest.approx(kwh)
+    assert spent.money == pytest.approx(0.5 * kwh)
+    assert envplan("check", "plan.json", cwd=folder).code == 0
 
 
 def test_options_can_be_typed_again() -> None:

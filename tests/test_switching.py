@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
@@ -15,7 +19,9 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
+from envplan.plan.build import rounding_allowance_fj
 from envplan.profile import Profile
+from envplan.replay import Machine
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import ns_from_s, ns_from_s_floor
@@ -268,3 +274,47 @@ def test_the_benchmark_measures_all_three_ways(a40: Frontier) -> None:
     assert ways.constant is not None
     assert 0 <= ways.ours <= min(ways.earlier, ways.constant)
     assert ways.late_s > 0
+
+
+def _nanoseconds(options: dict[str, list[tuple[int, float]]], blocking: float) -> Frontier:
+    """One stage, one microbatch, operations of a few ns: (ns, nJ) by clock, the highest first."""
+    rows = [
+        (0, name, 1400 - 100 * k, ns / 1e9, nj / 1e9)
+        for name, some in options.items()
+        for k, (ns, nj) in enumerate(some)
+    ]
+    profile = Profile.from_rows(rows, name="tiny")
+    return trace_frontier(Pipeline("1f1b", 1, 1), profile, blocking_power=blocking)
+
+
+SHORT = st.lists(
+    st.tuples(st.integers(2, 20), st.floats(0, 900)),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda o: o[0],
+).map(sorted)
+
+
+@given(SHORT, SHORT, st.sampled_from([1.0, 30.0, 100.0]), st.integers(1, 9))
+@example(
+    [(3, 227.5010943667841), (4, 79.41167437507684), (7, 134.91562183830887)],
+    [(8, 154.08470258056465), (9, 74.8106584042184)],
+    30.0,
+    8,
+)
+def test_the_bound_less_its_allowance_holds_where_clocks_come_late(
+    forward: list[tuple[int, float]],
+    backward: list[tuple[int, float]],
+    blocking: float,
+    latency_ns: int,
+) -> None:
+    frontier = _nanoseconds({"forward": forward, "backward": backward}, blocking)
+    problem, below = frontier.problem, 0
+    for rows in product(*(range(len(problem.tables[n].time_ns)) for n in problem.table.tolist())):
+        replay = problem.replay(np.array(rows, np.int32), Machine(latency_ns))
+        if replay.makespan_ns >= frontier.min_time_ns:
+            above = replay.energy_fj - frontier.lower_bound_fj(replay.makespan_ns)
+            assert above >= -rounding_allowance_fj(replay)
+            below += above < 0
+    if latency_ns == 8 and forward[0] == (3, 227.5010943667841):
+        assert below  # so the allowance is needed

@@ -40,8 +40,8 @@ struct Shape {
     }
     return Problem({n, static_cast<Index>(waiting.size()), 1, rows, order.data(),
                     stage_begin.data(), begin.data(), succ.data(), lag.data(), table.data(),
-                    table_begin.data(), time.data(), energy.data(), clock.data(), nearest.data(),
-                    waiting.data()});
+                    table_begin.data(), time.data(), energy.data(), clock.data(), clock.data(),
+                    nearest.data(), waiting.data()});
   }
 };
 

@@ -68,6 +68,7 @@ class Problem:
         time: NDArray[np.int64],
         energy: NDArray[np.int64],
         clock: NDArray[np.int32],
+        leaves: NDArray[np.int32],
         nearest: NDArray[np.int32],
         waiting: NDArray[np.int64],
     ) -> None: ...
@@ -118,3 +119,15 @@ def max_flow(
     source: int,
     sink: int,
 ) -> tuple[str, int, NDArray[np.int64], NDArray[np.uint8]]: ...
+def compose(
+    option_end: NDArray[np.int32],
+    time: NDArray[np.int64],
+    energy: NDArray[np.int64],
+    config: NDArray[np.int32],
+    asks: NDArray[np.uint8],
+    latency: int,
+    hold: int,
+    waiting: int,
+    slack: int,
+    most: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]: ...

@@ -6,6 +6,7 @@ is validated as a whole by pydantic's compiled core, so a million rows take seco
 
 from __future__ import annotations
 
+import csv
 import difflib
 import io
 import re
@@ -13,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, TypeVar
 
@@ -141,41 +141,35 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
     Raises:
         InputError: it is no CSV text; names the line.
     """
-    import pandas as pd
-
     skipped = text[: len(text) - len(text.lstrip())].replace("\r\n", "\n").replace("\r", "\n")
-    first = skipped.count("\n") + 1
+    line = first = skipped.count("\n") + 1
     text = text.lstrip()
     if (names := re.split("[\r\n]", text[:_LONGEST_HEADER])[0].count(",")) >= _MOST_COLUMNS:
         raise InputError(f"has more than {names} columns", path=path, line=first)
+    # A strict reader refuses a quote that is never closed.
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
     try:
-        frame = pd.read_csv(
-            io.StringIO(text),
-            header=None,
-            dtype=object,
-            na_filter=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-        )
-    except pd.errors.ParserError as error:
-        problem, line = f"is not a CSV file ({str(error).strip()})", None
-        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
-            problem = f"has {ragged[3]} values where the header has {ragged[1]}; check its commas"
-            line = int(ragged[2]) - 1 + first
-        if quote := re.search(r"EOF inside string starting at row (\d+)", str(error)):
-            problem, line = "opens a quote that is never closed", int(quote[1]) + first
+        for cells in reader:
+            row = [cell.strip() for cell in cells]
+            width = len(rows[0]) if rows else len(row)
+            if len(row) > width:
+                problem = f"has {len(row)} values where the header has {width}; check its commas"
+                raise InputError(problem, path=path, line=line)
+            if reader.line_num > line - first + 1 and "\n" in "".join(cells):
+                problem = "has a quoted value with a line break in it"
+                raise InputError(problem, path=path, line=line)
+            if any(row):
+                rows.append(row + [""] * (width - len(row)))
+                lines.append(line)
+            line = first + reader.line_num
+    except csv.Error as error:
+        problem = f"is not a CSV file ({error})"
+        if str(error) == "unexpected end of data":
+            problem = "opens a quote that is never closed"
         raise InputError(problem, path=path, line=line) from None
-    columns = [list(map(str.strip, frame[name])) for name in frame]
-    lines = list(range(first, first + len(frame)))
-    broken = [column for column in columns if "\n" in "".join(column)]
-    if broken:
-        row = min(k for column in broken for k, cell in enumerate(column) if "\n" in cell)
-        raise InputError("has a quoted value with a line break in it", path=path, line=lines[row])
-    kept = [any(cells) for cells in zip(*columns, strict=True)]
-    if not all(kept):
-        columns = [list(compress(column, kept)) for column in columns]
-        lines = list(compress(lines, kept))
-    return columns, lines
+    return [list(column) for column in zip(*rows, strict=True)], lines
 
 
 def _check_header(

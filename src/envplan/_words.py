@@ -35,14 +35,14 @@ def exact_seconds(seconds: float) -> str:
     return text.removesuffix(".")
 
 
-def significant(value: float, digits: int) -> str:
+def significant(value: float, digits: int = 4) -> str:
     """A number in fixed notation with about so many significant digits."""
     return f"{value:.{_decimals(value, digits)}f}"
 
 
-def column(values: Sequence[float], digits: int) -> list[str]:
+def column(values: Sequence[float], digits: int = 4) -> list[str]:
     """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
-    decimals = _decimals(max(map(abs, values)), digits)
+    decimals = _decimals(max(map(abs, values), default=0.0), digits)
     return [f"{value:.{decimals}f}" for value in values]
 
 

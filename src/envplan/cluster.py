@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
+from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import Job, Plan, as_referenced, check_reference, replay_plan
 from envplan.profile import Profile
@@ -50,7 +51,12 @@ class _Slowdown(BaseModel):
     replica: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
     slowdown: Annotated[
         float,
-        Field(gt=0, le=MAX_SLOWDOWN, description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}"),
+        Field(
+            gt=0,
+            le=MAX_SLOWDOWN,
+            allow_inf_nan=False,
+            description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
+        ),
     ]
 
 
@@ -60,7 +66,8 @@ class ClusterIteration:
 
     Attributes:
         stragglers: how many replicas are slower than the plan.
-        sync_time_ns: when the last replica has finished, with the plan; ns.
+        baseline_time_ns: when the last replica has finished, all at maximum frequency; ns.
+        sync_time_ns: the same with the plan; ns.
         followed_time_ns: iteration time of the plan that the other replicas follow, ns.
         baseline_fj: all at maximum frequency, fJ.
         plan_fj: all with the plan, the others waiting for the stragglers, fJ.
@@ -68,6 +75,7 @@ class ClusterIteration:
     """
 
     stragglers: int
+    baseline_time_ns: int
     sync_time_ns: int
     followed_time_ns: int
     baseline_fj: int
@@ -84,8 +92,6 @@ class ClusterReport:
         replicas, num_stages, gpus_per_stage: the shape of the cluster.
         num_microbatches: of one pipeline.
         iterations: one or more.
-        plan_time_ns, baseline_time_ns: iteration time with the plan and at maximum frequency, if
-            nobody straggles; ns.
         notes: what a reader should know, a sentence each.
     """
 
@@ -94,8 +100,6 @@ class ClusterReport:
     gpus_per_stage: int
     num_microbatches: int
     iterations: tuple[ClusterIteration, ...]
-    plan_time_ns: int
-    baseline_time_ns: int
     notes: tuple[str, ...]
 
     @property
@@ -132,6 +136,21 @@ class ClusterReport:
     def extrinsic_savings(self) -> float:
         """J that looking plans up for the stragglers' time saves on top."""
         return j_from_fj(sum(it.plan_fj - it.energy_fj for it in self.iterations))
+
+    def costs(self, run: Run) -> tuple[Pair, Pair | None]:
+        """What an iteration costs on average, and what a run of many does.
+
+        Raises:
+            InputError: a rate ends before the run does.
+        """
+        count = len(self.iterations)
+        usual_s = s_from_ns(sum(iteration.baseline_time_ns for iteration in self.iterations))
+        return pairs(
+            (usual_s / count, self.baseline_energy / count),
+            (self.time / count, self.energy / count),
+            run,
+            self.num_gpus,
+        )
 
     def percent(self, joules: float) -> float:
         """Joules as percent of the baseline's."""
@@ -220,8 +239,6 @@ def simulate_cluster(
         gpus_per_stage=gpus,
         num_microbatches=plan.job.microbatches,
         iterations=tuple(iterations),
-        plan_time_ns=paces.plan.time_ns,
-        baseline_time_ns=paces.baseline.time_ns,
         notes=tuple(notes),
     )
 
@@ -479,6 +496,7 @@ def _iteration(
     slow = sum(paces.until(_Pace(time, paces.stretched(plan, time)), sync_ns) for time in own_ns)
     return ClusterIteration(
         stragglers=len(own_ns),
+        baseline_time_ns=baseline_ns,
         sync_time_ns=sync_ns,
         followed_time_ns=followed.time_ns,
         baseline_fj=(others * paces.until(baseline, baseline_ns) + slow_baseline) * gpus,

@@ -3,11 +3,15 @@
 EnvplanError                 exit code 2
  ├─ InputError               a file, table or argument is wrong; says where
  └─ NoAnswerError            the question is well put but has no answer; exit code 1
+
+DoubtWarning                 a warning: a value is probably not meant
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class EnvplanError(Exception):
@@ -52,6 +56,10 @@ class NoAnswerError(EnvplanError):
     exit_code = 1
 
 
+class DoubtWarning(UserWarning):
+    """A value is probably not meant, such as a time in the wrong unit."""
+
+
 def shown(value: object) -> str:
     """`value` as an error message quotes it: short, on one line, in JSON's words."""
     if value is None:
@@ -66,3 +74,33 @@ def shown(value: object) -> str:
         text = value if len(value) <= 60 else value[:57] + "..."
         return '"' + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) + '"'
     return repr(float(value) if isinstance(value, float) else value)[:60]
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message that a name is not known: with the nearest ones, or with all where none is near.
+
+    Args:
+        what: is named, such as "schedule".
+    """
+    names = list(known)
+    near = _nearest(name, names)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
+    return f"there is no {what} {shown(name)}; {hint}"
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """At most three names that someone who typed `name` may have meant."""
+    plain = {known: _plain(known) for known in names}
+    typed = _plain(name)
+    if not typed:
+        return []
+    for fits in (typed.__eq__, lambda text: text.startswith(typed), lambda text: typed in text):
+        found = [known for known, text in plain.items() if fits(text)]
+        if found:
+            return found[:3]
+    near = set(get_close_matches(typed, plain.values(), n=3, cutoff=0.6))
+    return [known for known, text in plain.items() if text in near][:3]
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())

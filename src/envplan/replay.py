@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.profile import OptionTable, Profile
+from envplan.profile import OptionTable, Profile, changes_of
 from envplan.units import s_from_ns
 
 __all__ = [
@@ -69,6 +69,7 @@ class Problem:
         blocking_power_uw: int64 (num_stages,).
         time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
             average, rounded up; 0 MHz where a row controls no clock.
+        left_mhz: likewise, the clock in force as an operation ends by each row.
         clocks_mhz: int64, every clock in the tables, ascending.
     """
 
@@ -91,7 +92,9 @@ class Problem:
         self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
         self.power_uw: Times = -(-self.energy_fj // self.time_ns)
         self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
-        self.clocks_mhz: Times = np.unique(self.frequency_mhz[self.frequency_mhz > 0])
+        self.left_mhz: Times = np.concatenate([table.left_mhz for table in self.tables])
+        clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
+        self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
         self._kernel = self._ordered(pipeline.order)
 
     @cached_property
@@ -99,6 +102,16 @@ class Problem:
         """The row of each operation's highest frequency, int32 (N,)."""
         best = np.array([table.max_frequency_option for table in self.tables], np.int32)
         return best[self.table]
+
+    @cached_property
+    def thriftiest_rows(self) -> Rows:
+        """The row in which each operation uses least above waiting for as long, int32 (N,)."""
+        pairs, of = np.unique(np.stack([self.table, self.stage]), axis=1, return_inverse=True)
+        best = []
+        for number, stage in pairs.T.tolist():
+            table, power_uw = self.tables[number], int(self.blocking_power_uw[stage])
+            best.append(np.argmin(table.energy_fj - power_uw * table.time_ns))
+        return np.array(best, np.int32)[of.ravel()]
 
     def rows_at(self, knobs: Sequence[tuple[int, str]]) -> Rows:
         """The row of each operation at its (MHz, config), int32 (N,).
@@ -176,6 +189,7 @@ class Problem:
             self.time_ns,
             self.energy_fj,
             self._clock,
+            self._leaves,
             self._nearest,
             self.blocking_power_uw,
         )
@@ -183,28 +197,37 @@ class Problem:
     @cached_property
     def _clock(self) -> Rows:
         """The index of each row's clock, int32 (rows over all tables,); -1 for 0 MHz."""
-        index = np.searchsorted(self.clocks_mhz, self.frequency_mhz)
-        return np.where(self.frequency_mhz > 0, index, -1).astype(np.int32)
+        return self._clock_index(self.frequency_mhz)
+
+    @cached_property
+    def _leaves(self) -> Rows:
+        """The index of the clock that each row leaves; -1 for 0 MHz."""
+        return self._clock_index(self.left_mhz)
+
+    def _clock_index(self, mhz: Times) -> Rows:
+        index = np.searchsorted(self.clocks_mhz, mhz)
+        return np.where(mhz > 0, index, -1).astype(np.int32)
 
     @cached_property
     def _nearest(self) -> NDArray[np.int32]:
         """The row over all tables that stands for each row at each clock, int32 (rows, clocks).
 
-        The nearest clock that the table lists with the row's config, the higher of two; -1 where
-        the row controls none.
+        The nearest clock that the table lists for all of the operation with the row's config, or
+        that which its first part has, the higher of two; -1 where the row controls none.
         """
         clocks = self.clocks_mhz[:, None]
         found = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
         for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
-            configs = np.array(table.config)
-            for config in set(table.config):
-                same = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
+            configs = np.array([(changes_of(c) or [(c,)])[0][-1] for c in table.config])
+            for config in set(configs.tolist()):
+                alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
+                same = alike[~table.changes_clock[alike]]
                 if len(same) == 0:
                     continue
                 listed = table.frequency_mhz[None, same]
                 # Of equals argmin takes the first, which is the fastest.
                 distance = 2 * np.abs(listed - clocks) - (listed > clocks)
-                found[first + same] = first + same[np.argmin(distance, axis=1)]
+                found[first + alike] = first + same[np.argmin(distance, axis=1)]
         return found
 
     @cached_property
@@ -339,7 +362,8 @@ class Replay:
         asking = first + np.flatnonzero(self.frequency_mhz[first:last])
         mhz = self.frequency_mhz[asking]
         # An iteration begins with the clock that the one before it has left.
-        changes = mhz != np.roll(mhz, 1)
+        left = self.problem.left_mhz[self.problem.over_all(self.rows)[asking]]
+        changes = mhz != np.roll(left, 1)
         return Requests(asking[changes], self.starts_ns[asking[changes]], mhz[changes])
 
     def clock_changes(self, stage: int, until_ns: int) -> list[tuple[int, int]]:
@@ -348,8 +372,8 @@ class Replay:
         The first is the clock that the stage begins with, 0 MHz where it has none.
         """
         first, last = self.problem.pipeline.stage_begin[stage : stage + 2].tolist()
-        asked = self.frequency_mhz[first:last]
-        left = asked[asked > 0]
+        left = self.problem.left_mhz[self.problem.over_all(self.rows)[first:last]]
+        left = left[left > 0]
         requests = self.requests(stage)
         comes = (requests.at_ns + self.machine.latency_ns).tolist()
         changes = [(0, int(left[-1]) if len(left) else 0)]

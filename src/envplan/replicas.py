@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Pair, Run, Spent, spent
+from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import (
     AnyLimit,
@@ -26,11 +26,12 @@ from envplan.limits import (
     PeakPower,
 )
 from envplan.plan import Plan, gap_over, replay_plan
+from envplan.planners.base import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import cheapest_times, first_between
-from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
     "ReplicaPlans",
@@ -99,18 +100,13 @@ class ReplicaPlans:
 
     @property
     def costs(self) -> Pair | None:
-        """What the run costs, all replicas together, at maximum frequency and by the plans."""
+        """What the run costs, all replicas together; one iteration, where no number is known."""
         if self.run is None:
             return None
-
-        def of(time: float, energy: float) -> Spent:
-            assert self.run is not None
-            return spent(time, energy, self.run.iterations or 1, self.run.price, self.run.carbon)
-
-        return Pair(
-            max_frequency=of(self.baseline_time, self.baseline_energy),
-            plan=of(self.sync_time, self.energy),
-        )
+        before = self.baseline_time, self.baseline_energy
+        gpus = sum(plan.job.num_gpus * plan.job.stages for plan in self.plans)
+        iteration, whole = pairs(before, (self.sync_time, self.energy), self.run, gpus)
+        return whole or iteration
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types."""
@@ -143,7 +139,9 @@ def _exact_sum(joules: Sequence[float]) -> float:
 _STEPS: Final = 12  # of the search for the least time
 
 
-def plan_replicas(frontiers: Sequence[Frontier], request: Request | None = None) -> ReplicaPlans:
+def plan_replicas(
+    frontiers: Sequence[Frontier], request: Request | None = None, planner: Planner | None = None
+) -> ReplicaPlans:
     """Plans for replicas of several kinds so that all end by a common time.
 
     Args:
@@ -151,14 +149,17 @@ def plan_replicas(frontiers: Sequence[Frontier], request: Request | None = None)
         request: what is wanted of all together; default: no slowdown against the slowest kind. A
             budget and caps are on all GPUs of all kinds; a cap on the peak is shared out by what
             the kinds draw at maximum frequency; a probability is that all are in time.
+        planner: that plans every kind; default: our own. Others know no limits.
 
     Raises:
         NoAnswerError: the slowest kind cannot be that fast, or a limit cannot be kept.
     """
     together = _Together(frontiers, request or Request())
+    if planner is not None:
+        return together.planned_by(planner)
     match together.request.objective:
         case "energy":
-            return together.by(together.asked_ns())
+            return together.least_energy()
         case "time":
             return together.fastest()
         case "cost":
@@ -230,6 +231,23 @@ class _Together:
             return ns_from_s_floor(straggler_s)
         return asked if deadline.kind == "sync-time" else min(asked, self.min_energy_time_ns)
 
+    def least_energy(self) -> ReplicaPlans:
+        """Plans of least energy by the request's deadline.
+
+        What uses all the time that a straggler leaves may break a limit on the whole that an
+        earlier end keeps.
+        """
+        asked_ns = self.asked_ns()
+        try:
+            return self.by(asked_ns)
+        except NoAnswerError:
+            if self.request.straggler_time_s is None:
+                raise
+            found = self._tried(min(asked_ns, self.min_energy_time_ns)) or self._fastest
+            if found is None or ns_from_s(found.sync_time) > asked_ns:
+                raise
+            return found
+
     def by(self, time_ns: int) -> ReplicaPlans:
         """Plans of least energy that all end by a time and keep all limits.
 
@@ -266,8 +284,26 @@ class _Together:
             )
         return found
 
+    def planned_by(self, planner: Planner) -> ReplicaPlans:
+        """The plans that another planner makes, each for one kind, by the common deadline.
+
+        Raises:
+            NoAnswerError: the slowest kind, or the planner for one of them, is not that fast.
+        """
+        deadline = self.request.deadline
+        if deadline.kind in ("time", "slowdown"):
+            deadline = Deadline(kind="time", time_s=s_from_ns(self.asked_ns()))
+        asked = self.request.model_copy(update={"deadline": deadline, "run": None})
+        plans = tuple(answer(planner, frontier, asked) for frontier in self.frontiers)
+        least_fj = self.bound_fj(ns_from_s(max(plan.iteration_time for plan in plans)))
+        return ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
+
     def fastest(self) -> ReplicaPlans:
         """Plans of the least time found that keep all limits."""
+        return self._fastest or self.by(max(f.slowest_time_ns for f in self.frontiers))
+
+    @cached_property
+    def _fastest(self) -> ReplicaPlans | None:
         latest = max(frontier.slowest_time_ns for frontier in self.frontiers)
         for low, high in (
             (self.min_time_ns - 1, self.min_energy_time_ns),
@@ -276,22 +312,27 @@ class _Together:
             found = first_between(low, high, self._tried, _STEPS)
             if found is not None:
                 return found
-        return self.by(latest)
+        return None
 
     def cheapest(self) -> ReplicaPlans:
         """Plans whose run costs least by its deadline."""
         run = self.request.run
         assert run is not None
-        best: ReplicaPlans | None = None
-        for cost, time_ns in cheapest_times(self, run):
-            if best is not None and cost >= _cost(best, run):
+        assert run.iterations is not None
+        assert run.deadline_s is not None
+        gpus = sum(one.num_gpus * one.pipeline.num_stages for one in self.frontiers)
+        found: list[ReplicaPlans] = []
+        for cost, time_ns in cheapest_times(self, run, gpus):
+            if found and cost >= min(map(_cost, found)):
                 break
-            found = self._tried(time_ns)
-            if found is not None and (best is None or _cost(found, run) < _cost(best, run)):
-                best = found
-        if best is None:
+            plans = self._tried(time_ns)
+            if plans is None:  # what is cheapest breaks a limit: so does all that is faster
+                plans = self._fastest
+            if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
+                found.append(plans)
+        if not found:
             raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
-        return best
+        return min(found, key=_cost)
 
     def _tried(self, time_ns: int) -> ReplicaPlans | None:
         try:
@@ -320,11 +361,10 @@ def _drawn(frontier: Frontier) -> int:
     return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
 
 
-def _cost(plans: ReplicaPlans, run: Run) -> float:
-    assert run.iterations is not None
-    cost = spent(plans.sync_time, plans.energy, run.iterations, run.minimized_rate).money
-    assert cost is not None
-    return cost
+def _cost(plans: ReplicaPlans) -> float:
+    assert plans.run is not None
+    assert plans.costs is not None
+    return plans.costs.plan.amount(plans.run.minimized)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

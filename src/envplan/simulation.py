@@ -19,8 +19,8 @@ from envplan.errors import InputError
 from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.graph import predecessors
-from envplan.plan import Plan, replay_plan
-from envplan.profile import Profile
+from envplan.plan import JobSetup, Plan, Target, as_referenced, build_plan, replay_plan
+from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
 
@@ -85,7 +85,7 @@ def simulate(
     _check_arguments(noise, seed, switch_latency, runs, sync_time)
     machine = Machine(ns_from_s(switch_latency))
     exact = replay_plan(plan, profile, force=force, machine=machine)
-    problem, sync_ns = exact.problem, ns_from_s(sync_time or 0.0)
+    sync_ns = ns_from_s(sync_time or 0.0)
     first: Replay | None = None
     results: list[tuple[int, int]] = []
     for replay in _runs(exact, noise, seed, runs):
@@ -93,7 +93,7 @@ def simulate(
         until_ns = max(replay.makespan_ns, sync_ns)
         results.append((replay.makespan_ns, replay.energy_until(until_ns)))
     assert first is not None
-    return _timeline(plan, problem, first, sync_ns, results)
+    return _timeline(plan, profile, first, sync_ns, results)
 
 
 def _runs(exact: Replay, noise: float, seed: int, runs: int) -> Iterator[Replay]:
@@ -134,12 +134,14 @@ class Slice:
         start_ns, finish_ns: when, ns.
         frequency_mhz: the clock in force; 0 for an operation that controls none.
         energy_fj: drawn meanwhile, fJ.
+        part: of the operation, where its parts have clocks of their own; else "".
     """
 
     start_ns: int
     finish_ns: int
     frequency_mhz: int
     energy_fj: int
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ class TimedOperation:
     Attributes:
         operation: what ran.
         frequency_mhz, config: as planned.
-        slices: the clocks it ran at, in time order: one, unless a switch came late.
+        slices: the clocks it ran at, in time order: one, unless a switch came late, or its parts
+            have clocks of their own.
         stretch_ns: how much longer it could take, all else as it is, without anybody finishing
             later; ns.
         critical: whether it could take no longer at all before this pipeline itself finishes later.
@@ -205,6 +208,8 @@ class Bubble:
             waits for its first.
         stretch_ns: how much longer that one could take without anybody finishing later, ns, maybe
             pushing others; 0 where there is none.
+        usable_ns: how much of the gap it could fill with less energy used, ns: it cannot take
+            longer than at the clock where it uses least, waiting left out.
     """
 
     stage: int
@@ -212,16 +217,12 @@ class Bubble:
     finish_ns: int
     after: int | None
     stretch_ns: int
+    usable_ns: int
 
     @property
     def usable(self) -> bool:
         """Whether the operation before it may be slower for nothing."""
         return self.stretch_ns > 0
-
-    @property
-    def usable_ns(self) -> int:
-        """How much of the gap that operation could fill, ns."""
-        return min(self.stretch_ns, self.finish_ns - self.start_ns)
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types."""
@@ -230,6 +231,7 @@ class Bubble:
             "finish_s": s_from_ns(self.finish_ns),
             "usable": self.usable,
             "could_stretch_s": s_from_ns(self.stretch_ns),
+            "could_fill_s": s_from_ns(self.usable_ns),
         }
 
 
@@ -258,6 +260,7 @@ class Timeline:
 
     Attributes:
         plan: what ran.
+        profile: what it was made from.
         pipeline: its operations and what they wait for.
         operations: of all stages, in the order of pipeline.operations.
         stages: for each stage, its use.
@@ -272,6 +275,7 @@ class Timeline:
     """
 
     plan: Plan
+    profile: Profile
     pipeline: Pipeline
     operations: tuple[TimedOperation, ...]
     stages: tuple[StageUse, ...]
@@ -342,6 +346,25 @@ class Timeline:
             waiting_uw = self.replay.problem.blocking_power_uw.sum()
             times, power_uw = np.append(times, self.sync_time_ns), np.append(power_uw, waiting_uw)
         return times, power_uw.astype(np.float64) * (self.num_gpus / UW_PER_W)
+
+    def at_max_frequency(self) -> Timeline:
+        """The same job with every operation at its highest frequency, clocks there from the start.
+
+        Its plan's lower bound is a plain one, for no frontier is traced: every operation where it
+        uses least above waiting, and waiting until T_min.
+        """
+        setup = JobSetup(self.plan.job, as_referenced(self.plan.profile, self.profile))
+        problem = setup.problem
+        highest = problem.replay(problem.max_frequency_rows)
+        target = Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns))
+        least = problem.over_all(problem.thriftiest_rows)
+        waiting_uw = problem.blocking_power_uw
+        above = problem.energy_fj[least] - waiting_uw[problem.stage] * problem.time_ns[least]
+        fastest = problem.replay(np.zeros(len(least), np.int32))
+        bound = sum(above.tolist()) + sum(waiting_uw.tolist()) * fastest.makespan_ns
+        plan = build_plan(setup, highest, target=target, bound_fj=bound, planner="max_frequency")
+        results = [(highest.makespan_ns, highest.energy_fj)]
+        return _timeline(plan, self.profile, highest, highest.makespan_ns, results)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
@@ -414,13 +437,14 @@ class Timeline:
 
 def _timeline(
     plan: Plan,
-    problem: Problem,
+    profile: Profile,
     replay: Replay,
     sync_ns: int,
     results: Sequence[tuple[int, int]],
 ) -> Timeline:
     """A replay in the words of Timeline; results: (ns, fJ for one GPU a stage) of every run."""
-    pipeline, makespan = problem.pipeline, replay.makespan_ns
+    problem, makespan = replay.problem, replay.makespan_ns
+    pipeline = problem.pipeline
     sync_ns = max(sync_ns, makespan)
     time_ns = replay.finishes_ns - replay.starts_ns
     latest = pipeline.latest_finishes(time_ns, makespan).tolist()
@@ -428,6 +452,12 @@ def _timeline(
     for part in zip(*(column.tolist() for column in replay.parts), strict=True):
         i, _row, mhz, begin, end, energy = part
         slices[i].append(Slice(begin, end, mhz, energy))
+    for i, (number, row) in enumerate(
+        zip(problem.table.tolist(), replay.rows.tolist(), strict=True)
+    ):
+        table = problem.tables[number]
+        if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
+            slices[i] = _by_parts(slices[i][0], table, row, replay.machine.latency_ns)
     operations = []
     for i, op in enumerate(pipeline.operations):
         slack = latest[i] - int(replay.finishes_ns[i])
@@ -445,10 +475,11 @@ def _timeline(
     times, energies = zip(*results, strict=True)
     return Timeline(
         plan=plan,
+        profile=profile,
         pipeline=pipeline,
         operations=tuple(operations),
         stages=tuple(_stage_uses(replay, sync_ns, gpus)),
-        bubbles=tuple(_bubbles(pipeline, operations, sync_ns)),
+        bubbles=tuple(_bubbles(problem, operations, sync_ns)),
         critical_path=_critical_path(pipeline, operations, makespan),
         replay=replay,
         iteration_time_ns=makespan,
@@ -456,6 +487,16 @@ def _timeline(
         run_times_ns=times,
         run_energies_fj=tuple(energy * gpus for energy in energies),
     )
+
+
+def _by_parts(whole: Slice, table: OptionTable, row: int, latency_ns: int) -> list[Slice]:
+    """What runs at clocks by part, one slice for each part and clock."""
+    begin, found = whole.start_ns, []
+    for piece in pieces(table, table.config[row], latency_ns):
+        end = begin + piece.time_ns
+        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
+        begin = end
+    return found
 
 
 def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
@@ -474,15 +515,19 @@ def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
 
 
 def _bubbles(
-    pipeline: Pipeline, operations: Sequence[TimedOperation], sync_ns: int
+    problem: Problem, operations: Sequence[TimedOperation], sync_ns: int
 ) -> Iterator[Bubble]:
-    for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
+    thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
+    for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         if operations[first].start_ns > 0:
-            yield Bubble(stage, 0, operations[first].start_ns, None, 0)
+            yield Bubble(stage, 0, operations[first].start_ns, None, 0, 0)
         for i in range(first, last):
+            timed = operations[i]
+            begin, stretch = timed.finish_ns, timed.stretch_ns
             end = operations[i + 1].start_ns if i + 1 < last else sync_ns
-            if end > operations[i].finish_ns:
-                yield Bubble(stage, operations[i].finish_ns, end, i, operations[i].stretch_ns)
+            if end > begin:
+                useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed.time_ns))
+                yield Bubble(stage, begin, end, i, stretch, useful)
 
 
 def _critical_path(

@@ -65,11 +65,13 @@ def w_from_uw(uw: int) -> float:
     return int(uw) / UW_PER_W
 
 
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SECONDS = {"years": 365 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in its two largest units, rounded: "13 d 7 h"."""
+    """A duration in its two largest units, rounded: "13 d 7 h"; years with a decimal."""
+    if seconds >= _SECONDS["years"]:
+        return f"{seconds / _SECONDS['years']:,.1f} years"
     for larger, smaller in pairwise(_SECONDS):
         unit, part = _SECONDS[larger], _SECONDS[smaller]
         if seconds >= unit:

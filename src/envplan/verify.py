@@ -67,6 +67,7 @@ def verify_plan(
     proved = [check_reference(plan.profile, profile, force)]
     profile = as_referenced(plan.profile, profile)
     proved += [f"derived from the profile: {line}" for line in profile.adjustments.in_words()]
+    _check_by_parts(plan)
     replay = replay_plan(plan, profile, force=force)
     limits = _checked_limits(plan)
     setting = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile)
@@ -80,6 +81,26 @@ def verify_plan(
     proved += check_costs(plan)
     frontier = trace_job(plan.job, profile, progress)
     return [*proved, _check_bound(plan, frontier), *_check_until_straggler(plan, frontier)]
+
+
+def _check_by_parts(plan: Plan) -> None:
+    """That clocks by part come as late, and are held as long, as the job says.
+
+    Raises:
+        InputError: they do not.
+    """
+    adjustments, job = plan.profile.adjustments, plan.job
+    how = None if adjustments is None else adjustments.by_parts
+    if how is None:
+        return
+    for name, stated, due in (
+        ("switch_latency_s", how.switch_latency_s, job.switch_latency_s),
+        ("min_hold_s", how.min_hold_s, job.min_dwell_s),
+    ):
+        if stated != (due or 0.0):
+            raise InputError(
+                f"profile.adjustments.by_parts.{name} is {stated!r}; the job says {due or 0.0!r}"
+            )
 
 
 def _checked_limits(plan: Plan) -> tuple[Limit, ...]:

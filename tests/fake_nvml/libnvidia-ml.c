@@ -46,10 +46,11 @@ struct gpu {
   int32_t num_clocks;
   int32_t clocks[MAX_CLOCKS]; /* MHz, descending */
   int32_t memory_clock;
-  int32_t permission;     /* 1: this user may change clocks */
+  int32_t permission;     /* 1: all users may change clocks; 2: root may; 0: nobody */
   int32_t energy_counter; /* 1: there is one */
   int32_t mig;
   int32_t locked; /* MHz, or 0: the driver chooses */
+  int32_t boost;  /* MHz that the driver chooses; 0: the highest */
   uint32_t hang;  /* bit k: calls of kind k do not return */
   uint64_t throttle;
   uint64_t lock_delay_ns;  /* how long setting a clock takes */
@@ -123,7 +124,13 @@ static double power_at(const struct gpu* gpu, double mhz) {
   return power < gpu->power_limit ? power : gpu->power_limit;
 }
 
-static int clock_now(const struct gpu* gpu) { return gpu->locked ? gpu->locked : gpu->clocks[0]; }
+static int clock_now(const struct gpu* gpu) {
+  return gpu->locked ? gpu->locked : gpu->boost ? gpu->boost : gpu->clocks[0];
+}
+
+static int may_set(const struct gpu* gpu) {
+  return gpu->permission == 1 || (gpu->permission == 2 && geteuid() == 0);
+}
 
 /* Bring energy and counter up to this moment. */
 static void advance(struct gpu* gpu) {
@@ -275,6 +282,24 @@ int nvmlDeviceGetUUID(void* handle, char* out, unsigned size) {
   END;
 }
 
+/* As in nvml.h. GPU k is at 0000:(k + 1):00.0. */
+struct pci_info {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char address[32];
+};
+
+int nvmlDeviceGetPciInfo_v3(void* handle, struct pci_info* pci) {
+  BEGIN(-1);
+  if (result == SUCCESS) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (unsigned)(gpu - state->gpus) + 1;
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->address, sizeof pci->address, "00000000:%02X:00.0", pci->bus);
+  }
+  END;
+}
+
 int nvmlDeviceGetMigMode(void* handle, unsigned* current, unsigned* pending) {
   BEGIN(-1);
   if (result == SUCCESS) *current = *pending = (unsigned)gpu->mig;
@@ -325,7 +350,7 @@ int nvmlDeviceGetPowerManagementLimit(void* handle, unsigned* milliwatts) {
 
 int nvmlDeviceSetPowerManagementLimit(void* handle, unsigned milliwatts) {
   BEGIN(LIMIT);
-  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS && !may_set(gpu)) result = NO_PERMISSION;
   if (result == SUCCESS) {
     advance(gpu);
     gpu->power_limit = milliwatts * 1e-3;
@@ -371,7 +396,7 @@ static void dawdle(void* handle) {
 int nvmlDeviceSetGpuLockedClocks(void* handle, unsigned lowest, unsigned highest) {
   dawdle(handle);
   BEGIN(LOCK);
-  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS && !may_set(gpu)) result = NO_PERMISSION;
   if (result == SUCCESS && lowest > highest) result = INVALID_ARGUMENT;
   if (result == SUCCESS) {
     advance(gpu);
@@ -387,7 +412,7 @@ int nvmlDeviceSetGpuLockedClocks(void* handle, unsigned lowest, unsigned highest
 int nvmlDeviceResetGpuLockedClocks(void* handle) {
   dawdle(handle);
   BEGIN(RESET);
-  if (result == SUCCESS && !gpu->permission) result = NO_PERMISSION;
+  if (result == SUCCESS && !may_set(gpu)) result = NO_PERMISSION;
   if (result == SUCCESS) {
     advance(gpu);
     gpu->locked = 0;

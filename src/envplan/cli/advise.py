@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.command import MOST, option, typed
 from envplan.cli.options import JobOptions, OutputOptions
@@ -16,15 +15,13 @@ if TYPE_CHECKING:
     from envplan.planners import Advice
     from envplan.solve import Frontier
 
-SCHEMA: Final = "envplan/advice/v1"
-
 
 def advise(
     job: JobOptions,
     show: OutputOptions,
-    best: Annotated[
-        int, option("--best N", MOST, "How many to plan of each ranking; default 3.", COUNT)
-    ] = 3,
+    best: int = option(
+        "--best N", MOST, "How many to plan of each ranking; default 3.", COUNT, default=3
+    ),
 ) -> None:
     """Find the schedule that suits a job best.
 
@@ -38,7 +35,7 @@ def advise(
       envplan advise --schedule gpipe --best 5 --json
     """
     import envplan
-    from envplan.cli.output import counting_bar
+    from envplan.cli.output import answer, counting_bar
 
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
@@ -51,13 +48,21 @@ def advise(
             best=best,
             progress=lambda done, count: bar(done, count, 0),
         )
-    if show.json:
-        _print_json(frontier, rows, job)
-    elif not show.quiet:
-        _print(frontier, rows, job)
+    answer(
+        show,
+        lambda: {
+            "schema": "envplan/advice/v1",
+            "profile": rows[0].frontier.profile.name,
+            "source": frontier.profile.metadata.source,
+            "t_min_s": frontier.min_time,
+            "schedules": [advice_document(row) for row in rows],
+        },
+        lambda: _print(frontier, rows),
+        then=_then(rows, job),
+    )
 
 
-def _print(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
+def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
     from envplan.cli.output import describe_job, exact_seconds, print_table, say, titled
 
     source = frontier.profile.metadata.source
@@ -81,7 +86,6 @@ def _print(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
         say(f"split backwards: {words}")
-    say(f"next: {_next(rows, job)}")
 
 
 _SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
@@ -98,7 +102,7 @@ def _shape(row: Advice) -> list[str]:
     ]
 
 
-def _next(rows: Sequence[Advice], job: JobOptions) -> str:
+def _then(rows: Sequence[Advice], job: JobOptions) -> list[str]:
     """The command that plans what saves most with as much of the model on a GPU as now."""
     best = next(row for row in rows if row.model_share == 1)  # ranked by energy
     name = best.frontier.pipeline.schedule
@@ -106,22 +110,7 @@ def _next(rows: Sequence[Advice], job: JobOptions) -> str:
         job = replace(job, schedule=name)
     if name != "envpipe":
         job = replace(job, activation_slots=None)
-    return shlex.join(["envplan", "solve", *typed(job)])
-
-
-def _print_json(frontier: Frontier, rows: Sequence[Advice], job: JobOptions) -> None:
-    from envplan.cli.output import print_json
-
-    print_json(
-        {
-            "schema": SCHEMA,
-            "profile": rows[0].frontier.profile.name,
-            "source": frontier.profile.metadata.source,
-            "t_min_s": frontier.min_time,
-            "schedules": [advice_document(row) for row in rows],
-            "next": _next(rows, job),
-        }
-    )
+    return ["envplan", "solve", *typed(job)]
 
 
 def better_schedule(row: Advice) -> str:

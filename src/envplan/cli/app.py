@@ -1,118 +1,26 @@
-"""The `envplan` command: its subcommands, and where errors become one line and an exit code."""
+"""The `envplan` command: where errors become one line and an exit code.
+
+The commands themselves are imported once interruptions are taken care of: it takes a moment.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-import typer
-
-from envplan.cli.advise import advise
-from envplan.cli.apply import apply
-from envplan.cli.check import check
-from envplan.cli.command import Group, add
-from envplan.cli.compare import compare
-from envplan.cli.devices import devices
-from envplan.cli.frontier import frontier
-from envplan.cli.profile import profile
-from envplan.cli.profiles import profiles
-from envplan.cli.refine import refine
-from envplan.cli.report import report
-from envplan.cli.reset import reset
-from envplan.cli.savings import savings
-from envplan.cli.schedule import schedule_app
-from envplan.cli.serving import serving
-from envplan.cli.simulate import simulate
-from envplan.cli.smooth import smooth
-from envplan.cli.solve import solve
-from envplan.cli.sweep import sweep
-from envplan.cli.timeline import timeline
-from envplan.errors import EnvplanError
-
-app = typer.Typer(
-    name="envplan",
-    cls=Group,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for panel, functions in {
-    "Plan": (profile, frontier, solve, apply),
-    "Look": (savings, advise, compare, simulate, timeline, report, sweep),
-    "Run": (devices, refine, reset),
-    "Data": (profiles, smooth, check),
-}.items():
-    for command in functions:
-        add(app, command, panel=panel)
-app.add_typer(schedule_app, rich_help_panel="Data")
-app.add_typer(serving, rich_help_panel="Serving")
-
-# Releases of typer differ in whether click is inside it or beside it; its errors derive from one
-# class either way.
-_UsageError: type[Any] = next(
-    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-)
+from envplan.cli import state
+from envplan.errors import DoubtWarning, EnvplanError
 
 _INTERRUPTED = 130
 _LONGEST_LINE = 1000
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(_build_details())
-        raise typer.Exit
-
-
-def _build_details() -> str:
-    """The version, and what else a report of a fault should name."""
-    import json
-    import platform
-    from importlib.metadata import version
-    from importlib.util import find_spec
-
-    from envplan import __version__
-
-    kernel = find_spec("envplan._kernel")
-    assert kernel is not None
-    assert kernel.origin is not None
-    build = json.loads(Path(kernel.origin).with_name("_build.json").read_text(encoding="utf-8"))
-    tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
-    return (
-        f"envplan {__version__}\n"
-        f"kernel: {build['compiler']}, {build['build_type']}\n"
-        f"Python {platform.python_version()}, {tools}, {platform.system()} {platform.machine()}"
-    )
-
-
-@app.callback(invoke_without_command=True)
-def envplan(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
-        ),
-    ] = False,
-) -> None:
-    """Take the wasted joules out of pipeline-parallel training.
-
-    A profile of the stages becomes the exact frontier of iteration time against energy, and a point
-    on it becomes a plan: one frequency for every operation.
-
-    \b
-    Example:
-      envplan profiles
-      envplan frontier a40-gpt3-1.3b-4stage --microbatches 32 --plot
-      envplan solve a40-gpt3-1.3b-4stage --microbatches 32 --slowdown 1
-      envplan check plan.json
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -121,17 +29,44 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: what follows `envplan`; default: the process's own.
     """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)  # an import that is interrupted may fail in any way
+    import envplan.cli.commands  # noqa: F401
+
+    signal.signal(signal.SIGINT, usual)
     sys.exit(_run(arguments))
 
 
+def _leave(*_: object) -> NoReturn:
+    os.write(2, b"envplan: error: interrupted\n")
+    os._exit(_INTERRUPTED)
+
+
 def _run(arguments: Sequence[str] | None) -> int:
+    from typer import Abort, BadParameter
+
+    from envplan.cli.commands import app
+
+    # Releases of typer differ in whether click is inside it or beside it; its errors derive from
+    # one class either way.
+    usage_error: type[Any] = next(
+        base for base in BadParameter.__mro__ if base.__name__ == "ClickException"
+    )
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    state.command, state.json, state.color = "", "--json" in given, None
+    state.doubts.clear()
     _mend_streams()
+    warnings.simplefilter("always", DoubtWarning)
+    warnings.showwarning = _warn
+    # Looking for plugins of pydantic that others have installed takes longer than a small plan.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code = app(None if arguments is None else list(arguments), standalone_mode=False)
+        code = app(None if arguments is None else given, standalone_mode=False)
         sys.stdout.flush()
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
         _drop_output()  # whoever read it has left
@@ -140,7 +75,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         _drop_output()
         where = f"{error.filename}: " if error.filename else "the output "
         return _fail(f"{where}cannot be written or read ({error.strerror or error})", 2)
-    except _UsageError as error:
+    except usage_error as error:
         return _fail(error.format_message(), 2)
     if code == _INTERRUPTED:
         return _fail("interrupted", _INTERRUPTED)
@@ -157,18 +92,28 @@ def _mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """A doubt as one line, once; what libraries warn of is for developers."""
+    if issubclass(category, DoubtWarning) and str(message) not in state.doubts:
+        state.doubts.add(str(message))
+        print(f"envplan: warning: {message}", file=sys.stderr)
+
+
 def _drop_output() -> None:
     """Point stdout nowhere, or the exit would complain again of what is still to be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:
-    """One line on stderr, whatever characters are in the message."""
+    """One line on stderr, whatever characters are in the message; with --json also on stdout."""
     line = re.sub(r"\s*[\r\n]\s*", " ", message.strip())
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     if len(safe) > _LONGEST_LINE:  # it quotes something huge
         safe = f"{safe[: _LONGEST_LINE // 2]} ... {safe[-_LONGEST_LINE // 2 :]}"
     print(f"envplan: error: {safe}", file=sys.stderr)
+    if state.json:
+        document = {"schema": "envplan/error/v1", "error": safe, "exit_code": code}
+        print(json.dumps(document, indent=2))
     return code
 
 

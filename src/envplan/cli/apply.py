@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, numbers, one_of, option
+from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, flag, numbers, one_of, option
 from envplan.cli.inputs import naming
-from envplan.cli.options import (
-    ContextParallel,
-    DataParallel,
-    MinDwell,
-    OutputOptions,
-    PlanOptions,
-    TensorParallel,
-)
+from envplan.cli.options import MIN_DWELL, OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
@@ -41,80 +32,55 @@ _MOST_DEVICES = 10**6
 def apply(
     source: PlanOptions,
     show: OutputOptions,
-    tp: TensorParallel = None,
-    dp: DataParallel = None,
-    cp: ContextParallel = None,
-    rank_order: Annotated[
-        str,
-        option(
-            "--rank-order ORDER",
-            JOB,
-            "Dimensions in which global ranks count up, innermost first; the default is "
-            "Megatron-LM's.",
-        ),
-    ] = "tp-cp-ep-dp-pp",
-    gpus_per_node: Annotated[
-        int,
-        option(
-            "--gpus-per-node N",
-            JOB,
-            "A rank's device is its number modulo N.",
-            COUNT.within(1, _MOST_DEVICES),
-        ),
-    ] = 8,
-    devices: Annotated[
-        Numbers | None,
-        option(
-            "--devices I[,I...]",
-            JOB,
-            "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
-            numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        option(
-            "--gpu NAME[,NAME...]",
-            CLOCKS,
-            "Check clocks against this known GPU, or against one for each stage, as in "
-            "a40,a40,a100-sxm4-80gb; default: what the profile names.",
-        ),
-    ] = None,
-    clocks: Annotated[
-        str | None,
-        option(
-            "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        option("--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."),
-    ] = None,
-    min_dwell: MinDwell = None,
-    ladder: Annotated[
-        bool | None,
-        option(
-            "--ladder/--no-ladder",
-            MOST,
-            "Include the plan's slower plans for stragglers; default: if it has any.",
-        ),
-    ] = None,
-    format: Annotated[  # noqa: A002  (the option's name)
-        str,
-        option(
-            "--format NAME",
-            MOST,
-            "envplan, csv, or zeus for the server of Zeus.",
-            one_of(*_DEFAULT_OUTPUT),
-        ),
-    ] = "envplan",
-    output: Annotated[
-        Path | None,
-        option("-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."),
-    ] = None,
-    dry_run: Annotated[
-        bool, option("--dry-run", MOST, "Print every stage's clocks in order; write nothing.")
-    ] = False,
+    parallel: ParallelOptions,
+    rank_order: str = option(
+        "--rank-order ORDER",
+        JOB,
+        "Dimensions in which global ranks count up, innermost first; the default is Megatron-LM's.",
+        default="tp-cp-ep-dp-pp",
+    ),
+    gpus_per_node: int = option(
+        "--gpus-per-node N",
+        JOB,
+        "A rank's device is its number modulo N.",
+        COUNT.within(1, _MOST_DEVICES),
+        default=8,
+    ),
+    devices: Numbers | None = option(
+        "--devices I[,I...]",
+        JOB,
+        "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
+        numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+    ),
+    gpu: str | None = option(
+        "--gpu NAME[,NAME...]",
+        CLOCKS,
+        "Check clocks against this known GPU, or against one for each stage, as in "
+        "a40,a40,a100; default: what the profile names.",
+    ),
+    clocks: str | None = option(
+        "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
+    ),
+    backend: str | None = option(
+        "--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."
+    ),
+    min_dwell: float | None = MIN_DWELL,
+    ladder: bool | None = option(
+        "--ladder/--no-ladder",
+        MOST,
+        "Include the plan's slower plans for stragglers; default: if it has any.",
+    ),
+    format: str = option(  # noqa: A002  (the option's name)
+        "--format NAME",
+        MOST,
+        "envplan, csv, or zeus for the server of Zeus.",
+        one_of(*_DEFAULT_OUTPUT),
+        default="envplan",
+    ),
+    output: Path | None = option(
+        "-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."
+    ),
+    dry_run: bool = flag("--dry-run", MOST, "Print every stage's clocks in order; write nothing."),
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 
@@ -131,7 +97,7 @@ def apply(
     if devices is not None and len(set(devices)) < len(devices):
         raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.topology import Topology
 
@@ -139,7 +105,9 @@ def apply(
     solved, profile = load_plan(source, None if dry_run else file)
     if ladder and solved.ladder is None:
         raise InputError("has no ladder; solve again with --ladder N", path=plan)
-    topology = Topology.for_job(solved.job, tp=tp, cp=cp, dp=dp, rank_order=rank_order)
+    topology = Topology.for_job(
+        solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
+    )
     known = _clocks(profile, gpu, clocks, backend, force)
     with spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
@@ -159,12 +127,14 @@ def apply(
 
         atomic_write(file, text)
     notes = _notes(solved, applied, format, file, forced=profile.sha256 != solved.profile.sha256)
-    if show.json:
-        _print_json(applied, format, None if dry_run else file, notes)
-    elif not show.quiet:
-        _print(solved, applied, notes, dry_run=dry_run)
-        if not dry_run:
-            typer.echo(f"wrote {file}")
+    written = None if dry_run else file
+    answer(
+        show,
+        lambda: _document(applied, format, written, notes),
+        lambda: _print(solved, applied, notes, dry_run=dry_run),
+        written=[written],
+        then="" if dry_run or format != "envplan" else f"envplan check {file}",
+    )
 
 
 def _sha256(plan: Path) -> str | None:
@@ -283,7 +253,7 @@ def _dwell_note(applied: FrequencyPlan) -> str:
     note = (
         f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
         f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
-        f"at a cost of {significant(dwell.extra_energy_j, 4)} J per iteration"
+        f"at a cost of {significant(dwell.extra_energy_j)} J per iteration"
     )
     if dwell.changes_too_fast:
         note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
@@ -301,8 +271,8 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
     rows = changes(
         [
-            ("iteration time (s)", 6, plan.iteration_time, applied.iteration_time_s),
-            ("energy (J)", 5, planned_j, applied.energy_j),
+            ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
+            ("energy (J)", planned_j, applied.energy_j),
         ]
     )
     title = titled(ITERATION, plan.profile.source)
@@ -349,13 +319,13 @@ def _spans(ranks: list[int]) -> str:
     return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
 
 
-def _print_json(applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(
+    applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]
+) -> dict[str, Any]:
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     head: dict[str, Any] = applied.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude=lists
     )
     head["ladder_rungs"] = len(applied.ladder or [])
     written = None if file is None else str(file)
-    print_json({"frequency_plan": written, "format": format_, "notes": notes, **head})
+    return {"frequency_plan": written, "format": format_, "notes": notes, **head}

@@ -68,12 +68,16 @@ def check_targets(target: TargetOptions, costs: RunOptions) -> None:
 
 def chosen_planner(
     target: TargetOptions, how: PlannerOptions, clocks: ClockOptions, costs: RunOptions
-) -> Planner:
-    """The planner that the options ask for, and that it can do what else they ask for.
+) -> Planner | None:
+    """The planner that the options ask for, and that it can do what else they ask for; None: ours,
+    and nothing that only others can do.
 
     Raises:
         InputError: there is no such planner, or it cannot.
     """
+    plain = how.planner == "frontier" and how.clocks_file is None
+    if plain and how.reconfigure is None and not how.explain:
+        return None
     from envplan.planners import EnvPipe, planner_named
 
     planner = planner_named(how.planner)
@@ -83,8 +87,6 @@ def chosen_planner(
     ):
         if is_given and how.planner != EnvPipe.name:
             raise InputError(f"{name} goes with --planner envpipe, not {how.planner}")
-    if how.planner == "frontier" and how.clocks_file is None:
-        return planner
     if how.clocks_file is not None and how.planner != "frontier":
         raise InputError(f"--clocks and --planner {how.planner} exclude each other; leave one out")
     who = how.planner if how.clocks_file is None else "--clocks"

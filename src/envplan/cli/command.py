@@ -1,34 +1,42 @@
-"""Commands as Typer sees them: options from dataclasses, help in panels, a `--plot` without a name.
+"""Commands as Typer sees them: groups of options, help in panels, a `--plot` without a name.
 
-A command takes its options in groups, each a dataclass whose fields are declared in options.py:
+An option is declared once, where its value is held, with its default:
 
-    def frontier(job: JobOptions, show: OutputOptions) -> None: ...
+    @options
+    class OutputOptions:
+        quiet: bool = flag("-q, --quiet", OUTPUT, "Print nothing but errors.")
 
-`add` gives the command to Typer with the fields of these dataclasses as options of its own.
+    def frontier(show: OutputOptions, plans: int = option("--plans N", ...)) -> None: ...
+
+`add` gives such a function to Typer with the fields of its groups as options of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
+from envplan.cli import state
 from envplan.errors import InputError
 from envplan.quantities import Quantity
-
-__all__ = ["Command", "add", "check_type", "file_of", "numbers", "one_of", "option", "plot_option"]
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 MOST, JOB, TARGET = "Most used", "Job", "Target"
 CLOCKS, NOISE, MONEY, OUTPUT = "Slow clocks", "Noise", "Money", "Output"
 _FIRST: Final = (MOST, JOB, TARGET, CLOCKS, NOISE, MONEY)
 _OPTIONAL_FILE: Final = "[FILE]"
+_DECLARED: Final = "declared"
+
+Kind = TypeVar("Kind", bound=type)
 
 
 def option(
@@ -36,14 +44,16 @@ def option(
     panel: str,
     help: str,  # noqa: A002  (Typer's name for it)
     takes: Quantity | Callable[[str, str], Any] | None = None,
+    default: Any = None,
     **more: Any,
 ) -> Any:
-    """An option for an Annotated type.
+    """An option: the value of a field or parameter, or inside an Annotated type.
 
     Args:
         spec: names and what follows them, as `--help` shows it: "-o, --output FILE".
         panel: under which heading of `--help` it stands.
         takes: what turns the text and the option's name into the value; None: the type does.
+        default: the value where the option is not given.
         more: for typer.Option.
     """
     words = spec.split()
@@ -57,9 +67,45 @@ def option(
         def parser(given: Any) -> Any:
             return parse(given, label) if isinstance(given, str) else given
 
-    return typer.Option(
+    declared = typer.Option(
         *names, help=help, metavar=metavar, rich_help_panel=panel, parser=parser, **more
     )
+    declared.initial = default
+    return declared
+
+
+def flag(spec: str, panel: str, help: str) -> Any:  # noqa: A002
+    """An option without a value: true where it is given."""
+    return option(spec, panel, help, default=False)
+
+
+def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:  # noqa: A002
+    """An argument: the value of a field or parameter.
+
+    Args:
+        default: the value where the argument is left out; ...: it must be given.
+        more: for typer.Argument.
+    """
+    declared: Any = typer.Argument(metavar=name, help=help, **more)
+    declared.initial = default
+    return declared
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def options(kind: Kind) -> Kind:
+    """A frozen dataclass of options, each with the default that it was declared with."""
+    for name, declared in list(vars(kind).items()):
+        if isinstance(declared, ParameterInfo):
+            held = dataclasses.field(
+                default=_initial(declared, dataclasses.MISSING), metadata={_DECLARED: declared}
+            )
+            setattr(kind, name, held)
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    return made  # type: ignore[no-any-return]
+
+
+def _initial(declared: Any, missing: Any) -> Any:
+    return missing if declared.initial is ... else declared.initial
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
@@ -79,22 +125,6 @@ class Numbers(list[int]):
     """Whole numbers that one option lists. Typer takes a plain list for an option given often."""
 
 
-def typed(group: Any) -> list[str]:
-    """What to type for the options and arguments of a group that differ from their defaults."""
-    words: list[str] = []
-    hints = get_type_hints(type(group), include_extras=True)
-    for field in dataclasses.fields(group):
-        value, declared = getattr(group, field.name), hints[field.name].__metadata__[0]
-        if value == field.default:
-            continue
-        # Typer takes the first name for a default.
-        given = (declared.default, *(declared.param_decls or ()))
-        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
-        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-        words += [*names[:1], *([] if value is True else [text])]
-    return words
-
-
 def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
     """What an option takes that lists whole numbers, separated by commas."""
 
@@ -108,6 +138,21 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
         return Numbers(map(int, parts))
 
     return listed
+
+
+def typed(group: Any) -> list[str]:
+    """What to type for the options and arguments of a group that differ from their defaults."""
+    words: list[str] = []
+    for field in dataclasses.fields(group):
+        value, declared = getattr(group, field.name), field.metadata[_DECLARED]
+        if value == field.default:
+            continue
+        # Typer takes the first name for a default.
+        given = (declared.default, *(declared.param_decls or ()))
+        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
+        text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
+        words += [*names[:1], *([] if value is True else [text])]
+    return words
 
 
 def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[str, str], Path]:
@@ -159,6 +204,14 @@ def name_bare_plot(arguments: list[str], default: str = "frontier.png") -> list[
 class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 
+    def invoke(self, ctx: Any) -> Any:
+        names, above = list[str](), ctx
+        while above.parent is not None:
+            names.insert(0, above.info_name)
+            above = above.parent
+        state.command = "-".join(names)
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         bare = {
             name
@@ -193,51 +246,92 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command of commands, with help in panels."""
+    """A command of commands: bare, it prints its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not self.invoke_without_command:
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+
+class Commands(Group):
+    """Commands in panels, each imported from the module of its name when it is asked for.
+
+    Attributes:
+        panels: for each panel of `--help` its commands, and what it says of each.
+    """
+
+    panels: ClassVar[Mapping[str, Mapping[str, str]]]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported(list(chain.from_iterable(self.panels.values())))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            panel = getattr(command, "rich_help_panel", None)
-            rows = panels.setdefault(panel if isinstance(panel, str) else "Commands", [])
-            rows.append((name, command.get_short_help_str(60)))
-        for panel, rows in panels.items():
+        for panel, commands in self.panels.items():
             with formatter.section(panel):
-                formatter.write_dl(rows)
+                formatter.write_dl(list(commands.items()))
 
 
-def add(
-    app: typer.Typer,
-    function: Callable[..., None],
-    name: str | None = None,
-    *,
-    panel: str | None = None,
-) -> None:
-    """Make a function a command of an app.
+class _Imported(dict[str, Any]):
+    """Commands by name, each imported when it is first looked up."""
 
-    Args:
-        panel: of the app's help.
-    """
-    app.command(name, cls=Command, rich_help_panel=panel)(expanded(function))
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+
+    def __getitem__(self, name: str) -> Any:
+        if super().__getitem__(name) is None:
+            found = getattr(import_module(f"envplan.cli.{name}"), name)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                add(alone, found)
+                found = alone
+            self[name] = typer.main.get_command(found)
+            self[name].name = name
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
+    """Make a function a command of an app."""
+    app.command(name, cls=Command)(expanded(function))
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
     """The function with, for each parameter that is a dataclass, its fields as parameters.
 
-    Fields and parameters keep their annotations and defaults; no name may come twice.
+    Fields and parameters keep their types and defaults; no name may come twice.
     """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
+    keywords: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
-            parameters += _parameters(kind)
+            held = get_type_hints(kind, include_extras=True)
+            keywords += (
+                _parameter(f.name, held[f.name], f.metadata.get(_DECLARED), f.default)
+                for f in dataclasses.fields(kind)
+            )
+        elif isinstance(declared := parameter.default, ParameterInfo):
+            default = _initial(declared, parameter.empty)
+            keywords.append(_parameter(parameter.name, kind, declared, default))
         else:
-            parameters.append(parameter.replace(annotation=kind))
-    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+            keywords.append(_parameter(parameter.name, kind, None, parameter.default))
 
     def command(**given: Any) -> None:
         built = {
@@ -253,16 +347,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(kind)
-    ]
+def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:
+    """A keyword of a function as Typer reads it."""
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+        annotation=kind if declared is None else Annotated[kind, declared],
+    )

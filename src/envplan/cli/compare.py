@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import TARGET, option, plot_option
-from envplan.cli.costs import comparison_columns, costs_document
+from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     CostOptions,
@@ -78,16 +78,10 @@ def compare(
     if not rescheduled:
         job = replace(job, activation_slots=None)
     check_outputs(plot, inputs=[("the DAG file", job.dag), *costs.files])
-    if straggler_time is not None or straggler_slowdown is not None:
-        if costs.given:
-            raise InputError(
-                "a straggler does not go with --price, --carbon, --iterations or --tokens: costs "
-                "are those of iterations without a straggler"
-            )
-        if None not in (straggler_time, straggler_slowdown):
-            raise InputError(
-                "--straggler-time and --straggler-slowdown exclude each other; give one of them"
-            )
+    if None not in (straggler_time, straggler_slowdown):
+        raise InputError(
+            "--straggler-time and --straggler-slowdown exclude each other; give one of them"
+        )
 
     import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
@@ -113,7 +107,9 @@ def compare(
     if plot is not None:
         _draw(comparison, plot)
     plans = [entry.plan for entry in comparison.entries]
-    with_costs = [] if run is None else [priced(plan, run) for plan in plans]
+    with_costs = (
+        [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
+    )
     if show.json:
         _print_json(comparison, with_costs)
     elif not show.quiet:
@@ -156,7 +152,10 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
             words=2,
         )
     if priced:
-        title, columns = comparison_columns(priced)
+        costs = [plan.costs for plan in priced if plan.costs is not None]
+        title, columns = cost_columns(
+            costs[0].of_run(), [(one.iteration, one.run) for one in costs]
+        )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envplan.cli.options import RunOptions
     from envplan.costs import Costs, Pair, Run, Spent
     from envplan.plan import Plan
     from envplan.simulation import Timeline
 
 
-def cost_rows(plan: Plan) -> list[tuple[str, int, float, float]]:
-    """Name, digits, before and after of an iteration's costs."""
+def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
+    """Name, before and after of an iteration's costs."""
     if plan.costs is None:
         return []
     pair = plan.costs.iteration
     rows = []
     if pair.plan.money is not None and pair.max_frequency.money is not None:
-        rows.append((_money(plan.costs), 4, pair.max_frequency.money, pair.plan.money))
+        rows.append((_money(plan.costs.currency), pair.max_frequency.money, pair.plan.money))
     if pair.plan.carbon_g is not None and pair.max_frequency.carbon_g is not None:
-        rows.append(("carbon (g CO2)", 4, pair.max_frequency.carbon_g, pair.plan.carbon_g))
+        rows.append(("carbon (g CO2)", pair.max_frequency.carbon_g, pair.plan.carbon_g))
     return rows
 
 
@@ -39,42 +40,52 @@ def print_costs(plan: Plan) -> None:
     )
 
 
-def year_of(plan: Plan, costs: Costs) -> str:
+def year_of(plan: Plan, costs: RunOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
     from envplan.cli.output import grouped
+    from envplan.costs import Run
     from envplan.costs.savings import Site
 
-    assert costs.price is not None
-    price = costs.price.mean
-    _, saved = Site.of(price=price).year(plan)
+    run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
+    site, modelled = Site.of_run(run), plan.profile.source == "modelled"
+    _, saved = site.year(plan)
+    parts = [f"{grouped(abs(saved.kwh))} kWh", f"{grouped(abs(saved.money))} {_unit(run.currency)}"]
+    if saved.carbon_t is not None:
+        parts.append(f"{grouped(abs(saved.carbon_t))} t CO2")
+    notes = [f"at {site.price:g} a kWh"]
+    if run.price is None:
+        notes[0] += " (assumed; --price says yours)"
+    elif not run.price.is_fixed:
+        notes[0] += " on average"
+    notes += [run.overheads.in_words()] if run.overheads.in_words() else []
+    notes += ["modelled"] if modelled else []
     verb = "saves" if saved.money >= 0 else "costs"
-    on_average = "" if costs.price.is_fixed else " on average"
-    return (
-        f"a year of it on the job's GPUs {verb} {grouped(abs(saved.kwh))} kWh, "
-        f"{grouped(abs(saved.money))} {costs.currency or 'currency units'} at {price:g} a kWh"
-        f"{on_average}"
-    )
+    return f"a year of it on the job's GPUs {verb} {', '.join(parts)} {', '.join(notes)}"
+
+
+def _unit(currency: str | None) -> str:
+    return currency or "USD"
 
 
 def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
-    from envplan.cli.output import column
+    from envplan.cli.output import grouped
+    from envplan.units import duration_text
 
     before, after = run.max_frequency, run.plan
-    rows = [
-        ("time (h)", before.time_s / 3600, after.time_s / 3600),
-        ("energy (kWh)", before.energy_kwh, after.energy_kwh),
-    ]
+    times = [before.time_s, after.time_s]
+    lost = "-" if times[0] == times[1] else duration_text(abs(times[0] - times[1]))
+    longer = "-" if times[1] > times[0] and lost != "-" else ""
+    rows = [("energy (kWh)", before.energy_kwh, after.energy_kwh)]
     if before.money is not None and after.money is not None:
-        rows.append((_money(costs), before.money, after.money))
+        rows.append((_money(costs.currency), before.money, after.money))
     if before.carbon_g is not None and after.carbon_g is not None:
         rows.append(("carbon (kg CO2)", before.carbon_g / 1000, after.carbon_g / 1000))
     return [
-        [
-            name,
-            *column([old, new, old - new], 6),
-            _saved(old, new),
-        ]
-        for name, old, new in rows
+        ["time", *map(duration_text, times), longer + lost, _saved(*times)],
+        *(
+            [name, *(grouped(value, 4) for value in (old, new, old - new)), _saved(old, new)]
+            for name, old, new in rows
+        ),
     ]
 
 
@@ -109,57 +120,56 @@ def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[st
     """The same in sentences."""
     from envplan.cli.output import significant
 
-    currency = run.currency or "currency units"
+    currency = _unit(run.currency)
     notes = []
     words = ("an iteration costs", f"{run.iterations} iterations cost")
     for what, spent in zip(words, spent_on, strict=True):
         if spent is None:
             continue
-        parts = [f"{significant(spent.energy_kwh, 6)} kWh"]
+        parts = [f"{significant(spent.energy_kwh)} kWh"]
         if spent.money is not None:
-            parts.append(f"{significant(spent.money, 6)} {currency}")
+            parts.append(f"{significant(spent.money)} {currency}")
         if spent.carbon_g is not None:
-            parts.append(f"{significant(spent.carbon_g / 1000, 6)} kg CO2")
+            parts.append(f"{significant(spent.carbon_g / 1000)} kg CO2")
         notes.append(f"{what} {', '.join(parts)} over all GPUs")
     return notes
 
 
-def comparison_columns(plans: Sequence[Plan]) -> tuple[str, dict[str, list[str]]]:
-    """Title and columns of what several plans of one job cost, all with costs."""
-    from envplan.cli.output import column
+def cost_columns(
+    run: Run, spent_on: Sequence[tuple[Pair, Pair | None]]
+) -> tuple[str, dict[str, list[str]]]:
+    """Title and columns of what several ways to do the same work cost.
 
-    costs = [plan.costs for plan in plans if plan.costs is not None]
-    first = costs[0]
-    if first.run is None:
-        title, spent = "One iteration, all GPUs", [one.iteration.plan for one in costs]
-        before = first.iteration.max_frequency
-    else:
-        title = f"The run: {first.iterations} iterations, all GPUs"
-        spent, before = (
-            [one.run.plan for one in costs if one.run is not None],
-            (first.run.max_frequency),
-        )
+    Args:
+        spent_on: an iteration and the run, each at maximum frequency and otherwise.
+    """
+    from envplan.cli.output import grouped
+    from envplan.units import duration_text
+
+    shown = [whole or iteration for iteration, whole in spent_on]
+    spent, before = [pair.plan for pair in shown], shown[0].max_frequency
     columns = {
-        "time (h)": column([one.time_s / 3600 for one in spent], 6),
-        "energy (kWh)": column([one.energy_kwh for one in spent], 6),
+        "time": [duration_text(one.time_s) for one in spent],
+        "energy (kWh)": [grouped(one.energy_kwh, 4) for one in spent],
     }
     if before.money is not None:
         money = [one.money or 0.0 for one in spent]
-        columns[_money(first)] = column(money, 6)
+        columns[_money(run.currency)] = [grouped(one, 4) for one in money]
         columns["saved (%)"] = [_saved(before.money, after) for after in money]
     if before.carbon_g is not None:
         carbon = [(one.carbon_g or 0.0) / 1000 for one in spent]
-        columns["carbon (kg CO2)"] = column(carbon, 6)
+        columns["carbon (kg CO2)"] = [grouped(one, 4) for one in carbon]
         columns["avoided (%)"] = [_saved(before.carbon_g / 1000, after) for after in carbon]
-    return title, columns
+    what = f"The run: {run.iterations} iterations" if run.iterations else "One iteration"
+    return f"{what}, all GPUs", columns
 
 
 def _saved(before: float, after: float) -> str:
     return f"{100 * (before - after) / before:.2f}" if before > 0 else "-"
 
 
-def _money(costs: Costs) -> str:
-    return f"cost ({costs.currency or 'currency units'})"
+def _money(currency: str | None) -> str:
+    return f"cost ({_unit(currency)})"
 
 
 def costs_document(plan: Plan) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from envplan.cli.inputs import JsonOption
+from envplan.cli.command import MOST, one_of, option
+from envplan.cli.options import OutputOptions
 from envplan.devices import BACKENDS, DEFAULT_BACKEND
 
 if TYPE_CHECKING:
@@ -20,20 +18,17 @@ T = TypeVar("T")
 #: How long one GPU may take to answer, s.
 _PATIENCE_S = 10.0
 
-BackendName = StrEnum("BackendName", [(name, name) for name in BACKENDS])  # type: ignore[misc]
-_DEFAULT = BackendName(DEFAULT_BACKEND)
-BackendOption = Annotated[
-    BackendName,
-    typer.Option("--backend", help="GPUs of this machine (nvml), or modelled ones."),
-]
-
 
 def devices(
-    backend: BackendOption = _DEFAULT,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="Which modelled GPU; default: all.")
-    ] = None,
-    json: JsonOption = False,
+    show: OutputOptions,
+    backend: str = option(
+        "--backend NAME",
+        MOST,
+        "GPUs of this machine (nvml), or modelled ones.",
+        one_of(*BACKENDS),
+        default=DEFAULT_BACKEND,
+    ),
+    gpu: str | None = option("--gpu NAME", MOST, "Which modelled GPU; default: all."),
 ) -> None:
     """List the GPUs, and whether this user may set their clocks.
 
@@ -45,7 +40,7 @@ def devices(
       envplan devices --backend modelled
       envplan devices --backend modelled --gpu a40 --json
     """
-    from envplan.cli.output import print_json, print_table, say
+    from envplan.cli.output import answer, print_table, say
     from envplan.devices import backend_class
     from envplan.errors import InputError
 
@@ -54,13 +49,20 @@ def devices(
         raise InputError("--gpu names a modelled GPU; add --backend modelled")
     options = [{"gpu": model} for model in ([gpu] if gpu else models)]
     found = [entry for option in options or [{}] for entry in _describe_all(backend, **option)]
-    if json:
-        print_json(found)
-        return
-    print_table("", _HEADERS, [_row(entry) for entry in found], words=3)
-    for refusal in (entry["refusal"] for entry in found):
-        if refusal is not None:
-            say(refusal)
+
+    def tell() -> None:
+        print_table("", _HEADERS, [_row(entry) for entry in found], words=3)
+        for entry in found:
+            if entry["refusal"] is not None:
+                say(entry["refusal"])
+
+    then = ["envplan", "profile", *(["--backend", "modelled"] if models else [])]
+    answer(
+        show,
+        lambda: {"gpus": found},
+        tell,
+        then=[*then, "--gpu", str(found[0]["gpu"])] if models else then,
+    )
 
 
 _HEADERS = (

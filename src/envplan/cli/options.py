@@ -1,16 +1,13 @@
 """The options that commands share, each declared once, and the groups that commands take them in.
 
 A group is a dataclass: a command that has it as a parameter has all its options, and receives what
-was given as one value. See command.py for how that works, and for options of one command alone.
+was given as one value. See command.py for how that works.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
 
 from envplan.cli.command import (
     CLOCKS,
@@ -21,217 +18,217 @@ from envplan.cli.command import (
     OUTPUT,
     TARGET,
     Numbers,
+    argument,
+    flag,
     numbers,
     one_of,
     option,
+    options,
 )
 from envplan.errors import InputError
-from envplan.quantities import COUNT, ENERGY, LONG_TIME, PERCENT, POWER, TIME, WHOLE
+from envplan.quantities import COUNT, ENERGY, LONG_TIME, NUMBER, PERCENT, POWER, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.costs import Run
+    from envplan.costs import Overheads, Run
     from envplan.costs.rates import Kind, Rate
     from envplan.pipeline import Pipeline
-    from envplan.profile import Profile
+    from envplan.profile import ByParts, Profile
     from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
 _MS = TIME.plainly("ms")
 
-Microbatches = Annotated[
-    int | None,
-    option(
-        "-m, --microbatches M",
-        MOST,
-        "Microbatches per iteration; default: what the profile's sidecar says.",
-        COUNT,
-    ),
-]
-Stages = Annotated[
-    int | None,
-    option(
-        "-s, --pp, --stages N",
-        JOB,
-        "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
-        COUNT,
-    ),
-]
-Chunks = Annotated[
-    int | None,
-    option(
-        "--vp, --chunks N",
-        JOB,
-        "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the "
-        "profile has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
-        COUNT,
-    ),
-]
-TensorParallel = Annotated[
-    int | None,
-    option(
-        "--tp, --gpus-per-stage N",
-        JOB,
-        "GPUs that run each stage together (tensor parallel); default: what the profile or "
-        "plan says, else 1.",
-        COUNT,
-    ),
-]
-ContextParallel = Annotated[
-    int | None,
-    option(
-        "--cp N", JOB, "Context-parallel size, by which a stage has further GPUs; default 1.", COUNT
-    ),
-]
-DataParallel = Annotated[
-    int | None,
-    option(
-        "--dp, --replicas N",
-        JOB,
-        "Data-parallel replicas of the pipeline; default: what the plan says, else 1.",
-        COUNT,
-    ),
-]
-Latency = Annotated[
-    float | None,
-    option(
-        "--p2p-latency TIME",
-        JOB,
-        "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default 0.",
-        TIME,
-    ),
-]
-SwitchLatency = Annotated[
-    float | None,
-    option(
-        "--switch-latency TIME",
-        CLOCKS,
-        "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
-        _MS,
-    ),
-]
-MinDwell = Annotated[
-    float | None,
-    option(
-        "--min-dwell TIME",
-        CLOCKS,
-        "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
-        _MS,
-    ),
-]
-Noise = Annotated[
-    float | None,
-    option(
-        "--noise PCT",
-        NOISE,
-        "Standard deviation of times; with --robust, default: the profile's column time_std.",
-        PERCENT,
-    ),
-]
-Reconfigure = Annotated[
-    str | None,
-    option("--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."),
-]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
-ProfileOption = Annotated[
-    str | None,
-    option(
-        "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
-    ),
-]
-ForceOption = Annotated[
-    bool, option("--force", OUTPUT, "Go on though the profile has changed since.")
-]
-JsonOption = Annotated[bool, option("--json", OUTPUT, "Print JSON instead of a table.")]
-QuietOption = Annotated[
-    bool, option("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
-]
+MICROBATCHES = option(
+    "-m, --microbatches M",
+    MOST,
+    "Microbatches per iteration; default: what the profile's sidecar says.",
+    COUNT,
+)
+STAGES = option(
+    "-s, --pp, --stages N",
+    JOB,
+    "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
+    COUNT,
+)
+CHUNKS = option(
+    "--vp, --chunks N",
+    JOB,
+    "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the profile "
+    "has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
+    COUNT,
+)
+MICROBATCH_GROUP = option(
+    "--microbatch-group N",
+    JOB,
+    "Schedule interleaved: microbatches that go through a chunk before the next, Megatron's "
+    "microbatch_group_size_per_vp_stage. Default: the number of stages.",
+    COUNT,
+)
+TENSOR_PARALLEL = option(
+    "--tp, --gpus-per-stage N",
+    JOB,
+    "GPUs that run each stage together (tensor parallel); default: what the profile or plan says, "
+    "else 1.",
+    COUNT,
+)
+CONTEXT_PARALLEL = option(
+    "--cp N",
+    JOB,
+    "Context-parallel size, by which a stage has further GPUs; default: as --tp.",
+    COUNT,
+)
+DATA_PARALLEL = option(
+    "--dp, --replicas N",
+    JOB,
+    "Data-parallel replicas of the pipeline; default: as --tp.",
+    COUNT,
+)
+LATENCY = option(
+    "--p2p-latency TIME",
+    JOB,
+    "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default: what the "
+    "profile's sidecar says, else 0.",
+    TIME,
+)
+SWITCH_LATENCY = option(
+    "--switch-latency TIME",
+    CLOCKS,
+    "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
+    _MS,
+)
+MIN_DWELL = option(
+    "--min-dwell TIME",
+    CLOCKS,
+    "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
+    _MS,
+)
+NOISE_PERCENT = option(
+    "--noise PCT",
+    NOISE,
+    "Standard deviation of times; with --robust, default: the profile's column time_std.",
+    PERCENT,
+)
+RECONFIGURE = option(
+    "--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."
+)
+PROFILE = option(
+    "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
+)
+FORCE = flag("--force", OUTPUT, "Go on though the profile has changed since.")
+JSON = flag("--json", OUTPUT, "Print JSON instead of a table; errors, too.")
+QUIET = flag("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
+
+Microbatches = Annotated[int | None, MICROBATCHES]
+Stages = Annotated[int | None, STAGES]
+Chunks = Annotated[int | None, CHUNKS]
+MicrobatchGroup = Annotated[int | None, MICROBATCH_GROUP]
+Latency = Annotated[float | None, LATENCY]
+Reconfigure = Annotated[str | None, RECONFIGURE]
+ProfileOption = Annotated[str | None, PROFILE]
+ForceOption = Annotated[bool, FORCE]
+JsonOption = Annotated[bool, JSON]
+QuietOption = Annotated[bool, QUIET]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class OutputOptions:
     """How a command answers."""
 
-    json: JsonOption = False
-    quiet: QuietOption = False
+    json: bool = JSON
+    quiet: bool = QUIET
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class PlanOptions:
     """A plan, and how to come by its profile."""
 
-    plan: PlanArgument = Path("plan.json")
-    profile: ProfileOption = None
-    force: ForceOption = False
+    plan: Path = argument("PLAN", "A plan file.", Path("plan.json"))
+    profile: str | None = PROFILE
+    force: bool = FORCE
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
+@options
+class ParallelOptions:
+    """How many GPUs run a stage, and how many replicas there are."""
+
+    tp: int | None = TENSOR_PARALLEL
+    cp: int | None = CONTEXT_PARALLEL
+    dp: int | None = DATA_PARALLEL
+
+
+def complete_profiles(incomplete: str) -> list[str]:
+    """Names of built-in profiles, and of CSV files and folders, that begin so."""
+    from envplan.profile import builtin_paths
+
+    folder, _, begin = incomplete.rpartition("/")
+    there = Path(folder or ".")
+    files = [
+        f"{folder}/{path.name}" if folder else path.name + ("/" if path.is_dir() else "")
+        for path in (sorted(there.iterdir()) if there.is_dir() else [])
+        if path.name.startswith(begin) and (path.is_dir() or path.suffix == ".csv")
+    ]
+    return [*files, *(name for name in builtin_paths() if name.startswith(incomplete))]
+
+
+@options
+class JobOptions(ParallelOptions):
     """The training job: a profile and how the pipeline runs it."""
 
-    profile: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROFILE",
-            help="Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
-        ),
-    ] = DEFAULT_PROFILE
-    microbatches: Microbatches = None
-    schedule: Annotated[
-        str | None,
-        option(
-            "--schedule NAME",
-            JOB,
-            "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or "
-            "dualpipe-v; default: what the profile's sidecar says, else 1f1b.",
-        ),
-    ] = None
-    pp: Stages = None
-    vp: Chunks = None
-    tp: TensorParallel = None
-    cp: ContextParallel = None
-    dp: DataParallel = None
-    p2p_latency: Latency = None
-    dag: Annotated[
-        Path | None,
-        option("--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."),
-    ] = None
-    activation_slots: Annotated[
-        Numbers | None,
-        option(
-            "--activation-slots N[,N...]",
-            JOB,
-            "Microbatches whose activations fit into a stage's memory, one number for all stages "
-            "or one for each: caps how far schedule envpipe runs ahead.",
-            numbers("8 or 8,7,6,5", least=0),
-        ),
-    ] = None
-    recompute: Annotated[
-        bool,
-        option(
-            "--recompute",
-            JOB,
-            "Activations are recomputed: add each stage's forward to its backward.",
-        ),
-    ] = False
-    extra: Annotated[
-        str | None,
-        option(
-            "--extra NAME[,NAME...]",
-            JOB,
-            "Give the schedule operations beside forwards and backwards, as far as the "
-            "profile has rows for them: load, all_reduce, optimizer.",
-        ),
-    ] = None
-    blocking_power: Annotated[
-        float | None,
-        option(
-            "--blocking-power W",
-            JOB,
-            "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
-            POWER,
-        ),
-    ] = None
+    profile: str = argument(
+        "PROFILE",
+        "Profile CSV, or the name of a built-in profile (envplan profiles lists them).",
+        DEFAULT_PROFILE,
+        autocompletion=complete_profiles,
+    )
+    microbatches: int | None = MICROBATCHES
+    schedule: str | None = option(
+        "--schedule NAME",
+        JOB,
+        "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or dualpipe-v; "
+        "default: what the profile's sidecar says, else 1f1b.",
+    )
+    pp: int | None = STAGES
+    vp: int | None = CHUNKS
+    microbatch_group: int | None = MICROBATCH_GROUP
+    p2p_latency: float | None = LATENCY
+    dag: Path | None = option(
+        "--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."
+    )
+    activation_slots: Numbers | None = option(
+        "--activation-slots N[,N...]",
+        JOB,
+        "Microbatches whose activations fit into a stage's memory, one number for all stages or "
+        "one for each: caps how far schedule envpipe runs ahead.",
+        numbers("8 or 8,7,6,5", least=0),
+    )
+    recompute: bool = flag(
+        "--recompute", JOB, "Activations are recomputed: add each stage's forward to its backward."
+    )
+    extra: str | None = option(
+        "--extra NAME[,NAME...]",
+        JOB,
+        "Give the schedule operations beside forwards and backwards, as far as the profile has "
+        "rows for them: load, all_reduce, optimizer.",
+    )
+    one_clock: bool = flag(
+        "--one-clock",
+        JOB,
+        "Give every operation one clock, though the profile splits some into parts.",
+    )
+    parts_within: float | None = option(
+        "--parts-within PCT",
+        JOB,
+        "Leave out clocks by part that save at most PCT percent of an operation's energy on "
+        "others no slower; default: 0.05, 0 leaves nothing out.",
+        PERCENT,
+    )
+    blocking_power: float | None = option(
+        "--blocking-power W",
+        JOB,
+        "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
+        POWER,
+    )
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -243,7 +240,21 @@ class JobOptions:
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        return profile.fitted(needed, recompute=self.recompute), pipeline
+        by_parts = self._by_parts(profile)
+        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
+
+    def _by_parts(self, profile: Profile) -> ByParts | None:
+        from envplan.profile import ByParts
+
+        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
+            raise InputError(
+                "--parts-within goes with a profile whose operations have parts, and not with "
+                "--one-clock"
+            )
+        if self.one_clock or not profile.has_parts:
+            return None
+        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
+        return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
     def trace(self, *, quiet: bool) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
@@ -280,9 +291,7 @@ class JobOptions:
 
     def gpus_per_stage(self, profile: Profile) -> int:
         """GPUs of a stage: as given, else as the profile's sidecar says."""
-        if self.tp is None and self.cp is None:
-            return profile.metadata.gpus_per_stage
-        return (self.tp or profile.metadata.tensor_parallel or 1) * (self.cp or 1)
+        return profile.metadata.gpus_per_stage_with(self.tp, self.cp)
 
     @property
     def slots(self) -> int | list[int] | None:
@@ -297,12 +306,17 @@ class JobOptions:
     def _warn_of_contradictions(self, profile: Profile) -> None:
         from envplan.cli.output import warn
 
-        known = profile.metadata.tensor_parallel
-        if self.tp is not None and known not in (None, self.tp):
-            warn(
-                f"profile {profile.name} was made with --tp {known}, not {self.tp}: its times and "
-                f"energies are those of --tp {known}"
-            )
+        known = profile.metadata
+        for name, given, made in (
+            ("--tp", self.tp, known.tensor_parallel),
+            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage),
+        ):
+            if given is not None and made not in (None, given):
+                warn(
+                    f"profile {profile.name} was made with {name} {made}, not {given}: its times "
+                    f"and energies are those of {name} {made}"
+                )
+                return
 
     def _from_dag(self) -> Pipeline:
         from envplan.pipeline import Pipeline
@@ -312,6 +326,7 @@ class JobOptions:
             "--microbatches": self.microbatches,
             "--pp": self.pp,
             "--vp": self.vp,
+            "--microbatch-group": self.microbatch_group,
             "--p2p-latency": self.p2p_latency,
             "--activation-slots": self.activation_slots,
             "--extra": self.extra,
@@ -337,6 +352,7 @@ class JobOptions:
             chunks=self.vp,
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
+            microbatch_group=self.microbatch_group,
             forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
         )
 
@@ -364,202 +380,200 @@ def open_profile(path_or_name: str) -> Profile:
     return Profile.open(path_or_name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class TargetOptions:
     """What a plan is for; without any, no slowdown."""
 
-    target_time: Annotated[
-        float | None,
-        option(
-            "--target-time TIME",
-            MOST,
-            "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
-            TIME,
-        ),
-    ] = None
-    slowdown: Annotated[
-        float | None,
-        option("--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT),
-    ] = None
-    min_energy: Annotated[bool, option("--min-energy", MOST, "Least energy of all, at T_star.")] = (
-        False
+    target_time: float | None = option(
+        "--target-time TIME",
+        MOST,
+        "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
+        TIME,
     )
-    energy_budget: Annotated[
-        float | None,
-        option(
-            "--energy-budget J",
-            TARGET,
-            "Shortest iteration of at most J joules over all GPUs.",
-            ENERGY,
-        ),
-    ] = None
-    power_cap: Annotated[
-        float | None,
-        option(
-            "--power-cap W",
-            TARGET,
-            "Shortest iteration of at most W watts over all GPUs, on average.",
-            POWER,
-        ),
-    ] = None
-    peak_power_cap: Annotated[
-        float | None,
-        option(
-            "--peak-power-cap W",
-            TARGET,
-            "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
-            "--slowdown or --min-energy: least energy.",
-            POWER,
-        ),
-    ] = None
-    straggler_time: Annotated[
-        float | None,
-        option(
-            "--straggler-time TIME",
-            TARGET,
-            "Some replica takes so long anyway: use what time that leaves, up to T_max.",
-            TIME,
-        ),
-    ] = None
+    slowdown: float | None = option(
+        "--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT
+    )
+    min_energy: bool = flag("--min-energy", MOST, "Least energy of all, at T_star.")
+    energy_budget: float | None = option(
+        "--energy-budget J",
+        TARGET,
+        "Shortest iteration of at most J joules over all GPUs.",
+        ENERGY,
+    )
+    power_cap: float | None = option(
+        "--power-cap W",
+        TARGET,
+        "Shortest iteration of at most W watts over all GPUs, on average.",
+        POWER,
+    )
+    peak_power_cap: float | None = option(
+        "--peak-power-cap W",
+        TARGET,
+        "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
+        "--slowdown or --min-energy: least energy.",
+        POWER,
+    )
+    straggler_time: float | None = option(
+        "--straggler-time TIME",
+        TARGET,
+        "Some replica takes so long anyway: use what time that leaves, up to T_max.",
+        TIME,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class PlannerOptions:
     """Who plans, and how hard it tries."""
 
-    polish: Annotated[
-        float,
-        option(
-            "--polish TIME",
-            TARGET,
-            "Time to spend on improving the plan with CP-SAT, as in 30s.",
-            TIME,
-        ),
-    ] = 0.0
-    ladder: Annotated[
-        int,
-        option(
-            "--ladder N",
-            TARGET,
-            "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
-            WHOLE,
-        ),
-    ] = 0
-    planner: Annotated[
-        str,
-        option(
-            "--planner NAME",
-            TARGET,
-            "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings "
-            "its own schedule unless one is named.",
-        ),
-    ] = "frontier"
-    clocks_file: Annotated[
-        Path | None,
-        option(
-            "--clocks FILE",
-            TARGET,
-            "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
-            "frequency plan, or a CSV) and say what they cost and what is lost.",
-        ),
-    ] = None
-    reconfigure: Reconfigure = None
-    explain: Annotated[
-        bool, option("--explain", TARGET, "With planner envpipe: print each of its iterations.")
-    ] = False
+    polish: float = option(
+        "--polish TIME",
+        TARGET,
+        "Time to spend on improving the plan with CP-SAT, as in 30s.",
+        TIME,
+        default=0.0,
+    )
+    ladder: int = option(
+        "--ladder N",
+        TARGET,
+        "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
+        WHOLE,
+        default=0,
+    )
+    planner: str = option(
+        "--planner NAME",
+        TARGET,
+        "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings its own "
+        "schedule unless one is named.",
+        default="frontier",
+    )
+    clocks_file: Path | None = option(
+        "--clocks FILE",
+        TARGET,
+        "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
+        "frequency plan, or a CSV) and say what they cost and what is lost.",
+    )
+    reconfigure: str | None = RECONFIGURE
+    explain: bool = flag("--explain", TARGET, "With planner envpipe: print each of its iterations.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class ClockOptions:
     """How late clocks follow and how much times vary; seconds and percent."""
 
-    switch_latency: SwitchLatency = None
-    min_dwell: MinDwell = None
-    robust: Annotated[
-        float | None,
-        option(
-            "--robust PCT",
-            NOISE,
-            "Hold the target with a probability of PCT percent, though times vary.",
-            PERCENT,
-        ),
-    ] = None
-    noise: Noise = None
+    switch_latency: float | None = SWITCH_LATENCY
+    min_dwell: float | None = MIN_DWELL
+    robust: float | None = option(
+        "--robust PCT",
+        NOISE,
+        "Hold the target with a probability of PCT percent, though times vary.",
+        PERCENT,
+    )
+    noise: float | None = NOISE_PERCENT
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class RateOptions:
-    """What a kWh costs."""
+    """What a kWh costs, and what is used and paid beside the energy of GPUs."""
 
-    price: Annotated[
-        str | None,
-        option(
-            "--price P|FILE",
-            MONEY,
-            "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
-        ),
-    ] = None
-    carbon: Annotated[
-        str | None,
-        option(
-            "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
-        ),
-    ] = None
-    currency: Annotated[
-        str | None, option("--currency NAME", MONEY, "What to call the units of --price.")
-    ] = None
+    price: str | None = option(
+        "--price P|FILE",
+        MONEY,
+        "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
+    )
+    carbon: str | None = option(
+        "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
+    )
+    currency: str | None = option(
+        "--currency NAME", MONEY, "What to call the units of --price; default: USD."
+    )
+    pue: float = option(
+        "--pue X",
+        MONEY,
+        "Power usage effectiveness of the site, from 1 up; default 1.",
+        NUMBER.within(1, 100),
+        default=1.0,
+    )
+    host_power: float = option(
+        "--host-power W", MONEY, "What the host draws for each of its GPUs.", POWER, default=0.0
+    )
+    gpu_hour: float = option(
+        "--gpu-hour P",
+        MONEY,
+        "What an hour of a GPU costs besides energy: slower plans take more of them.",
+        NUMBER,
+        default=0.0,
+    )
+    embodied: float = option(
+        "--embodied KG",
+        MONEY,
+        "CO2 of making one GPU, kg; goes with --carbon.",
+        NUMBER,
+        default=0.0,
+    )
+    lifetime: float = option(
+        "--lifetime YEARS",
+        MONEY,
+        "Years that --embodied is spread over; default 5.",
+        NUMBER,
+        default=5.0,
+    )
+
+    def __post_init__(self) -> None:
+        """Raises: InputError: options lack one another."""
+        if self.embodied and self.carbon is None:
+            raise InputError("--embodied goes with --carbon")
 
     @property
     def files(self) -> list[tuple[str, str | None]]:
         """What may be files to read, each after what it is."""
         return [("the file of prices", self.price), ("the file of carbon", self.carbon)]
 
+    def overheads(self) -> Overheads:
+        """What is counted beside the energy of GPUs."""
+        from envplan.costs import Overheads
 
-@dataclass(frozen=True, kw_only=True)
+        names = ("pue", "host_power", "gpu_hour", "embodied", "lifetime")
+        return Overheads.of(**{name: getattr(self, name) for name in names})
+
+
+@options
 class CostOptions(RateOptions):
     """What a run costs: rates, and how much work it is."""
 
-    iterations: Annotated[
-        int | None,
-        option("--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        option(
-            "--tokens N",
-            MONEY,
-            "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
-            _MANY,
-        ),
-    ] = None
-    tokens_per_iteration: Annotated[
-        int | None,
-        option(
-            "--tokens-per-iteration N",
-            MONEY,
-            "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
-            _MANY,
-        ),
-    ] = None
-    start: Annotated[
-        str | None,
-        option(
-            "--start TIME",
-            MONEY,
-            "When the run starts, as in 2026-12-01T00:00, for files with times; default: when "
-            "they do.",
-        ),
-    ] = None
-    repeat_rates: Annotated[
-        bool,
-        option("--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."),
-    ] = False
+    iterations: int | None = option(
+        "--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY
+    )
+    tokens: int | None = option(
+        "--tokens N",
+        MONEY,
+        "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
+        _MANY,
+    )
+    tokens_per_iteration: int | None = option(
+        "--tokens-per-iteration N",
+        MONEY,
+        "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
+        _MANY,
+    )
+    start: str | None = option(
+        "--start TIME",
+        MONEY,
+        "When the run starts, as in 2026-12-01T00:00, for files with times; default: when they do.",
+    )
+    repeat_rates: bool = flag(
+        "--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."
+    )
 
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
+        super().__post_init__()
         rates = self.price or self.carbon
+        work = self.iterations or self.tokens
         for name, value, needed, other in (
             ("--currency", self.currency, "--price", self.price),
+            ("--gpu-hour", self.gpu_hour, "--price", self.price),
+            ("--pue", self.pue != 1, "--price, --carbon, --iterations or --tokens", rates or work),
+            ("--host-power", self.host_power, "--price, --carbon or --iterations", rates or work),
             ("--tokens-per-iteration", self.tokens_per_iteration, "--tokens", self.tokens),
             ("--start", self.start, "--price or --carbon", rates),
             ("--repeat-rates", self.repeat_rates, "--price or --carbon", rates),
@@ -591,6 +605,7 @@ class CostOptions(RateOptions):
             carbon=self._rate(self.carbon, "carbon"),
             currency=self.currency,
             tokens=self.tokens,
+            overheads=self.overheads(),
             **self._aim(),
         )
 
@@ -618,28 +633,22 @@ class CostOptions(RateOptions):
         return -(-self.tokens // each)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class RunOptions(CostOptions):
     """The costs of a run that may have to be over in time."""
 
-    deadline: Annotated[
-        float | None,
-        option(
-            "--deadline TIME",
-            MONEY,
-            "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
-            LONG_TIME,
-        ),
-    ] = None
-    minimize: Annotated[
-        Literal["energy", "money", "carbon"] | None,
-        option(
-            "--minimize WHAT",
-            MONEY,
-            "With --deadline: money, carbon or energy; default: the first of these that is known.",
-            one_of("money", "carbon", "energy"),
-        ),
-    ] = None
+    deadline: float | None = option(
+        "--deadline TIME",
+        MONEY,
+        "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
+        LONG_TIME,
+    )
+    minimize: Literal["energy", "money", "carbon"] | None = option(
+        "--minimize WHAT",
+        MONEY,
+        "With --deadline: money, carbon or energy; default: the first of these that is known.",
+        one_of("money", "carbon", "energy"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

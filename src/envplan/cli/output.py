@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,8 +22,11 @@ from envplan._words import exact_seconds as exact_seconds
 from envplan._words import grouped as grouped
 from envplan._words import signed_percent as signed_percent
 from envplan._words import significant as significant
+from envplan.cli import state
+from envplan.errors import DoubtWarning
 
 if TYPE_CHECKING:
+    from envplan.cli.options import OutputOptions
     from envplan.plan import Plan
     from envplan.solve import Frontier
 
@@ -28,9 +35,45 @@ _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
 
 
-def print_json(document: object) -> None:
-    """A JSON document on stdout."""
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+def print_json(document: Mapping[str, Any]) -> None:
+    """A JSON document on stdout. Where it has no schema of its own, it is the running command's."""
+    named = {"schema": f"envplan/{state.command}/v1", **document}
+    typer.echo(json.dumps(named, indent=2, allow_nan=False))
+
+
+def answer(
+    show: OutputOptions,
+    document: Callable[[], Mapping[str, Any]],
+    tell: Callable[[], None],
+    *,
+    written: Sequence[Path | None] = (),
+    last: str = "",
+    then: str | Sequence[str] = (),
+) -> None:
+    """How a command ends: with a JSON document, or with words; nothing where it is to be quiet.
+
+    Args:
+        document: makes the document.
+        tell: prints the words.
+        written: files that were written, if any.
+        last: a sentence for the last line.
+        then: what to type next, as one text or word by word.
+    """
+    following = then if isinstance(then, str) else shlex.join(then)
+    if show.json:
+        print_json({**document(), **({"next": following} if following else {})})
+        return
+    if show.quiet:
+        return
+    tell()
+    for path in written:
+        if path is not None:
+            say(f"wrote {path}")
+    end = [last] if last else []
+    if following:
+        end.append(f"next: {following}")
+    if end:
+        say("; ".join(end))
 
 
 def print_table(
@@ -60,7 +103,9 @@ def print_table(
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    console = Console(highlight=False)
+    console = Console(highlight=False, color_system="auto" if colored() else None)
+    if state.color:
+        console = Console(highlight=False, color_system="standard", force_terminal=True)
     # A table cut to the width of a terminal is useless in a file.
     room = console.width if sys.stdout.isatty() else 1000
     cells = [[row[k] for row in rows] for k in range(len(headers))]
@@ -107,22 +152,29 @@ def titled(title: str, *sources: str | None) -> str:
     return title + (", modelled" if "modelled" in sources else "")
 
 
-def changes(rows: Iterable[tuple[str, int, float, float]]) -> list[list[str]]:
-    """Rows of name, before, after and change in percent, from name, digits, before and after."""
+def changes(rows: Iterable[tuple[str, float, float]]) -> list[list[str]]:
+    """Rows of name, before, after and change in percent, from name, before and after."""
     return [
-        [name, *column([old, new], digits), signed_percent(100 * (new / old - 1)) if old else "-"]
-        for name, digits, old, new in rows
+        [name, *column([old, new]), signed_percent(100 * (new / old - 1)) if old else "-"]
+        for name, old, new in rows
     ]
+
+
+def colored() -> bool:
+    """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
+    if state.color is not None:
+        return state.color
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def say(line: str) -> None:
     """A line on stdout."""
-    typer.echo(line)
+    typer.echo(line, color=state.color)
 
 
 def warn(line: str) -> None:
     """A line on stderr about something that is probably not meant."""
-    typer.echo(f"envplan: warning: {line}", err=True)
+    warnings.warn(line, DoubtWarning, stacklevel=2)
 
 
 def describe_job(frontier: Frontier) -> str:

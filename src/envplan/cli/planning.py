@@ -17,35 +17,12 @@ if TYPE_CHECKING:
 def plan_of(
     planner: Planner, frontier: Frontier, request: Request
 ) -> tuple[Plan, EnvPipeRun | None]:
-    """The plan of a planner other than our own, and what EnvPipe did if it was EnvPipe.
-
-    A straggler leaves those planners that take a target until it is finished.
-    """
-    from envplan.costs import priced
-    from envplan.plan import note_straggler, replay_plan
+    """The plan of a planner other than our own, and what EnvPipe did if it was EnvPipe."""
     from envplan.planners import EnvPipe
-    from envplan.units import ns_from_s_floor
+    from envplan.planners.base import answer
 
     run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
-    straggler_s, deadline = request.straggler_time_s, request.deadline
-    if run is not None:
-        plan = run.plan(frontier)
-    else:
-        target_ns: int | None = None
-        if deadline.time_s is not None:
-            target_ns = ns_from_s_floor(deadline.time_s)
-        elif deadline.slowdown is not None:
-            target_ns = frontier.min_time_ns + int(frontier.min_time_ns * deadline.slowdown)
-        plan = planner.plan(frontier, target_ns)
-        if straggler_s is not None and planner.takes_target:
-            plan = planner.plan(
-                frontier, max(ns_from_s_floor(straggler_s), plan.target.deadline_ns)
-            )
-    if straggler_s is not None:
-        replay = replay_plan(plan, frontier.profile)
-        until_ns = ns_from_s_floor(straggler_s)
-        plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
-    return plan if request.run is None else priced(plan, request.run), run
+    return answer(run or planner, frontier, request), run
 
 
 def plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
@@ -67,8 +44,8 @@ def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
     columns = {
         "": [str(n) for n in range(1, len(iterations) + 1)],
         "then raised": [_raised(iteration.raised, pipeline) for iteration in iterations],
-        "time (s)": column([iteration.iteration_time for iteration in iterations], 6),
-        "energy (J)": column([iteration.energy for iteration in iterations], 5),
+        "time (s)": column([iteration.iteration_time for iteration in iterations]),
+        "energy (J)": column([iteration.energy for iteration in iterations]),
         "critical path": [str(len(iteration.critical_path)) for iteration in iterations],
     }
     if pipeline.forwards_ahead:

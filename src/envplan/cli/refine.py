@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from envplan.cli.inputs import JsonOption, QuietOption, check_outputs, refuse_overwriting
+from envplan.cli.command import MOST, argument, file_of, option
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import PROFILE, OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,23 +18,20 @@ if TYPE_CHECKING:
 
 
 def refine(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan.json that was followed.")],
-    logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Run logs that the shim wrote.")
-    ],
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="PROFILE", help="The profile the plan was made from, if it moved."),
-    ] = None,
-    profile_output: Annotated[
-        Path,
-        typer.Option("--profile-output", metavar="FILE", help="Where the new profile goes."),
-    ] = Path("profile.refined.csv"),
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the new plan goes.")
-    ] = Path("plan.refined.json"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    show: OutputOptions,
+    plan: Path = argument("PLAN", "The plan.json that was followed."),
+    logs: list[Path] = argument("LOG...", "Run logs that the shim wrote."),
+    profile: str | None = PROFILE,
+    profile_output: Path = option(
+        "--profile-output FILE",
+        MOST,
+        "Where the new profile goes.",
+        file_of((".csv",), "a profile is a CSV file"),
+        default=Path("profile.refined.csv"),
+    ),
+    output: Path = option(
+        "-o, --output FILE", MOST, "Where the new plan goes.", default=Path("plan.refined.json")
+    ),
 ) -> None:
     """Scale the profile to the times a run measured, and make the plan anew for the same target.
 
@@ -49,14 +46,12 @@ def refine(
     from dataclasses import asdict
     from hashlib import sha256
 
-    from envplan.cli.frontier import check_type
-    from envplan.cli.output import print_json, progress_bar, say
+    from envplan.cli.output import answer, progress_bar
     from envplan.plan import Plan, as_referenced, check_reference, find_profile
     from envplan.profile import Profile
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
 
-    check_type(profile_output, "--profile-output", (".csv",), "a profile is a CSV file")
     read = [("the plan", plan), *(("a run log", log) for log in logs)]
     check_outputs(output, profile_output, inputs=read)
     old = Plan.load(plan)
@@ -68,26 +63,26 @@ def refine(
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
-    with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
         new = replan(old, Profile.open(str(profile_output)), progress)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
-    if json:
-        print_json(
-            {
-                "profile": str(profile_output),
-                "plan": str(output),
-                "drift": [asdict(drift) for drift in drifts],
-                "unmeasured_stages": unmeasured,
-                "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
-                "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
-            }
-        )
-    elif not quiet:
-        _print(old, new, drifts, unmeasured)
-        say(f"wrote {profile_output} and {output}")
+    answer(
+        show,
+        lambda: {
+            "profile": str(profile_output),
+            "plan": str(output),
+            "drift": [asdict(drift) for drift in drifts],
+            "unmeasured_stages": unmeasured,
+            "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
+            "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
+        },
+        lambda: _print(old, new, drifts, unmeasured),
+        written=[profile_output, output],
+        then=["envplan", "apply", str(output)],
+    )
 
 
 def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]) -> None:
@@ -108,5 +103,5 @@ def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[i
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = exact_seconds(plan.iteration_time), significant(plan.energy, 5)
+        time, energy = exact_seconds(plan.iteration_time), significant(plan.energy)
         say(f"{name}: {time} s, {energy} J, as its own profile has it")

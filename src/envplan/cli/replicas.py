@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from envplan.cli.command import JOB, option
-from envplan.cli.inputs import at_least, check_outputs, refuse_overwriting
+from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     ClockOptions,
     JobOptions,
@@ -21,39 +21,30 @@ from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.planners import Planner
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
     from envplan.solve import Frontier
 
 REPLICA_PROFILE = "--replica-profile"
 
-ReplicaProfileOption = Annotated[
-    list[str] | None,
-    option(
-        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
-        JOB,
-        "Further replicas run on other hardware: COUNT of them (1) by this profile. May be "
-        "given more than once; each kind gets a plan of its own, and all end together.",
-    ),
-]
-BesideProfileOption = Annotated[
-    list[str] | None,
-    option(
-        f"{REPLICA_PROFILE} PROFILE[:COUNT]",
-        JOB,
-        "COUNT further replicas (1) run on other hardware, by this profile, and are planned "
-        "to end when this plan does. May be given more than once.",
-    ),
-]
-ReplicaPlanOption = Annotated[
-    list[Path] | None,
-    option(
-        "--replica PLAN",
-        JOB,
-        "Further replicas follow this plan, and all wait for the slowest. May be given more "
-        "than once.",
-    ),
-]
+REPLICA_PROFILES = option(
+    f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+    JOB,
+    "Further replicas run on other hardware: COUNT of them (1) by this profile. May be given more "
+    "than once; each kind gets a plan of its own, and all end together.",
+)
+PROFILES_BESIDE = option(
+    f"{REPLICA_PROFILE} PROFILE[:COUNT]",
+    JOB,
+    "COUNT further replicas (1) run on other hardware, by this profile, and are planned to end "
+    "when this plan does. May be given more than once.",
+)
+REPLICA_PLANS = option(
+    "--replica PLAN",
+    JOB,
+    "Further replicas follow this plan, and all wait for the slowest. May be given more than once.",
+)
 
 
 def parse_replica(text: str) -> tuple[str, int]:
@@ -65,9 +56,11 @@ def parse_replica(text: str) -> tuple[str, int]:
     name, colon, count = text.rpartition(":")
     if not colon:
         return text, 1
-    if not (count.isascii() and count.isdigit() and len(count) <= 7):
-        raise InputError(f"{REPLICA_PROFILE} must be PROFILE or PROFILE:COUNT, not {text}")
-    return name, at_least(int(count), REPLICA_PROFILE, 1)
+    if not (count.isascii() and count.isdigit() and len(count) <= 7 and int(count)):
+        raise InputError(
+            f"{REPLICA_PROFILE} must be PROFILE or PROFILE:COUNT with a COUNT from 1 up, not {text}"
+        )
+    return name, int(count)
 
 
 def solve_replicas(
@@ -76,19 +69,21 @@ def solve_replicas(
     asked: tuple[TargetOptions, PlannerOptions, ClockOptions, RunOptions],
     output: Path,
     show: OutputOptions,
+    planner: Planner | None = None,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
 
     Args:
         others: as given to --replica-profile.
         asked: what is wanted of all together.
+        planner: that plans every kind; default: our own.
 
     Raises:
         InputError: options contradict each other, or a profile does not fit the job.
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
     from envplan.cli.asking import request_of
-    from envplan.cli.output import print_json, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.replicas import plan_replicas
 
     kinds = [parse_replica(text) for text in others]
@@ -99,13 +94,16 @@ def solve_replicas(
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
     with spinner("planning every kind of replica", quiet=show.quiet):
-        planned = plan_replicas(frontiers, request_of(frontiers[0], *asked))
+        planned = plan_replicas(frontiers, request_of(frontiers[0], *asked), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
-    if show.json:
-        print_json({"plans": [str(file) for file in files], **planned.to_dict()})
-    elif not show.quiet:
-        _print_planned(frontiers, planned, files)
+    answer(
+        show,
+        lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
+        lambda: _print_planned(frontiers, planned),
+        written=files,
+        then=["envplan", "apply", str(output)],
+    )
 
 
 def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool) -> list[Frontier]:
@@ -120,9 +118,7 @@ def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool
     ]
 
 
-def _print_planned(
-    frontiers: Sequence[Frontier], planned: ReplicaPlans, files: Sequence[Path]
-) -> None:
+def _print_planned(frontiers: Sequence[Frontier], planned: ReplicaPlans) -> None:
     from envplan.cli.output import describe_job, exact_seconds, say
 
     for frontier in frontiers:
@@ -130,7 +126,6 @@ def _print_planned(
     print_replicas(planned)
     least = max(frontier.min_time for frontier in frontiers)
     say(f"T_min of all together {exact_seconds(least)} s, that of the slowest")
-    say(f"wrote {', '.join(map(str, files))}")
 
 
 def print_replicas(planned: ReplicaPlans) -> None:
@@ -139,6 +134,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
         ITERATION,
         column,
         exact_seconds,
+        grouped,
         print_columns,
         say,
         significant,
@@ -150,21 +146,22 @@ def print_replicas(planned: ReplicaPlans) -> None:
     columns = {
         "profile": [plan.profile.name for plan in plans],
         "replicas": [str(plan.job.replicas) for plan in plans],
-        "time (s)": column([plan.iteration_time for plan in plans], 6),
-        "energy (J)": column([plan.energy for plan in plans], 6),
-        "waiting (J)": column(waits, 6),
-        "together (J)": column(together, 6),
+        "time (s)": column([plan.iteration_time for plan in plans]),
+        "energy (J)": column([plan.energy for plan in plans]),
+        "waiting (J)": column(waits),
+        "together (J)": column(together),
     }
     print_columns(titled(ITERATION, *(plan.profile.source for plan in plans)), columns)
     say(
         f"all end at {exact_seconds(planned.sync_time)} s and use "
-        f"{significant(planned.energy, 7)} J, {planned.savings_percent:.2f}% less than "
-        f"{significant(planned.baseline_energy, 7)} J in {exact_seconds(planned.baseline_time)} s "
+        f"{significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
+        f"{significant(planned.baseline_energy)} J in {exact_seconds(planned.baseline_time)} s "
         "at maximum frequency"
     )
     if planned.gap is not None:
         say(f"certified gap of all together {100 * planned.gap:.3f}%")
-    if planned.costs is not None:
+    if planned.costs is not None and planned.run is not None:
+        what = "the run" if planned.run.iterations else "an iteration"
         before, after = planned.costs.max_frequency, planned.costs.plan
         for name, old, new in (
             ("energy (kWh)", before.energy_kwh, after.energy_kwh),
@@ -172,7 +169,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ("carbon (g CO2)", before.carbon_g, after.carbon_g),
         ):
             if old is not None and new is not None:
-                say(f"{name} of the run: {significant(new, 6)}, before {significant(old, 6)}")
+                say(f"{name} of {what}: {grouped(new, 4)}, before {grouped(old, 4)}")
 
 
 def load_replicas(

@@ -67,7 +67,7 @@ def report(
         plan=loaded,
         frontier=frontier,
         along=along,
-        before=simulate(frontier.max_frequency_plan(), profile, force=source.force),
+        before=after.at_max_frequency(),
         after=after,
         comparison=comparison,
     )

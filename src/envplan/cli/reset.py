@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from envplan.cli.inputs import JsonOption
+from envplan.cli.options import OutputOptions
 
 if TYPE_CHECKING:
     from envplan.runtime.locks import GivenBack
 
 
-def reset(json: JsonOption = False) -> None:
+def reset(show: OutputOptions) -> None:
     """Give every GPU's clock back to the driver.
 
     Clocks go back by themselves when training ends or dies. This is for a node where everything was
@@ -22,18 +22,21 @@ def reset(json: JsonOption = False) -> None:
     """
     from dataclasses import asdict
 
-    from envplan.cli.output import print_json, say
+    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError, opened
     from envplan.runtime.locks import give_back_all
 
     with opened() as source:
         outcomes = give_back_all(source.devices())
-    if json:
-        print_json([asdict(outcome) for outcome in outcomes])
     failed = [outcome for outcome in outcomes if outcome.problem is not None]
-    for outcome in outcomes:
-        if outcome.problem is None and not json:
-            say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+
+    def tell() -> None:
+        for outcome in outcomes:
+            if outcome.problem is None:
+                say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+
+    if not (show.json and failed):  # there is one JSON document, and it is the error
+        answer(show, lambda: {"gpus": [asdict(outcome) for outcome in outcomes]}, tell)
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

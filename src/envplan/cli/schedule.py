@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from envplan.cli.command import MOST, add, one_of, option, plot_option
+from envplan.cli.command import MOST, Group, add, one_of, option, plot_option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     Chunks,
     JsonOption,
     Latency,
     Microbatches,
+    MicrobatchGroup,
     OutputOptions,
     QuietOption,
     Stages,
     open_profile,
 )
 from envplan.errors import InputError
+from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from envplan.profile import Profile
 
 _PLOT_TYPES: Final = (".png", ".svg", ".pdf")
-_TORCH_CSV, _DEEPSPEED, _CHROME_TRACE, _DAG = "torch-csv", "deepspeed", "chrome-trace", "dag"
-_IMPORTS: Final = (_TORCH_CSV, _DEEPSPEED, _CHROME_TRACE)
+_TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
+_IMPORTS: Final = (_TORCH_CSV, "deepspeed", _MEGATRON, _CHROME_TRACE)
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
 _TRACE: Final = "Chrome trace"
 _STYLES: Final = {
@@ -63,6 +65,7 @@ class ShapeOptions:
     pp: Stages = None
     microbatches: Microbatches = None
     vp: Chunks = None
+    microbatch_group: MicrobatchGroup = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,7 @@ def list_schedules(json: JsonOption = False) -> None:
         for name, generate in SCHEDULES.items()
     ]
     if json:
-        print_json(known)
+        print_json({"schedules": known})
     else:
         rows = [[entry["name"], entry["description"]] for entry in known]
         print_table("", ("name", "order"), rows, words=2, wrap=("order",))
@@ -220,6 +223,7 @@ def _pipeline(
         "--pp/--stages": stages,
         "--microbatches": microbatches,
         "--vp/--chunks": shape.vp,
+        "--microbatch-group": shape.microbatch_group,
         "--p2p-latency": p2p_latency,
     }
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
@@ -235,7 +239,12 @@ def _pipeline(
             if not count:
                 raise InputError(f"schedule {name} needs {option}")
     return Pipeline(
-        name, stages or 1, microbatches or 1, num_chunks=chunks, p2p_latency=p2p_latency or 0.0
+        name,
+        stages or 1,
+        microbatches or 1,
+        num_chunks=chunks,
+        p2p_latency=p2p_latency or 0.0,
+        microbatch_group=shape.microbatch_group,
     )
 
 
@@ -333,6 +342,15 @@ def import_schedule(
     output: Annotated[Path, option("-o, --output FILE", MOST, "Where the DAG file goes.")] = Path(
         _EXPORTS[_DAG]
     ),
+    microbatches: Annotated[
+        int | None,
+        option(
+            "-m, --microbatches M",
+            MOST,
+            "Of an iteration, where a megatron configuration does not say.",
+            COUNT,
+        ),
+    ] = None,
     p2p_latency: Latency = None,
     keep: Annotated[
         list[str] | None,
@@ -350,70 +368,69 @@ def import_schedule(
     Example:
       envplan schedule import zbv.csv --format torch-csv -o pipeline.dag.json
       envplan schedule import train.json --format deepspeed --keep load --keep optimizer
+      envplan schedule import run_config.yaml --format megatron --microbatches 16
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import spinner
+    from envplan.cli.output import print_json, spinner
 
-    _check_import(form, files, keep, trace)
+    if form != _CHROME_TRACE and len(files) > 1:
+        raise InputError(f"{form} is one file, not {len(files)}")
+    given = {"keep": keep, "microbatches": microbatches, **asdict(trace)}
+    goes_with = {"keep": (_TORCH_CSV, "deepspeed"), "microbatches": (_MEGATRON,)}
+    for name, value in given.items():
+        formats = goes_with.get(name, (_CHROME_TRACE,))
+        if value is not None and form not in formats:
+            named = "--map" if name == "mapping" else "--" + name.replace("_", "-")
+            raise InputError(f"{named} goes with --format {' or '.join(formats)}, not {form}")
     check_outputs(output, inputs=[("the schedule", file) for file in files])
     timed_by = None if trace.check_profile is None else open_profile(trace.check_profile)
     if timed_by is not None:
         refuse_overwriting(timed_by, output)
     with spinner("Reading", quiet=out.quiet):
-        if form == _CHROME_TRACE:
-            from envplan.pipeline.imports import TraceMapping, read_chrome_traces
-
-            rules = TraceMapping(
-                _instructions(trace.mapping),
-                trace.rank,
-                trace.microbatch,
-                trace.chunk,
-                trace.placement or "interleaved",
-                trace.category,
-                trace.within,
-            )
-            imported: ImportedSchedule = read_chrome_traces(files, rules)
-        else:
-            imported = _read(form, files[0], keep or ())
+        imported, facts = _read(form, files, keep or (), trace, microbatches)
         pipeline = _connected(imported, files, p2p_latency or 0.0)
     if timed_by is not None:
         _refuse_other_stages(pipeline, timed_by)
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
-    report = _report(imported, pipeline, timed_by)
+    report = _report(imported, pipeline, timed_by) | facts
     pipeline.save_dag(output)
     if out.json:
-        from envplan.cli.output import print_json
-
         print_json({**report, "written": str(output)})
     elif not out.quiet:
         _print_report(report, timed_by, output)
 
 
-def _check_import(
-    form: str, files: Sequence[Path], keep: Sequence[str] | None, trace: TraceOptions
-) -> None:
+def _read(
+    form: str,
+    files: Sequence[Path],
+    keep: Sequence[str],
+    trace: TraceOptions,
+    microbatches: int | None,
+) -> tuple[ImportedSchedule, dict[str, Any]]:
+    """What the files say, and further facts for the report."""
+    from envplan.pipeline.imports import chrome, deepspeed, megatron, torch_csv
+
+    if form == _MEGATRON:
+        schedule, layers = megatron.read_megatron_file(files[0], microbatches)
+        return schedule, {"layers_per_stage": layers} if layers else {}
     if form == _CHROME_TRACE:
-        if keep:
-            raise InputError(f"--keep goes with other formats; of {form}, --map keeps events")
-        return
-    for name, value in asdict(trace).items():
-        if value is not None:
-            option = "--map" if name == "mapping" else "--" + name.replace("_", "-")
-            raise InputError(f"{option} goes with --format {_CHROME_TRACE}, not {form}")
-    if len(files) > 1:
-        raise InputError(f"{form} is one file, not {len(files)}")
-
-
-def _read(form: str, file: Path, keep: Sequence[str]) -> ImportedSchedule:
-    from envplan.pipeline.imports import deepspeed, torch_csv
-
+        rules = chrome.TraceMapping(
+            _instructions(trace.mapping),
+            trace.rank,
+            trace.microbatch,
+            trace.chunk,
+            trace.placement or "interleaved",
+            trace.category,
+            trace.within,
+        )
+        return chrome.read_chrome_traces(files, rules), {}
     keepable = torch_csv.KEEPABLE if form == _TORCH_CSV else deepspeed.KEEPABLE
     for name in keep:
         if name not in keepable:
             raise InputError(f"--keep {name}: of {form}, these can be kept: {', '.join(keepable)}")
     read = torch_csv.read_torch_csv if form == _TORCH_CSV else deepspeed.read_deepspeed
-    return read(file, keep=keep)
+    return read(files[0], keep=keep), {}
 
 
 def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
@@ -457,6 +474,9 @@ def _report(
         "profile_stages": pipeline.num_profile_stages,
         "operations": len(pipeline.operations),
         "known_as": imported.known_as,
+        "microbatch_group": imported.microbatch_group
+        if imported.known_as == "interleaved"
+        else None,
         "skipped": dict(imported.skipped),
     }
     if isinstance(imported, ImportedTrace):
@@ -482,12 +502,16 @@ def _print_report(report: dict[str, Any], profile: Profile | None, output: Path)
 
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
     known = f"; the order is that of schedule {report['known_as']}" if report["known_as"] else ""
+    if report["microbatch_group"] and known:
+        known += f" with --microbatch-group {report['microbatch_group']}"
     say(
         f"{report['ranks']} ranks{chunks}, {report['microbatches']} microbatches, "
         f"{report['operations']} operations{known}"
     )
     if report.get("rank_labels"):
         say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
+    if "layers_per_stage" in report:
+        say(f"layers of each model stage: {', '.join(map(str, report['layers_per_stage']))}")
     if report["skipped"]:
         say(f"left out: {_counts(report['skipped'])}")
     if "times" in report and profile is not None:
@@ -568,10 +592,11 @@ def export_schedule(
         say(f"wrote {target}")
 
 
-schedule_app = typer.Typer(
+schedule = typer.Typer(
     name="schedule",
+    cls=Group,
     rich_markup_mode=None,
-    no_args_is_help=True,
+    add_completion=False,
     help="""List, show, import and export schedules.
 
     \b
@@ -589,4 +614,4 @@ for function, name in (
     (import_schedule, "import"),
     (export_schedule, "export"),
 ):
-    add(schedule_app, function, name)
+    add(schedule, function, name)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import MOST, NOISE, Numbers, file_of, numbers, option, plot_option
-from envplan.cli.costs import replay_cost_notes, replay_costs
+from envplan.cli.command import (
+    MOST,
+    NOISE,
+    Numbers,
+    file_of,
+    numbers,
+    option,
+    options,
+    plot_option,
+)
+from envplan.cli.costs import cost_columns, replay_cost_notes, replay_costs
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
-    ContextParallel,
+    NOISE_PERCENT,
+    SWITCH_LATENCY,
     CostOptions,
-    DataParallel,
-    Noise,
     OutputOptions,
+    ParallelOptions,
     PlanOptions,
-    SwitchLatency,
-    TensorParallel,
 )
 from envplan.cli.plan_file import load_plan
 from envplan.cli.replicas import (
+    PROFILES_BESIDE,
+    REPLICA_PLANS,
     REPLICA_PROFILE,
-    BesideProfileOption,
-    ReplicaPlanOption,
     load_replicas,
     print_replicas,
 )
@@ -33,7 +40,7 @@ from envplan.quantities import COUNT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
-    from envplan.costs import Spent
+    from envplan.costs import Run, Spent
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
@@ -42,41 +49,28 @@ if TYPE_CHECKING:
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 _CLUSTER = "Cluster"
-_SEED = WHOLE.within(0, 2**63 - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
+@options
+class ClusterOptions(ParallelOptions):
     """Replicas of the plan together, some of which may straggle."""
 
-    dp: DataParallel = None
-    tp: TensorParallel = None
-    cp: ContextParallel = None
-    straggler: Annotated[
-        list[str] | None,
-        option(
-            "--straggler [REPLICA:]FACTOR",
-            _CLUSTER,
-            "A replica takes FACTOR times the plan's time; may be given more than once.",
-        ),
-    ] = None
-    straggler_trace: Annotated[
-        Path | None,
-        option(
-            "--straggler-trace FILE",
-            _CLUSTER,
-            "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
-        ),
-    ] = None
-    strong_scaling: Annotated[
-        Numbers | None,
-        option(
-            "--strong-scaling R,R,...",
-            _CLUSTER,
-            "The same global batch on so many replicas, with fewer microbatches each.",
-            numbers("32,64,128"),
-        ),
-    ] = None
+    straggler: list[str] | None = option(
+        "--straggler [REPLICA:]FACTOR",
+        _CLUSTER,
+        "A replica takes FACTOR times the plan's time; may be given more than once.",
+    )
+    straggler_trace: Path | None = option(
+        "--straggler-trace FILE",
+        _CLUSTER,
+        "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
+    )
+    strong_scaling: Numbers | None = option(
+        "--strong-scaling R,R,...",
+        _CLUSTER,
+        "The same global batch on so many replicas, with fewer microbatches each.",
+        numbers("32,64,128"),
+    )
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
@@ -98,10 +92,12 @@ class ClusterOptions:
         }
         return next((name for name, value in options.items() if value), None)
 
-    def refuse_with(self, name: str, why: str = "clusters are computed exactly") -> None:
+    def refuse_with(self, name: str) -> None:
         """Raises: InputError: this is about a cluster, which an option does not go with."""
         if self.given:
-            raise InputError(f"{name} and {self.given} exclude each other: {why}")
+            raise InputError(
+                f"{name} and {self.given} exclude each other: clusters are computed exactly"
+            )
 
     def reports(
         self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
@@ -152,40 +148,35 @@ def simulate(
     cluster: ClusterOptions,
     costs: CostOptions,
     show: OutputOptions,
-    noise: Noise = None,
-    seed: Annotated[
-        int, option("--seed N", NOISE, "Noise of another seed is other noise.", _SEED)
-    ] = 0,
-    runs: Annotated[
-        int, option("--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT)
-    ] = 1,
-    switch_latency: SwitchLatency = None,
-    sync_time: Annotated[
-        float | None,
-        option(
-            "--sync-time TIME",
-            _CLUSTER,
-            "Everybody waits until so much time has passed, as in 16.5 (seconds).",
-            TIME,
-        ),
-    ] = None,
-    replica: ReplicaPlanOption = None,
-    replica_profile: BesideProfileOption = None,
-    trace: Annotated[
-        Path | None,
-        option(
-            "--trace FILE",
-            MOST,
-            "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
-            file_of((".json",), "a plan goes before --trace"),
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot", panel=MOST
-        ),
-    ] = None,
+    noise: float | None = NOISE_PERCENT,
+    seed: int = option(
+        "--seed N",
+        NOISE,
+        "Noise of another seed is other noise.",
+        WHOLE.within(0, 2**63 - 1),
+        default=0,
+    ),
+    runs: int = option(
+        "--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT, default=1
+    ),
+    switch_latency: float | None = SWITCH_LATENCY,
+    sync_time: float | None = option(
+        "--sync-time TIME",
+        _CLUSTER,
+        "Everybody waits until so much time has passed, as in 16.5 (seconds).",
+        TIME,
+    ),
+    replica: list[Path] | None = REPLICA_PLANS,
+    replica_profile: list[str] | None = PROFILES_BESIDE,
+    trace: Path | None = option(
+        "--trace FILE",
+        MOST,
+        "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
+        file_of((".json",), "a plan goes before --trace"),
+    ),
+    plot: Path | None = plot_option(
+        "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot"
+    ),
 ) -> None:
     """Replay a plan: what runs when, where GPUs wait, and what it all draws.
 
@@ -203,11 +194,6 @@ def simulate(
 
     read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
     check_outputs(trace, plot, inputs=read)
-    if costs.given:
-        for name, told in (("--replica", replica), (REPLICA_PROFILE, replica_profile)):
-            if told:
-                raise InputError(f"{name} does not go with --price, --carbon or --iterations")
-        cluster.refuse_with("--price, --carbon or --iterations", "those are of one plan alone")
     disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
     for name, value in disturbed.items():
         if value is not None:
@@ -235,6 +221,9 @@ def simulate(
         together = load_replicas(
             (loaded, profile), replica or [], replica_profile or [], force=source.force
         )
+    run = costs.run(None) if costs.given else None
+    if together is not None:
+        together = replace(together, run=run)
     reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
@@ -248,17 +237,34 @@ def simulate(
     other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
-    if costs.given:
-        run = costs.run(None)
+    if run is not None:
         spent = replay_costs(run, timeline, sync_time)
-        notes += replay_cost_notes(run, spent)
-    written = [str(output) for output in (trace, plot) if output is not None]
-    if show.json:
-        _print_json(timeline, reports, together, spent, notes, written)
-    elif not show.quiet:
-        _print(timeline, profile, reports, notes, written)
+        if together is None and not reports:
+            notes += replay_cost_notes(run, spent)
+
+    def tell() -> None:
+        _print(timeline, profile, reports, run, notes)
         if together is not None:
             print_replicas(together)
+
+    from envplan.cli.output import answer
+
+    answer(
+        show,
+        lambda: {
+            **_document(timeline, reports, together, run, spent, notes),
+            "written": [str(output) for output in (trace, plot) if output is not None],
+        },
+        tell,
+        written=[trace, plot],
+        then=["envplan", "apply", str(source.plan)],
+    )
+
+
+def _cost_document(report: ClusterReport, run: Run) -> dict[str, Any]:
+    iteration, whole = report.costs(run)
+    pairs = {"iteration": iteration, "run": whole}
+    return {n: pair.model_dump(exclude_none=True) for n, pair in pairs.items() if pair is not None}
 
 
 def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
@@ -303,8 +309,8 @@ def _print(
     timeline: Timeline,
     profile: Profile,
     reports: Sequence[ClusterReport],
+    run: Run | None,
     notes: Sequence[str],
-    written: Sequence[str],
 ) -> None:
     from envplan.cli.output import (
         ITERATION,
@@ -331,22 +337,20 @@ def _print(
         until = f", waited for until {exact_seconds(timeline.sync_time)} s"
     say(f"iteration time {exact_seconds(timeline.iteration_time)} s{until}")
     say(
-        f"energy {significant(timeline.energy, 7)} J = computation "
-        f"{significant(timeline.computation_energy, 7)} J + blocking "
-        f"{significant(timeline.blocking_energy, 7)} J"
+        f"energy {significant(timeline.energy)} J = computation "
+        f"{significant(timeline.computation_energy)} J + blocking "
+        f"{significant(timeline.blocking_energy)} J"
     )
     say(
-        f"power {significant(timeline.average_power, 4)} W on average, "
-        f"{significant(timeline.peak_power, 4)} W at the peak"
+        f"power {significant(timeline.average_power)} W on average, "
+        f"{significant(timeline.peak_power)} W at the peak"
     )
     say(f"critical path: {_path_in_words(timeline)}")
     if len(timeline.run_times_ns) > 1:
         _print_percentiles(timeline)
-    _print_clusters(reports, source)
+    _print_clusters(reports, source, run)
     for note in (*describe_configs(plan), *notes):
         say(note)
-    for output in written:
-        say(f"wrote {output}")
 
 
 def _stages(timeline: Timeline) -> dict[str, list[str]]:
@@ -359,14 +363,14 @@ def _stages(timeline: Timeline) -> dict[str, list[str]]:
     stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
     return {
         "stage": [str(use.stage) for use in stages],
-        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages], 6),
-        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages], 6),
+        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages]),
+        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages]),
         "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages], 6),
-        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages], 6),
+        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages]),
+        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages]),
         "bubbles": [str(len(bubbles)) for bubbles in of_stage],
         "usable": [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
-        "most stretch (s)": column(stretch, 4),
+        "most stretch (s)": column(stretch),
         "clock changes": [str(len(use.clock_changes) - 1) for use in stages],
     }
 
@@ -385,13 +389,13 @@ def _print_percentiles(timeline: Timeline) -> None:
     times, energies = timeline.percentiles(_PERCENTS)
     columns = {
         "percent of runs": list(map(str, _PERCENTS)),
-        "iteration time at most (s)": column(times, 6),
-        "energy at most (J)": column(energies, 6),
+        "iteration time at most (s)": column(times),
+        "energy at most (J)": column(energies),
     }
     print_columns(f"{len(timeline.run_times_ns)} runs", columns)
 
 
-def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> None:
+def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
     if not reports:
         return
     from envplan.cli.output import exact_seconds, print_columns, say, significant, titled
@@ -405,15 +409,18 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> Non
         "replicas": lambda one: str(one.replicas),
         "microbatches": lambda one: str(one.num_microbatches),
         "time (s)": lambda one: exact_seconds(one.time),
-        "max frequency (J)": lambda one: significant(one.baseline_energy, 6),
-        "plan (J)": lambda one: significant(one.plan_energy, 6),
-        "with look-up (J)": lambda one: significant(one.energy, 6),
+        "max frequency (J)": lambda one: significant(one.baseline_energy),
+        "plan (J)": lambda one: significant(one.plan_energy),
+        "with look-up (J)": lambda one: significant(one.energy),
         "intrinsic saved (%)": lambda one: f"{one.percent(one.intrinsic_savings):.2f}",
         "extrinsic saved (%)": lambda one: f"{one.percent(one.extrinsic_savings):.2f}",
         "total saved (%)": lambda one: f"{one.percent(one.baseline_energy - one.energy):.2f}",
     }
     cells = {name: [shown(one) for one in reports] for name, shown in columns.items()}
     print_columns(title, cells, words=0)
+    if run is not None:
+        title, spent = cost_columns(run, [one.costs(run) for one in reports])
+        print_columns(titled(title, source), {"GPUs": cells["GPUs"], **spent}, words=0)
     straggling = [it for it in reports[0].iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)
@@ -427,16 +434,14 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None) -> Non
         say(note)
 
 
-def _print_json(
+def _document(
     timeline: Timeline,
     reports: Sequence[ClusterReport],
     together: ReplicaPlans | None,
+    run: Run | None,
     spent: tuple[Spent, Spent | None] | None,
     notes: Sequence[str],
-    written: Sequence[str],
-) -> None:
-    from envplan.cli.output import print_json
-
+) -> dict[str, Any]:
     document: dict[str, Any] = timeline.to_dict()
     if len(timeline.run_times_ns) > 1:
         times, energies = timeline.percentiles(_PERCENTS)
@@ -455,7 +460,9 @@ def _print_json(
             if one is not None
         }
     if reports:
-        document["cluster"] = [report.to_dict() for report in reports]
+        document["cluster"] = [
+            report.to_dict() | ({} if run is None else {"costs": _cost_document(report, run)})
+            for report in reports
+        ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
-    document["written"] = list(written)
-    print_json(document)
+    return document

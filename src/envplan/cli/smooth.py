@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from envplan.cli.command import MOST, expanded, file_of, option, plot_option
+from envplan.cli.command import MOST, argument, file_of, option, plot_option
 from envplan.cli.inputs import check_outputs
-from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
+from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
 
 
-#: app.py registers the command with it.
-@expanded
 def smooth(
     show: OutputOptions,
-    profile: Annotated[
-        str,
-        typer.Argument(metavar="PROFILE", help="Profile CSV, or the name of a built-in profile."),
-    ] = DEFAULT_PROFILE,
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "smooth.png",
-            (".png", ".svg", ".pdf"),
-            "the smooth energy against clock",
-            "choose one of them",
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        option(
-            "-o, --output FILE",
-            MOST,
-            "Where the smooth profile goes.",
-            file_of((".csv",), "a profile is a CSV file"),
-        ),
-    ] = Path("smooth.csv"),
+    profile: str = argument(
+        "PROFILE",
+        "Profile CSV, or the name of a built-in profile.",
+        DEFAULT_PROFILE,
+        autocompletion=complete_profiles,
+    ),
+    plot: Path | None = plot_option(
+        "smooth.png",
+        (".png", ".svg", ".pdf"),
+        "the smooth energy against clock",
+        "choose one of them",
+    ),
+    output: Path = option(
+        "-o, --output FILE",
+        MOST,
+        "Where the smooth profile goes.",
+        file_of((".csv",), "a profile is a CSV file"),
+        default=Path("smooth.csv"),
+    ),
 ) -> None:
     """Take the noise out of a measured profile.
 
@@ -49,7 +41,7 @@ def smooth(
       envplan smooth profile.csv -o smooth.csv
       envplan frontier smooth.csv --microbatches 32
     """
-    from envplan.cli.output import describe_profile, print_json, say
+    from envplan.cli.output import answer, describe_profile, say
     from envplan.cli.profile import describe_smoothing
     from envplan.profile import Profile
     from envplan.profiling.smoothing import smooth_profile
@@ -64,9 +56,10 @@ def smooth(
 
         plot_profile(smoothed, plot)
     said = smoothed.metadata.extra["smoothed"]
-    if show.json:
-        print_json({"profile": str(output), **said})
-    elif not show.quiet:
-        say(f"{describe_profile(source)}: {describe_smoothing(said)}")
-        for path in (output, *([plot] if plot else [])):
-            say(f"wrote {path}")
+    answer(
+        show,
+        lambda: {"profile": str(output), **said},
+        lambda: say(f"{describe_profile(source)}: {describe_smoothing(said)}"),
+        written=[output, plot],
+        then=["envplan", "frontier", str(output)],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from envplan.cli.asking import check_targets, chosen_planner, request_of
 from envplan.cli.command import MOST, option
@@ -18,7 +18,7 @@ from envplan.cli.options import (
     RunOptions,
     TargetOptions,
 )
-from envplan.cli.replicas import ReplicaProfileOption, solve_replicas
+from envplan.cli.replicas import REPLICA_PROFILES, solve_replicas
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def solve(
     clocks: ClockOptions,
     costs: RunOptions,
     show: OutputOptions,
-    replica_profile: ReplicaProfileOption = None,
-    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the plan goes.")] = Path(
-        "plan.json"
+    replica_profile: list[str] | None = REPLICA_PROFILES,
+    output: Path = option(
+        "-o, --output FILE", MOST, "Where the plan goes.", default=Path("plan.json")
     ),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
@@ -60,14 +60,16 @@ def solve(
         inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
     )
     check_targets(target, costs)
-    chosen = chosen_planner(target, how, clocks, costs)
+    other = chosen_planner(target, how, clocks, costs)
     if replica_profile:
-        if how.planner != "frontier" or how.clocks_file is not None:
-            other = "--clocks" if how.clocks_file is not None else f"--planner {how.planner}"
-            raise InputError(f"--replica-profile and {other} exclude each other; leave one out")
-        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show)
+        if how.clocks_file is not None:
+            raise InputError(
+                "--clocks says the clocks of one kind of replica: make a plan for each, and give "
+                "them to envplan simulate PLAN --replica PLAN"
+            )
+        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, other)
         return
-    from envplan.cli.output import progress_bar
+    from envplan.cli.output import answer, progress_bar
     from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
     frontier = job.trace(quiet=show.quiet)
@@ -77,21 +79,28 @@ def solve(
     with progress_bar("Planning", quiet=show.quiet) as progress:
         if how.clocks_file is not None:
             plan = plan_of_clocks(frontier, how.clocks_file)
-        elif how.planner == "frontier":
+        elif other is None:
             plan = frontier.solve(request, progress=progress)
         else:
-            plan, run = plan_of(chosen, frontier, request)
+            plan, run = plan_of(other, frontier, request)
     plan.save(output)
-    run = run if how.explain else None
-    if show.json:
-        _print_json(frontier, plan, output, run)
-    elif not show.quiet:
-        if run is not None:
+
+    def tell() -> None:
+        if run is not None and how.explain:
             print_run(run, frontier.pipeline)
-        _print(frontier, plan, output)
+        _print(frontier, plan)
+
+    answer(
+        show,
+        lambda: _document(frontier, plan, output, run if how.explain else None),
+        tell,
+        written=[output],
+        last=year_of(plan, costs),
+        then=["envplan", "report", str(output)],
+    )
 
 
-def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
+def _print(frontier: Frontier, plan: Plan) -> None:
     from envplan.cli.output import ITERATION, describe_job, exact_seconds, print_table, say, titled
     from envplan.cli.plan_notes import plan_notes
 
@@ -110,9 +119,6 @@ def _print(frontier: Frontier, plan: Plan, output: Path) -> None:
     )
     if plan.ladder is not None:
         say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
-    say(f"wrote {output}")
-    if plan.costs is not None and plan.costs.price is not None:
-        say(year_of(plan, plan.costs))
 
 
 def _rows(plan: Plan) -> list[list[str]]:
@@ -120,19 +126,20 @@ def _rows(plan: Plan) -> list[list[str]]:
 
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
-        ("iteration time (s)", 6, before.iteration_time_s, after.iteration_time_s),
-        ("energy (J)", 5, before.energy_j, after.energy_j),
+        ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
+        ("energy (J)", before.energy_j, after.energy_j),
     ]
     gap, until = ("certified gap (%)", after.gap), after.until_straggler
     if until is not None:
-        rows.append(("energy with waiting (J)", 5, until.baseline_energy_j, until.energy_j))
+        rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
-    rows.append(("average power (W)", 4, before.average_power_w, after.average_power_w))
+    rows.append(("average power (W)", before.average_power_w, after.average_power_w))
     return [*changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
 
 
-def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None) -> None:
-    from envplan.cli.output import print_json
+def _document(
+    frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None
+) -> dict[str, Any]:
     from envplan.cli.plan_notes import plan_notes
     from envplan.cli.planning import run_document
 
@@ -149,6 +156,4 @@ def _print_json(frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | 
         "notes": plan_notes(frontier, plan),
         **head,
     }
-    if run is not None:
-        summary["envpipe"] = run_document(run, frontier.pipeline)
-    print_json(summary)
+    return summary if run is None else {**summary, "envpipe": run_document(run, frontier.pipeline)}

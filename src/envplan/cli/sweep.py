@@ -4,51 +4,46 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import MOST, option, plot_option
+from envplan.cli.command import MOST, argument, flag, option, plot_option
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from envplan.sweep import Row, SweepResult
 
 _PLOT_TYPES = (".png", ".svg", ".pdf")
-_TABLE_ROWS = 40
+_TABLE_ROWS = 20
+_BEST = 5
 _FAILURES = 5
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The sweep's file, in TOML.")],
     show: OutputOptions,
-    output: Annotated[
-        Path, option("-o, --output FILE", MOST, "The table: .csv or .parquet.")
-    ] = Path("sweep.csv"),
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "sweep.png",
-            _PLOT_TYPES,
-            "savings against slowdown",
-            "the sweep's file goes before --plot",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, option("-j, --jobs N", MOST, "Processes; default: one for each core.", COUNT)
-    ] = None,
-    ray: Annotated[
-        str | None,
-        option(
-            "--ray ADDRESS", MOST, "Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, option("--fresh", MOST, "Compute what an earlier run has done once more.")
-    ] = False,
+    config: Path = argument("CONFIG", "The sweep's file, in TOML."),
+    output: Path = option(
+        "-o, --output FILE", MOST, "The table: .csv or .parquet.", default=Path("sweep.csv")
+    ),
+    plot: Path | None = plot_option(
+        "sweep.png",
+        _PLOT_TYPES,
+        "savings against slowdown",
+        "the sweep's file goes before --plot",
+    ),
+    jobs: int | None = option(
+        "-j, --jobs N", MOST, "Processes; default: one for each core.", COUNT
+    ),
+    ray: str | None = option(
+        "--ray ADDRESS", MOST, "Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
+    ),
+    fresh: bool = flag("--fresh", MOST, "Compute what an earlier run has done once more."),
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.
 
@@ -63,7 +58,7 @@ def sweep(
     """
     if jobs is not None and ray is not None:
         raise InputError("--jobs and --ray exclude each other; give one of them")
-    from envplan.cli.output import counting_bar
+    from envplan.cli.output import answer, counting_bar
     from envplan.sweep import read_config, run_sweep, write_table
     from envplan.sweep.running import journal_of
     from envplan.sweep.table import check_table
@@ -85,20 +80,65 @@ def sweep(
         from envplan.plotting.sweep import plot_sweep
 
         plot_sweep(result.rows, plot)
-    if show.json:
-        _print_json(result, output, journal, None if all_failed else plot)
-    elif not show.quiet:
-        _print(result, output, None if all_failed else plot)
+    drawn = None if all_failed else plot
+    answer(
+        show,
+        lambda: _document(result, output, journal, drawn),
+        lambda: _print(result, output),
+        written=[output, drawn],
+        then=_then(config, result),
+    )
     if all_failed:
         raise typer.Exit(1)
 
 
-def _print(result: SweepResult, output: Path, plot: Path | None) -> None:
-    from envplan.cli.output import say
+def _then(config: Path, result: SweepResult) -> list[str]:
+    """The sweep's picture, or the command that makes the plan that saves most."""
+    from envplan.sweep.summary import best_rows
+
+    best = best_rows(result.rows, 1)
+    if not best:
+        return []
+    row = best[0]
+    target = {
+        "time": ["--target-time", f"{row.target_value}"],
+        "slowdown": ["--slowdown", f"{row.target_value:g}"] if row.target_value else [],
+        "min-energy": ["--min-energy"],
+        "energy-budget": ["--energy-budget", f"{row.target_value}"],
+        "power-cap": ["--power-cap", f"{row.target_value}"],
+        "peak-power-cap": ["--peak-power-cap", f"{row.target_value}"],
+        "own": [],
+    }[row.target]
+    there = config.parent / row.profile
+    profile = str(there) if there.is_file() else row.profile
+    words = ["envplan", "solve", profile, "--microbatches", f"{row.microbatches}"]
+    words += ["--schedule", row.schedule or "1f1b"]
+    return [*words, *(["--planner", row.planner] if row.planner != "frontier" else []), *target]
+
+
+def _print(result: SweepResult, output: Path) -> None:
+    from envplan.cli.output import ITERATION, print_columns, say, signed_percent, titled
+    from envplan.sweep.summary import best_rows, by_what_varies
 
     planned = [row for row in result.rows if row.error is None]
-    if 0 < len(planned) <= _TABLE_ROWS:
-        _print_rows(planned)
+    if planned:
+        few = len(planned) <= _TABLE_ROWS
+        shown = planned if few else best_rows(planned, _BEST)
+        title = titled(ITERATION, *(row.source for row in planned))
+        best = f"{title}: the {len(shown)} of {len(planned)} points that save most"
+        heading, columns, words = _rows(planned, shown, title if few else best)
+        print_columns(heading, columns, words=words)
+    shares = by_what_varies(planned)
+    if shares:
+        columns = {
+            "what varies": [share.name for share in shares],
+            "value": [share.value for share in shares],
+            "points": [str(share.points) for share in shares],
+            "slower (%)": [signed_percent(share.slowdown_percent) for share in shares],
+            "saved (%)": [f"{share.savings_percent:.2f}" for share in shares],
+            "most saved (%)": [f"{share.most_percent:.2f}" for share in shares],
+        }
+        print_columns("On average of the points that share a value", columns, words=2)
     failures = result.failures
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     say(
@@ -109,67 +149,58 @@ def _print(result: SweepResult, output: Path, plot: Path | None) -> None:
         say(f"failed: {_name(row)}: {row.error}")
     if len(failures) > _FAILURES:
         say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
-    say(f"wrote {output}")
-    if plot is not None:
-        say(f"wrote {plot}")
 
 
-def _print_rows(rows: list[Row]) -> None:
-    from envplan.cli.output import ITERATION, column, print_columns, signed_percent, titled
+def _rows(
+    planned: Sequence[Row], shown: Sequence[Row], title: str
+) -> tuple[str, dict[str, list[str]], int]:
+    """Title, columns of some points, and how many of these are words."""
+    from envplan.cli.output import column, signed_percent
+    from envplan.sweep.summary import target_in_words, varying
 
-    told = {
-        "profile": [row.profile for row in rows],
-        "schedule": [row.schedule or "" for row in rows],
-        "planner": [row.planner for row in rows],
-        "target": [_target(row) for row in rows],
-        "microbatches": [str(row.microbatches) for row in rows],
+    varied = varying(planned)
+    words = [name for name in ("profile", "schedule", "planner") if name in varied]
+    columns: dict[str, list[str]] = {
+        name: [str(getattr(row, name) or "") for row in shown] for name in words
     }
-    columns = {
-        **{name: told[name] for name in told if name == "target" or len(set(told[name])) > 1},
-        "time (s)": column([row.iteration_time_s or 0.0 for row in rows], 6),
-        "slower (%)": [signed_percent(row.slowdown_percent or 0.0) for row in rows],
-        "energy (J)": column([row.energy_j or 0.0 for row in rows], 5),
-        "saved (%)": [f"{row.savings_percent or 0.0:.2f}" for row in rows],
+    columns["target"] = [target_in_words(row) for row in shown]
+    for name in ("microbatches", "chunks", "replicas"):
+        if name in varied:
+            columns[name] = [str(getattr(row, name)) for row in shown]
+    columns |= {
+        "time (s)": column([row.iteration_time_s or 0.0 for row in shown]),
+        "slower (%)": [signed_percent(row.slowdown_percent or 0.0) for row in shown],
+        "energy (J)": column([row.energy_j or 0.0 for row in shown]),
+        "saved (%)": [f"{row.savings_percent or 0.0:.2f}" for row in shown],
     }
-    words = sum(name in columns for name in ("profile", "schedule", "planner", "target"))
-    print_columns(titled(ITERATION, *(row.source for row in rows)), columns, words=words)
-
-
-def _target(row: Row) -> str:
-    seed = f", seed {row.seed}" if row.noise_percent is not None else ""
-    words = {
-        "time": f"{row.target_value:g} s" if row.target_value is not None else "",
-        "slowdown": f"+{row.target_value or 0.0:g}%",
-        "min-energy": "T_star",
-        "energy-budget": f"{row.target_value or 0.0:g} J",
-        "power-cap": f"{row.target_value or 0.0:g} W",
-        "peak-power-cap": f"{row.target_value or 0.0:g} W at the peak",
-        "own": "its own",
-    }
-    return ", ".join([words[row.target], *row.conditions]) + seed
+    return title, columns, len(words) + 1
 
 
 def _name(row: Row) -> str:
-    parts = [row.profile, row.schedule, row.planner, _target(row)]
+    from envplan.sweep.summary import target_in_words
+
+    parts = [row.profile, row.schedule, row.planner, target_in_words(row)]
     if row.microbatches is not None:
         parts.append(f"{row.microbatches} microbatches")
     return ", ".join(part for part in parts if part)
 
 
-def _print_json(result: SweepResult, output: Path, journal: Path, plot: Path | None) -> None:
-    from envplan.cli.output import print_json
+def _document(
+    result: SweepResult, output: Path, journal: Path, plot: Path | None
+) -> dict[str, Any]:
+    from envplan.sweep.summary import best_rows, by_what_varies
 
-    print_json(
-        {
-            "output": str(output),
-            "journal": str(journal),
-            "plot": None if plot is None else str(plot),
-            "points": len(result.rows),
-            "planned": len(result.rows) - len(result.failures),
-            "failed": len(result.failures),
-            "computed": result.computed,
-            "resumed": result.resumed,
-            "wall_s": result.wall_s,
-            "failures": [row.model_dump(exclude_none=True) for row in result.failures],
-        }
-    )
+    return {
+        "output": str(output),
+        "journal": str(journal),
+        "plot": None if plot is None else str(plot),
+        "points": len(result.rows),
+        "planned": len(result.rows) - len(result.failures),
+        "failed": len(result.failures),
+        "computed": result.computed,
+        "resumed": result.resumed,
+        "wall_s": result.wall_s,
+        "best": [row.model_dump(exclude_none=True) for row in best_rows(result.rows, _BEST)],
+        "by_what_varies": [share._asdict() for share in by_what_varies(result.rows)],
+        "failures": [row.model_dump(exclude_none=True) for row in result.failures],
+    }

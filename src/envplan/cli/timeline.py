@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from envplan.cli.command import MOST, file_of, one_of, option
 from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
-
-if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.profile import Profile
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -54,8 +50,7 @@ def timeline(
     loaded, profile = load_plan(source, output)
     with spinner("Drawing", quiet=show.quiet):
         after = simulate(loaded, profile, force=source.force)
-        highest = None if alone else max_frequency_of(loaded, profile)
-        before = None if highest is None else simulate(highest, profile, force=source.force)
+        before = None if alone else after.at_max_frequency()
         plot_timeline(after, output, before=before, colour=colour)
     if show.json:
         print_json(
@@ -69,10 +64,3 @@ def timeline(
         )
     elif not show.quiet:
         say(f"wrote {output}")
-
-
-def max_frequency_of(plan: Plan, profile: Profile) -> Plan:
-    """The plan of the same job in which every operation runs at its highest frequency."""
-    from envplan.solve import trace_job
-
-    return trace_job(plan.job, profile).max_frequency_plan()

@@ -13,7 +13,50 @@ MAX_ITERATIONS: Final = 10**12
 
 Minimized = Literal["energy", "money", "carbon"]
 Amount = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(ge=0, le=1e9)]
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
+
+
+HOURS_PER_YEAR: Final = 8760.0
+
+
+class Overheads(Model):
+    """What is used and paid beside the energy of GPUs.
+
+    Attributes:
+        pue: power usage effectiveness: what the site draws for each W of its computers.
+        host_power: W of the host for each of its GPUs, drawn while the job runs.
+        gpu_hour: what an hour of one GPU costs besides energy. Slower plans take more of them.
+        embodied: kg CO2 of making one GPU, spread evenly over its lifetime.
+        lifetime: years.
+    """
+
+    pue: Annotated[float, Field(ge=1, le=100)] = 1.0
+    host_power: Positive = 0.0
+    gpu_hour: Positive = 0.0
+    embodied: Positive = 0.0
+    lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
+
+    def joules(self, time_s: float, energy_j: float, gpus: int) -> float:
+        """What the site draws while GPUs use so much, J."""
+        return self.pue * (energy_j + self.host_power * gpus * time_s)
+
+    def hours_cost(self, time_s: float, gpus: int) -> float:
+        """What so long on GPUs costs besides energy, in currency units."""
+        return self.gpu_hour * gpus * time_s / 3600
+
+    def made_g(self, time_s: float, gpus: int) -> float:
+        """The part of the CO2 of making GPUs that falls on so long, g."""
+        return self.embodied * 1e3 * gpus * time_s / 3600 / (self.lifetime * HOURS_PER_YEAR)
+
+    def in_words(self) -> str:
+        """What is counted beside the energy of GPUs; "" where nothing is."""
+        parts = [f"PUE {self.pue:g}"] if self.pue != 1 else []
+        parts += [f"hosts of {self.host_power:g} W a GPU"] if self.host_power else []
+        parts += [f"{self.gpu_hour:g} a GPU-hour"] if self.gpu_hour else []
+        if self.embodied:
+            parts.append(f"{self.embodied:g} kg CO2 a GPU over {self.lifetime:g} years")
+        return ", ".join(parts)
 
 
 class Run(Model):
@@ -30,6 +73,7 @@ class Run(Model):
     minimize: Minimized | None = Field(
         None, description="what is to be least; absent: money, else carbon, else energy"
     )
+    overheads: Overheads = Overheads()
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -64,14 +108,28 @@ class Run(Model):
         assert rate is not None
         return rate
 
+    def minimized_beside(self, time_s: float, gpus: int) -> float:
+        """What is to be least, as far as it comes of time alone."""
+        return {
+            "money": self.overheads.hours_cost(time_s, gpus),
+            "carbon": self.overheads.made_g(time_s, gpus),
+            "energy": 0.0,
+        }[self.minimized]
+
 
 class Spent(Model):
-    """What an iteration or a run takes, over all GPUs."""
+    """What an iteration or a run takes, over all GPUs, overheads included."""
 
     time_s: Amount
     energy_kwh: Amount
     money: float | None = Field(None, description="in currency units, where a price is known")
     carbon_g: Amount | None = Field(None, description="gCO2, where the carbon intensity is known")
+
+    def amount(self, what: Minimized) -> float:
+        """The amount of that."""
+        known = {"energy": self.energy_kwh, "money": self.money, "carbon": self.carbon_g}[what]
+        assert known is not None
+        return known
 
 
 class Pair(Model):
@@ -91,6 +149,7 @@ class Costs(Model):
     tokens: Annotated[int, Field(ge=1)] | None = None
     deadline_s: Amount | None = Field(None, description="the run is over by then")
     minimized: Minimized | None = Field(None, description="what the plan was chosen for")
+    overheads: Overheads | None = Field(None, description="absent: the energy of GPUs alone")
     iteration: Pair
     run: Pair | None = None
 
@@ -104,4 +163,5 @@ class Costs(Model):
             tokens=self.tokens,
             deadline_s=self.deadline_s,
             minimize=self.minimized,
+            overheads=self.overheads or Overheads(),
         )

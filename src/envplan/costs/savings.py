@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
-from envplan._model import Model
+from envplan.costs.model import HOURS_PER_YEAR, Overheads, Positive, Run
 from envplan.costs.spending import before_and_after
 from envplan.errors import InputError
 from envplan.units import J_PER_KWH
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PRICE", "HOURS_PER_YEAR", "Amounts", "Saving", "Site", "savings"]
 
-HOURS_PER_YEAR: Final = 8760.0
 MONTHS: Final = 12
 
 #: Assumed per kWh where nobody says.
 DEFAULT_PRICE: Final = 0.12
 
 Point = Literal["no slowdown", "best money", "T_star"]
-Positive = Annotated[float, Field(ge=0, le=1e9)]
 
 
 @dataclass(frozen=True)
@@ -50,28 +48,25 @@ class Amounts:
         return Amounts(self.kwh / MONTHS, self.money / MONTHS, carbon)
 
 
-class Site(Model):
+class Site(Overheads):
     """Where a job runs, and what is paid there.
 
     Attributes:
         price: of a kWh.
-        pue: power usage effectiveness: what the site draws for each W of its computers.
         carbon: gCO2 of a kWh; None: CO2 is not counted.
         utilization: share of the year that the GPUs train at maximum frequency.
-        gpu_hour: what an hour of one GPU costs besides energy. Slower plans take more of them.
-        host_power: W of the host for each of its GPUs, drawn while the job runs.
-        embodied: kg CO2 of making one GPU, spread evenly over its lifetime.
-        lifetime: years.
     """
 
     price: Positive = DEFAULT_PRICE
-    pue: Annotated[float, Field(ge=1, le=100)] = 1.0
     carbon: Positive | None = None
     utilization: Annotated[float, Field(gt=0, le=1)] = 1.0
-    gpu_hour: Positive = 0.0
-    host_power: Positive = 0.0
-    embodied: Positive = 0.0
-    lifetime: Annotated[float, Field(gt=0, le=1000)] = 5.0
+
+    @classmethod
+    def of_run(cls, run: Run, utilization: float = 1.0) -> Self:
+        """The site that a run's rates, on average, and overheads describe."""
+        rates = {"price": run.price, "carbon": run.carbon}
+        known = {name: rate.mean for name, rate in rates.items() if rate is not None}
+        return cls.of(**known, **run.overheads.model_dump(), utilization=utilization)
 
     def year(self, plan: Plan, gpus: int | None = None) -> tuple[Amounts, Amounts]:
         """What a year takes at maximum frequency, and what a plan saves of it.
@@ -83,19 +78,18 @@ class Site(Model):
             gpus: how many run such jobs; default: those of the plan's job.
         """
         job_gpus = plan.job.num_gpus * plan.job.stages
-        gpus = gpus or job_gpus
         before, after = before_and_after(plan)
-        iterations = self.utilization * HOURS_PER_YEAR * 3600 / before[0]
+        times = (gpus or job_gpus) / job_gpus
+        times *= self.utilization * HOURS_PER_YEAR * 3600 / before[0]
 
         def spent(time_s: float, energy_j: float) -> Amounts:
-            each_j = energy_j / job_gpus + self.host_power * time_s
-            kwh = self.pue * gpus * iterations * each_j / J_PER_KWH
-            hours = gpus * iterations * time_s / 3600
+            kwh = times * self.joules(time_s, energy_j, job_gpus) / J_PER_KWH
             carbon = None
             if self.carbon is not None:
-                made_kg = self.embodied * hours / (self.lifetime * HOURS_PER_YEAR)
-                carbon = self.carbon * kwh / 1e6 + made_kg / 1e3
-            return Amounts(kwh, self.price * kwh + self.gpu_hour * hours, carbon)
+                carbon = (self.carbon * kwh + times * self.made_g(time_s, job_gpus)) / 1e6
+            return Amounts(
+                kwh, self.price * kwh + times * self.hours_cost(time_s, job_gpus), carbon
+            )
 
         usual = spent(*before)
         return usual, usual.minus(spent(*after))

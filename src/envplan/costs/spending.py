@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from envplan.costs.model import Costs, Pair, Run, Spent
+from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.units import J_PER_KWH, duration_text, ns_from_s, ns_from_s_floor, s_from_ns
@@ -18,19 +18,29 @@ if TYPE_CHECKING:
     from envplan.frontier import Relaxation
     from envplan.plan import Plan
 
-__all__ = ["before_and_after", "check_costs", "priced", "spent", "tokens_per_iteration"]
+__all__ = [
+    "before_and_after",
+    "check_costs",
+    "pairs",
+    "priced",
+    "spent",
+    "tokens_per_iteration",
+]
 
 #: How far a stated cost may lie from its recomputation.
 _TOLERANCE: Final = 1e-9
 
 
-def priced(plan: Plan, run: Run) -> Plan:
+def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
     """The plan, with what it costs; where it waits for a straggler, until that has finished.
+
+    Args:
+        straggler_s: when the straggler has finished, s; default: what the plan's target says.
 
     Raises:
         InputError: a rate ends before the run does.
     """
-    iteration, whole = _pairs(plan, run)
+    iteration, whole = pairs(*before_and_after(plan, straggler_s), run, _gpus(plan))
     costs = Costs(
         currency=run.currency,
         price=run.price,
@@ -39,66 +49,85 @@ def priced(plan: Plan, run: Run) -> Plan:
         tokens=run.tokens,
         deadline_s=run.deadline_s,
         minimized=run.minimized if run.deadline_s is not None else None,
+        overheads=None if run.overheads == Overheads() else run.overheads,
         iteration=iteration,
         run=whole,
     )
     return plan.model_copy(update={"costs": costs})
 
 
-def before_and_after(plan: Plan) -> list[tuple[float, float]]:
-    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where it waits
-    for a straggler, both until that has finished."""
-    predicted, straggler_s = plan.predicted, plan.target.straggler_time_s
-    before, until = predicted.baseline, predicted.until_straggler
-    if until is None or straggler_s is None:
-        return [
-            (before.iteration_time_s, before.energy_j),
-            (predicted.iteration_time_s, predicted.energy_j),
-        ]
-    return [
-        (max(straggler_s, before.iteration_time_s), until.baseline_energy_j),
-        (straggler_s, until.energy_j),
-    ]
+def before_and_after(
+    plan: Plan, straggler_s: float | None = None
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Time (s) and energy (J) of an iteration at maximum frequency and by the plan; where there is
+    a straggler, both until it has finished.
+
+    Args:
+        straggler_s: as for priced.
+    """
+    if straggler_s is None:
+        straggler_s = plan.target.straggler_time_s or 0.0
+    before = plan.predicted.baseline
+    usual_s = max(straggler_s, before.iteration_time_s)
+    time_s = max(straggler_s, plan.iteration_time)
+    usual_j = before.energy_j + plan.waiting_energy(usual_s, since=before.iteration_time_s)
+    return (usual_s, usual_j), (time_s, plan.energy + plan.waiting_energy(time_s))
 
 
-def _pairs(plan: Plan, run: Run) -> tuple[Pair, Pair | None]:
-    """What one iteration costs, and what the run does."""
-    before, after = (
-        spent(time_s, energy_j, run.iterations or 1, run.price, run.carbon)
-        for time_s, energy_j in before_and_after(plan)
-    )
-    whole = Pair(max_frequency=before, plan=after)
+def _gpus(plan: Plan) -> int:
+    return plan.job.num_gpus * plan.job.stages
+
+
+def pairs(
+    before: tuple[float, float], after: tuple[float, float], run: Run, gpus: int
+) -> tuple[Pair, Pair | None]:
+    """What one iteration costs, and what the run does.
+
+    Args:
+        before: time (s) and energy (J) of an iteration at maximum frequency, all GPUs.
+        after: the same by the plan.
+        gpus: how many they are.
+
+    Raises:
+        InputError: a rate ends before the run does.
+    """
+    usual, planned = (spent(time_s, energy_j, run, gpus) for time_s, energy_j in (before, after))
+    whole = Pair(max_frequency=usual, plan=planned)
     if run.iterations is None:
         return whole, None
-    single = Pair(max_frequency=_share(before, run.iterations), plan=_share(after, run.iterations))
+    single = Pair(max_frequency=_share(usual, run.iterations), plan=_share(planned, run.iterations))
     return single, whole
 
 
-def spent(
-    time_s: float, energy_j: float, iterations: int, price: Rate | None, carbon: Rate | None = None
-) -> Spent:
-    """What iterations of so many seconds and joules, back to back, take.
+def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
+    """What a run takes whose iterations have so many seconds and joules; without a number of them,
+    what one takes.
+
+    Args:
+        gpus: of all replicas.
 
     Raises:
-        InputError: a rate ends before they do.
+        InputError: a rate ends before the run does.
     """
+    iterations, more = run.iterations or 1, run.overheads
     duration = time_s * iterations
-    for rate in (price, carbon):
+    joules = more.joules(time_s, energy_j, gpus)
+    for rate in (run.price, run.carbon):
         if rate is not None:
             check_span(rate, duration)
 
-    def total(rate: Rate | None) -> float | None:
+    def total(rate: Rate | None, beside: float) -> float | None:
         if rate is None:
             return None
         if rate.is_fixed:
-            return rate.per_kwh[0] * (energy_j * iterations) / J_PER_KWH
-        return energy_j / time_s * rate.steps().integral(duration) / J_PER_KWH
+            return rate.per_kwh[0] * (joules * iterations) / J_PER_KWH + beside
+        return joules / time_s * rate.steps().integral(duration) / J_PER_KWH + beside
 
     return Spent(
         time_s=duration,
-        energy_kwh=energy_j * iterations / J_PER_KWH,
-        money=total(price),
-        carbon_g=total(carbon),
+        energy_kwh=joules * iterations / J_PER_KWH,
+        money=total(run.price, more.hours_cost(duration, gpus)),
+        carbon_g=total(run.carbon, more.made_g(duration, gpus)),
     )
 
 
@@ -130,7 +159,7 @@ def check_costs(plan: Plan) -> list[str]:
     costs = plan.costs
     if costs is None:
         return []
-    iteration, run = _pairs(plan, costs.of_run())
+    iteration, run = pairs(*before_and_after(plan), costs.of_run(), _gpus(plan))
     _compare("costs.iteration", costs.iteration, iteration)
     _compare("costs.run", costs.run, run)
     if costs.deadline_s is None or costs.iterations is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -15,7 +16,7 @@ from envplan.devices.base import (
     PermissionDeniedError,
     within,
 )
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 
 __all__ = [
     "BACKENDS",
@@ -31,13 +32,15 @@ __all__ = [
     "within",
 ]
 
-#: Backends by name, the default first. A new one is one module and one line here.
+#: Backends by name. A new one is one module and one line here.
 _CLASSES: Final = {
     "nvml": ("envplan.devices.nvml", "NvmlBackend"),
+    "zeusd": ("envplan.devices.zeusd", "ZeusdBackend"),
     "modelled": ("envplan.devices.modelled_backend", "ModelledBackend"),
 }
 BACKENDS: Final = tuple(_CLASSES)
-DEFAULT_BACKEND: Final = BACKENDS[0]
+#: As with Zeus, whoever names zeusd's socket has zeusd set clocks.
+DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml"
 
 #: How long a driver may take to start or to stop, s.
 _PATIENCE_S: Final = 30.0
@@ -51,7 +54,7 @@ def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
         InputError: there is no such backend.
     """
     if name not in _CLASSES:
-        raise InputError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+        raise InputError(unknown("backend", name, BACKENDS))
     module, class_name = _CLASSES[name]
     found: type[Backend] = getattr(import_module(module), class_name)
     return found
@@ -61,8 +64,9 @@ def backend(name: str = DEFAULT_BACKEND, **options: Any) -> Backend:
     """A source of GPUs, ready for use. Close it when done.
 
     Args:
-        name: "nvml" for the GPUs of this machine, "modelled" for GPUs that are not there.
-        options: for "modelled": see `envplan.devices.modelled_backend.ModelledBackend`.
+        name: "nvml" for the GPUs of this machine, "zeusd" for the same with clocks set by the
+            Zeus daemon, "modelled" for GPUs that are not there.
+        options: see the backend's class.
 
     Raises:
         DeviceError: there is no driver, or it does not work; says what to do.

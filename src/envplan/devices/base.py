@@ -73,6 +73,9 @@ class Device(Protocol):
     def clock(self) -> int:
         """The SM clock now, MHz."""
 
+    def held_at(self) -> int:
+        """The clock that somebody seems to have locked it at, MHz; 0: none, or nobody can tell."""
+
     def energy(self) -> int:
         """Energy used since some moment long ago, mJ; only differences mean anything."""
 

@@ -31,9 +31,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 
-__all__ = ["GPUS", "ModelledGpu", "gpu"]
+__all__ = ["ALIASES", "GPUS", "ModelledGpu", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +133,17 @@ class ModelledGpu:
 
 
 def gpu(key: str) -> ModelledGpu:
-    """The modelled GPU of a short name such as "a40".
+    """The modelled GPU of a short name such as "a40" or "h100", or of the name NVML gives it.
 
     Raises:
-        InputError: there is none; the message lists those there are.
+        InputError: there is none; the message names the nearest.
     """
-    try:
-        return GPUS[key.lower()]
-    except KeyError:
-        raise InputError(
-            f"there is no modelled GPU {key!r}; there are: {', '.join(GPUS)}"
-        ) from None
+    name = key.lower()
+    known = GPUS.get(ALIASES.get(name, name))
+    known = known or next((one for one in GPUS.values() if one.name.lower() == name), None)
+    if known is None:
+        raise InputError(unknown("modelled GPU", key, [*GPUS, *ALIASES]))
+    return known
 
 
 def _read_gpus() -> dict[str, ModelledGpu]:
@@ -171,3 +171,14 @@ def _gpu(key: str, table: dict[str, Any]) -> ModelledGpu:
 
 #: The modelled GPUs by short name.
 GPUS: Final = _read_gpus()
+
+#: What people call them.
+ALIASES: Final = {
+    "a100": "a100-sxm4-80gb",
+    "a100-pcie": "a100-pcie-80gb",
+    "a100-sxm": "a100-sxm4-80gb",
+    "h100": "h100-sxm",
+    "h200-sxm": "h200",
+    "b200-sxm": "b200",
+    "v100-sxm2": "v100",
+}

@@ -135,6 +135,10 @@ class ModelledDevice:
             return self._asked()
         return int(self.model.settled_clock_mhz(self._asked()))
 
+    def held_at(self) -> int:
+        """The clock it is locked at, MHz, or 0."""
+        return self._locked or 0
+
     def energy(self) -> int:
         """Energy used since it was created, mJ."""
         self._settle()

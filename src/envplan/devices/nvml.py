@@ -9,11 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import pynvml  # type: ignore[import-untyped]
+
 from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
 
 __all__ = ["NvmlBackend", "NvmlDevice"]
 
 _SAMPLE_S: Final = 0.02
+
+_USERS_SETTING: Final = 0x2
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
 # a clock set by a user (0x2), which is what locking does, do not.
@@ -39,8 +43,6 @@ class NvmlBackend:
     real: ClassVar = True
 
     def __init__(self) -> None:
-        import pynvml  # type: ignore[import-untyped]
-
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
@@ -61,8 +63,11 @@ class NvmlBackend:
                     "the NVIDIA driver sees no GPU; check nvidia-smi, "
                     "or use the modelled backend: --backend modelled"
                 )
-            self._devices = tuple(NvmlDevice(self._nvml, index) for index in range(count))
+            self._devices = tuple(self._device(index) for index in range(count))
         return self._devices
+
+    def _device(self, index: int) -> NvmlDevice:
+        return NvmlDevice(self._nvml, index)
 
     @classmethod
     def models(cls) -> Sequence[str]:
@@ -132,7 +137,7 @@ class NvmlDevice:
         """
         if self._mig:
             raise DeviceError(self._mig_remedy())
-        self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
+        self._set_clock(mhz)
 
     def reset_clock(self) -> None:
         """Give the clock back to the driver.
@@ -141,7 +146,7 @@ class NvmlDevice:
             PermissionDeniedError: this user may not.
             DeviceError: the driver fails.
         """
-        self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+        self._set_clock(0)
 
     def can_lock(self, *, probe: bool = False) -> str | None:
         """None if this user may lock clocks; else why not and what to do, in one line.
@@ -151,13 +156,22 @@ class NvmlDevice:
         permission is written that changes nothing: the power limit, to what it is.
         """
         try:
-            if self._mig:
-                return self._mig_remedy()
-            allowed = self._probe() if probe else None
+            return self._mig_remedy() if self._mig else self._may_set(probe=probe)
         except DeviceError as error:
             return str(error)
+
+    def _set_clock(self, mhz: int) -> None:
+        """Lock the clock; 0: give it back."""
+        if mhz:
+            self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
+        else:
+            self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+
+    def _may_set(self, *, probe: bool) -> str | None:
+        try:
+            allowed = self._probe() if probe else None
         except self._nvml.NVMLError as error:
-            return str(self._error(error))
+            raise self._error(error) from error
         if allowed is None:
             allowed = _is_administrator()
         return None if allowed else self._permission_remedy()
@@ -178,6 +192,18 @@ class NvmlDevice:
         """The SM clock now, MHz."""
         nvml = self._nvml
         return int(self._ask(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM))
+
+    def held_at(self) -> int:
+        """The clock that somebody seems to have locked it at, MHz; 0: none, or it cannot be told.
+
+        NVML does not tell locks. But a GPU that is locked gives no reason for a clock below its
+        highest one, not even that it is idle; one or the other driver names the user's setting.
+        """
+        with suppress(DeviceError):
+            clock = self.clock()
+            if clock < self.info.max_clock and self._event_reasons() in (0, _USERS_SETTING):
+                return clock
+        return 0
 
     def energy(self) -> int:
         """Energy used, mJ; only differences mean anything.
@@ -206,14 +232,17 @@ class NvmlDevice:
 
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""
+        bits = self._event_reasons()
+        return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
+
+    def _event_reasons(self) -> int:
         nvml = self._nvml
         try:
-            bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
         except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
-            bits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            return int(self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle))
         except nvml.NVMLError as error:
             raise self._error(error) from error
-        return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
     def close(self) -> None:
         """Stop sampling power, where that was needed."""
@@ -279,8 +308,8 @@ class NvmlDevice:
 
     def _permission_remedy(self) -> str:
         return (
-            f"{self._name()}: this user may not set clocks; run as root, or in a container with "
-            "--cap-add SYS_ADMIN"
+            f"{self._name()}: this user may not set clocks; run as root, in a container with "
+            "--cap-add SYS_ADMIN, or let zeusd set them ($ZEUSD_SOCK_PATH)"
         )
 
     def _mig_remedy(self) -> str:

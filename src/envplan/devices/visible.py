@@ -14,7 +14,7 @@ from typing import Final
 
 from envplan.devices.base import Backend, Device, DeviceError, device_at
 
-__all__ = ["Counted", "choose", "gpu_of_rank", "planned_gpu", "visible_gpus"]
+__all__ = ["Counted", "choose", "gpu_of_rank", "planned_gpu", "uuid_of", "visible_gpus"]
 
 _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -97,11 +97,12 @@ def _index(devices: Sequence[Device], name: str) -> int | None:
     """The GPU of a number, or of a UUID or its beginning."""
     if name.isdecimal():
         return int(name) if int(name) < len(devices) else None
-    fits = [k for k, device in enumerate(devices) if _uuid(device).startswith(name)]
+    fits = [k for k, device in enumerate(devices) if uuid_of(device).startswith(name)]
     return fits[0] if name.startswith("GPU-") and len(fits) == 1 else None
 
 
-def _uuid(device: Device) -> str:
+def uuid_of(device: Device) -> str:
+    """A GPU's UUID, or "" for one that does not tell it."""
     try:
         return device.info.uuid
     except DeviceError:  # it is lost, so nobody uses it

@@ -19,6 +19,7 @@ from envplan.enforce.freqplan import (
     LadderRung,
     RankPlan,
     StageClocks,
+    clocks_within,
 )
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -84,6 +85,11 @@ def apply_plan(
     applied = supported = fitter.supported(planned)
     dwell = None
     if min_dwell is not None:
+        if any(clocks_within(stage) for stage in plan.as_rung().configs or ()):
+            raise InputError(
+                "--min-dwell raises whole operations, but parts of these have clocks of their own; "
+                "solve with --min-dwell instead"
+            )
         applied, dwell = fitter.lasting(supported, min_dwell)
     replay = fitter.replay(applied)
     setting = Setting(fitter.num_gpus, plan.target.deadline_ns, profile)
@@ -215,11 +221,16 @@ def _ranks(
         [(op.instruction, op.microbatch, op.chunk, next(mhz)) for op in stage]
         for stage in plan.stages
     ]
+    configs = plan.as_rung().configs
     clocks = [
-        {operation[3] for operation in stage}.union(*(r.frequencies_mhz[s] for r in rungs)) - {0}
+        {operation[3] for operation in stage}.union(
+            clocks_within(configs[s] if configs else None),
+            *(r.frequencies_mhz[s] for r in rungs),
+            *(clocks_within(r.configs[s] if r.configs else None) for r in rungs),
+        )
+        - {0}
         for s, stage in enumerate(operations)
     ]
-    configs = plan.as_rung().configs
     stages = [topology.stage_of(rank) for rank in range(topology.world_size)]
     return [
         RankPlan(

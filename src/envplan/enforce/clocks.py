@@ -51,7 +51,7 @@ def modelled_clocks(name: str) -> Clocks:
     Raises:
         InputError: it is not known; the message lists those that are.
     """
-    model = _known(name) or gpu(name)
+    model = gpu(name)
     return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
 
 

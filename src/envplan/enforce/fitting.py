@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from envplan.enforce.clocks import Clocks
 from envplan.enforce.freqplan import Dwell, RaisedClock
 from envplan.errors import InputError
+from envplan.profile import changes_of
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, ns_from_s_ceil
 
@@ -101,6 +102,10 @@ class Fitter:
         mhz, standing = [], []
         for op, (asked, row) in enumerate(zip(*planned, strict=True)):
             clock = self._fitting([op], planned, asked) if asked else 0
+            for change in changes_of(self.problem.tables[self._table[op]].config[row]):
+                # A part can only be as fast as it was planned at its own clock.
+                if change.frequency_mhz not in self._clocks[int(self.problem.stage[op])].mhz:
+                    raise self._too_fast(op, change.frequency_mhz)
             if clock is None:
                 raise self._too_fast(op, asked)
             mhz.append(clock)
@@ -297,7 +302,7 @@ class Fitter:
         reason = (
             f"the highest clock of {name} is {highest} MHz"
             if mhz > highest
-            else f"by the profile no clock that {name} has from there up is as fast"
+            else f"that is no clock of {name}, and by the profile none above it is as fast"
         )
         return InputError(
             f"the plan asks for {mhz} MHz for {what.instruction} {what.microbatch} of stage "

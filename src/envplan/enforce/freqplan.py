@@ -30,6 +30,7 @@ from envplan._files import atomic_write, read_bounded
 from envplan._model import Model
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
+from envplan.profile import changes_of
 
 __all__ = [
     "CSV_COLUMNS",
@@ -120,7 +121,9 @@ class RankPlan(Model):
         operations: (instruction, microbatch, chunk, MHz) in execution order; 0 MHz leaves the
             clock as it is.
         configs: the second knob of each operation, "" where it has none, for the training code to
-            set; absent where no operation of the job has one.
+            set; for an operation whose parts have clocks of their own these, as in
+            "@attention=1410 @mlp=990": from which part on which clock; absent where no operation
+            of the job has one.
     """
 
     rank: Index
@@ -310,8 +313,13 @@ class FrequencyPlan(Model):
         that this plan leaves alone gets that of the instruction before it.
 
         Raises:
-            InputError: it would be too large to be read back.
+            InputError: it would be too large to be read back, or parts have clocks of their own.
         """
+        if any(clocks_within(rank.configs) for rank in self.ranks):
+            raise InputError(
+                "operations have clocks by part, which Zeus's format has no place for; solve again "
+                "with --one-clock"
+            )
         lines = [f"{_clock_everywhere(stage)},\n" for stage in self.stage_operations()]
         text = "[\n" + "".join(lines) + "]\n"
         if len(text.encode()) > MAX_ZEUS_BYTES:
@@ -412,7 +420,7 @@ class FrequencyPlan(Model):
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
             supported = known[rank.stage]
-            asked = set(rank.frequencies) - {0}
+            asked = set(rank.frequencies) | clocks_within(rank.configs) - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
             )
@@ -432,7 +440,8 @@ class FrequencyPlan(Model):
             if rung.configs is not None and [len(stage) for stage in rung.configs] != lengths:
                 raise InputError(f"ladder[{n}] does not have one config for every operation")
             for stage, clocks in enumerate(rung.frequencies_mhz):
-                if lacking := sorted(set(clocks) - allowed[stage]):
+                within = clocks_within(rung.configs[stage] if rung.configs else None)
+                if lacking := sorted((set(clocks) | within) - allowed[stage]):
                     raise InputError(
                         f"ladder[{n}] asks for {lacking[0]} MHz on stage {stage}, which is not "
                         "among the clocks of its ranks"
@@ -440,6 +449,15 @@ class FrequencyPlan(Model):
             if rung.iteration_time_s <= slowest:
                 raise InputError(f"ladder[{n}] is not slower than what comes before it")
             slowest = rung.iteration_time_s
+
+
+def clocks_within(configs: Sequence[str] | None) -> set[int]:
+    """The clocks that parts of operations ask for, MHz.
+
+    Raises:
+        InputError: a config begins as such, but does not go on so.
+    """
+    return {change.frequency_mhz for config in set(configs or ()) for change in changes_of(config)}
 
 
 def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:

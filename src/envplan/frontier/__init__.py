@@ -2,14 +2,12 @@
 
 from envplan.frontier.network import Network, build_network
 from envplan.frontier.relaxation import (
-    DEFAULT_BLOCKING_POWER_W,
     BlockingPowerSource,
     Progress,
     Relaxation,
 )
 
 __all__ = [
-    "DEFAULT_BLOCKING_POWER_W",
     "BlockingPowerSource",
     "Network",
     "Progress",

@@ -13,7 +13,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network, replayed_events
 from envplan.frontier.start import start_at_t_star
 from envplan.pipeline import Pipeline
-from envplan.profile import Profile
+from envplan.profile import DEFAULT_BLOCKING_POWER_W, Profile
 from envplan.replay import Problem
 from envplan.units import MAX_INTEGER, j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w, w_from_uw
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from envplan._kernel import Trace
 
 BlockingPowerSource = Literal["profile", "argument", "default"]
-
-#: W that a GPU draws while it waits for a neighbour, where neither the profile nor the user says.
-DEFAULT_BLOCKING_POWER_W = 70.0
 
 # The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
 # than this it starts where going slower saves an eighth of what it saves at T_star.

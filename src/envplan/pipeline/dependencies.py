@@ -59,10 +59,20 @@ def check_orders(
         InputError: an operation is missing, there twice, on the wrong rank, or the ranks would
             wait for each other for ever; says which operation.
     """
-    rank_of = _placement(orders, num_chunks)
+    for rank, order in enumerate(orders):
+        for op in order:
+            if min(op.microbatch, op.chunk, op.profile_stage) < 0:
+                raise InputError(f"{described(op)} has a negative number")
+            if op.stage != rank:
+                raise InputError(f"{described(op)} stands in the order of rank {rank}")
+    try:
+        rank_of = placement(orders)
+    except MisplacedError as error:
+        raise InputError(f"{described(orders[error.rank][error.at])} {error.message}") from None
+    for rank, found in sorted(Counter(rank_of).items()):
+        if num_chunks is not None and found != num_chunks:
+            raise InputError(f"rank {rank} runs {found} of the model stages, not {num_chunks}")
     present = {_key(op) for order in orders for op in order}
-    if len(present) < sum(map(len, orders)):
-        _refuse_twice(orders)
     _refuse_missing(present, rank_of, num_microbatches)
     _refuse_deadlock(orders, present, rank_of)
 
@@ -115,40 +125,47 @@ def _described(key: _Key, rank: int) -> str:
     return f"{instruction} of microbatch {microbatch} on model stage {model_stage} (rank {rank})"
 
 
-def _placement(orders: Orders, num_chunks: int | None) -> list[int]:
-    """The rank of each model stage."""
+class MisplacedError(Exception):
+    """An operation stands where it cannot: the `at`-th of a rank.
+
+    Attributes:
+        first: the rank and the place of the operation that it repeats, if it is that.
+    """
+
+    def __init__(
+        self, rank: int, at: int, message: str, first: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank, self.at, self.message, self.first = rank, at, message, first
+
+
+def placement(orders: Orders) -> list[int]:
+    """The rank of each model stage.
+
+    Raises:
+        InputError: a rank has no operations, or a model stage is on no rank.
+        MisplacedError: a model stage is on two ranks, or an operation is there twice.
+    """
     rank_of: dict[int, int] = {}
+    first: dict[_Key, tuple[int, int]] = {}
     for rank, order in enumerate(orders):
         if not order:
             raise InputError(f"rank {rank} has no operations")
-        for op in order:
-            if min(op.microbatch, op.chunk, op.profile_stage) < 0:
-                raise InputError(f"{described(op)} has a negative number")
-            if op.stage != rank:
-                raise InputError(f"{described(op)} stands in the order of rank {rank}")
-            if rank_of.setdefault(op.profile_stage, rank) != rank:
-                raise InputError(
-                    f"model stage {op.profile_stage} is on rank {rank_of[op.profile_stage]} and on "
-                    f"rank {rank}; it can only be on one"
-                )
+        for at, op in enumerate(order):
+            home = rank_of.setdefault(op.profile_stage, rank)
+            if home != rank:
+                twice = f"runs model stage {op.profile_stage} on rank {rank}, but rank {home} "
+                raise MisplacedError(rank, at, twice + "runs it, too")
+            earlier = first.setdefault(_key(op), (rank, at))
+            if earlier != (rank, at):
+                raise MisplacedError(rank, at, "is there twice", earlier)
     if not rank_of:
         raise InputError("there are no operations")
-    for model_stage in range(max(rank_of)):
-        if model_stage not in rank_of:
-            raise InputError(f"model stage {model_stage} has no operations, but {max(rank_of)} has")
-    for rank, found in sorted(Counter(rank_of.values()).items()):
-        if num_chunks is not None and found != num_chunks:
-            raise InputError(f"rank {rank} runs {found} of the model stages, not {num_chunks}")
-    return [rank_of[model_stage] for model_stage in range(len(rank_of))]
-
-
-def _refuse_twice(orders: Orders) -> NoReturn:
-    seen: set[_Key] = set()
-    for op in (op for order in orders for op in order):
-        if _key(op) in seen:
-            raise InputError(f"{described(op)} is there twice")
-        seen.add(_key(op))
-    raise AssertionError("no operation is there twice")
+    last = max(rank_of)
+    for stage in range(last):
+        if stage not in rank_of:
+            raise InputError(f"model stage {stage} is on no rank, but model stage {last} is")
+    return [rank_of[stage] for stage in range(last + 1)]
 
 
 def _refuse_missing(

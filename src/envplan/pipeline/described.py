@@ -24,6 +24,7 @@ def described_pipeline(
     chunks: int | None = None,
     p2p_latency: float | list[float] | None = None,
     extras: Mapping[str, Sequence[int]] | None = None,
+    microbatch_group: int | None = None,
     forwards_ahead: Callable[[int], Sequence[int] | None] | None = None,
 ) -> Pipeline:
     """The pipeline of a profile's job, with its transfers and operations of constant time.
@@ -31,9 +32,9 @@ def described_pipeline(
     Args:
         profile: its sidecar says the job; where it says nothing, the schedule is 1f1b and takes no
             time for transfers.
-        schedule, num_stages, num_microbatches, chunks, p2p_latency, extras: instead of what the
-            sidecar says. Stages or chunks alone tell the other; 1f1b with chunks is interleaved
-            unless it is asked for by name.
+        schedule, num_stages, num_microbatches, chunks, p2p_latency, extras, microbatch_group:
+            instead of what the sidecar says. Stages or chunks alone tell the other; 1f1b with
+            chunks is interleaved unless it is asked for by name.
         forwards_ahead: for envpipe, of a number of microbatches; as for Pipeline.
 
     Raises:
@@ -76,6 +77,7 @@ def described_pipeline(
         forwards_ahead=None
         if forwards_ahead is None or name != "envpipe" or chunks > 1
         else forwards_ahead(microbatches),
+        microbatch_group=microbatch_group or (job.microbatch_group if schedule is None else None),
         extras=job.extras if extras is None else extras,
     )
 

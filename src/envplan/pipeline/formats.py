@@ -85,7 +85,7 @@ class Job(Model):
     """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
 
     Attributes:
-        forwards_ahead, extras: as the job has them; Pipeline checks them.
+        forwards_ahead, microbatch_group, extras: as the job has them; Pipeline checks them.
         dag: a DAG document, for schedule `dag` alone.
     """
 
@@ -97,6 +97,7 @@ class Job(Model):
     chunks: Count | None = None
     p2p_latency_s: Latency | list[Latency] = 0.0
     forwards_ahead: Any = None
+    microbatch_group: Count | None = None
     extras: Any = None
     dag: Any = None
 
@@ -261,6 +262,7 @@ def parse_job(document: object) -> tuple[Job, Dag | None]:
         "chunks": dag.num_chunks,
         "p2p_latency_s": 0,
         "forwards_ahead": None,
+        "microbatch_group": None,
         "extras": None,
     }
     for field, value in meant.items():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan._files import AnyPath, atomic_write
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, shown, unknown
 from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.extras import checked_extras, with_extras
@@ -24,6 +24,7 @@ from envplan.pipeline.schedules import (
     Operation,
     envpipe,
     fitting_ahead,
+    interleaved,
     most_forwards_ahead,
     traits,
 )
@@ -58,6 +59,9 @@ class Pipeline:
             before its first backward, (num_stages). None on the last stage, never more on a stage
             than on the one before unless that one has no microbatches left. Default: none at all;
             envplan.planners.forwards_ahead works them out from a profile.
+        microbatch_group: for `interleaved` only: how many microbatches go through a chunk before
+            the next one, Megatron's microbatch_group_size_per_vp_stage. Default: as many as there
+            are stages, where that divides the microbatches.
         extras: further operations and which model stages have them, such as {"load": [0],
             "all_reduce": [0, 1], "optimizer": [0, 1]}; see envplan.pipeline.extras.
 
@@ -71,6 +75,7 @@ class Pipeline:
         p2p_latency_ns: the latency in whole ns, or a tuple where each pair of neighbours has its
             own; 0 for a custom DAG, whose edges have their own.
         forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
+        microbatch_group: the argument; None for all schedules but `interleaved`.
         extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
@@ -89,6 +94,7 @@ class Pipeline:
     num_profile_stages: int
     p2p_latency_ns: int | tuple[int, ...]
     forwards_ahead: tuple[int, ...]
+    microbatch_group: int | None
     extras: Mapping[str, tuple[int, ...]]
     operations: tuple[Operation, ...]
     stage_begin: NDArray[np.int32]
@@ -106,6 +112,7 @@ class Pipeline:
         num_chunks: int | None = None,
         p2p_latency: float | Sequence[float] = 0.0,
         forwards_ahead: Sequence[int] | None = None,
+        microbatch_group: int | None = None,
         extras: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         _refuse_unknown_schedule(schedule)
@@ -120,9 +127,12 @@ class Pipeline:
         self.forwards_ahead = _checked_ahead(
             forwards_ahead, schedule, self.num_stages, self.num_microbatches
         )
+        self.microbatch_group = _checked_group(microbatch_group, schedule)
         shape = (self.num_stages, self.num_microbatches, self.num_chunks)
         if schedule == ENVPIPE:
             stages = envpipe(*shape, self.forwards_ahead)
+        elif self.microbatch_group:
+            stages = interleaved(*shape, self.microbatch_group)
         else:
             stages = SCHEDULES[schedule](*shape)
         check_orders(stages, num_microbatches=self.num_microbatches)
@@ -211,22 +221,37 @@ class Pipeline:
             num_chunks=read.num_chunks,
             p2p_latency=read.p2p_latency_s,
             forwards_ahead=read.forwards_ahead,
+            microbatch_group=read.microbatch_group,
             extras=read.extras,
         )
 
     @classmethod
-    def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
+    def from_imported(
+        cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0, by_name: bool = False
+    ) -> Pipeline:
         """A schedule from elsewhere, with the data dependencies that generated schedules have.
 
         Args:
             schedule: what a reader of envplan.pipeline.imports has read.
             p2p_latency: seconds that a transfer between ranks takes.
+            by_name: whether it becomes the generated schedule of that order, if there is one.
 
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
+        if by_name and schedule.known_as is not None:
+            return cls(
+                schedule.known_as,
+                len(schedule.orders),
+                schedule.num_microbatches,
+                num_chunks=schedule.num_chunks,
+                p2p_latency=p2p_latency,
+                microbatch_group=schedule.microbatch_group
+                if schedule.known_as == "interleaved"
+                else None,
+            )
         return cls.from_orders(
-            [list(order) for order in schedule.orders],
+            schedule.orders,
             num_chunks=schedule.num_chunks,
             p2p_latency=p2p_latency,
         )
@@ -247,11 +272,28 @@ class Pipeline:
         """
         from envplan.pipeline.imports import read_torch_schedule
 
-        read = read_torch_schedule(schedule)
-        if read.known_as is None:
-            return cls.from_imported(read, p2p_latency=p2p_latency)
-        shape = (len(read.orders), read.num_microbatches)
-        return cls(read.known_as, *shape, num_chunks=read.num_chunks, p2p_latency=p2p_latency)
+        schedule = read_torch_schedule(schedule)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+
+    @classmethod
+    def from_megatron(
+        cls, config: Any, num_microbatches: int | None = None, *, p2p_latency: float = 0.0
+    ) -> Pipeline:
+        """The pipeline that Megatron runs with a configuration.
+
+        Args:
+            config: a TransformerConfig of Megatron, a model provider of NeMo's Megatron-Bridge, or
+                a mapping with the same names, such as one of their configuration files holds.
+            num_microbatches: of an iteration; default: what the mapping's batch sizes make.
+            p2p_latency: as for from_orders.
+
+        Raises:
+            InputError: a name is missing, or Megatron refuses such a schedule.
+        """
+        from envplan.pipeline.imports import read_megatron
+
+        schedule = read_megatron(config, num_microbatches)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.
@@ -272,6 +314,7 @@ class Pipeline:
             num_chunks=self.num_chunks,
             p2p_latency=self.p2p_latency,
             forwards_ahead=ahead,
+            microbatch_group=self.microbatch_group,
             extras=self.extras,
         )
 
@@ -286,6 +329,8 @@ class Pipeline:
         }
         if self.forwards_ahead:
             job["forwards_ahead"] = list(self.forwards_ahead)
+        if self.microbatch_group:
+            job["microbatch_group"] = self.microbatch_group
         if self.extras:
             job["extras"] = {name: list(stages) for name, stages in self.extras.items()}
         if self._dag is not None:
@@ -378,6 +423,8 @@ class Pipeline:
             shape += f", p2p_latency={self.p2p_latency!r}"
         if self.forwards_ahead:
             shape += f", forwards_ahead={list(self.forwards_ahead)}"
+        if self.microbatch_group:
+            shape += f", microbatch_group={self.microbatch_group}"
         if self.extras:
             shape += f", extras={self.extras}"
         return f"Pipeline({self.schedule!r}, {shape})"
@@ -392,6 +439,7 @@ class Pipeline:
         self.num_profile_stages = dag.num_profile_stages
         self.p2p_latency_ns = 0
         self.forwards_ahead = ()
+        self.microbatch_group = None
         self.extras = {}
         self._build(dag.operations, dict(dag.after), dag)
         return self
@@ -458,7 +506,7 @@ def _refuse_unknown_schedule(schedule: object) -> None:
     if schedule == formats.DAG_SCHEDULE:
         raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise InputError(f"unknown schedule {shown(schedule)}; known: {', '.join(SCHEDULES)}")
+        raise InputError(unknown("schedule", str(schedule), SCHEDULES))
 
 
 def _checked_ahead(
@@ -489,6 +537,14 @@ def _checked_ahead(
         checked.append(ahead)
         capped = ahead == most
     return tuple(checked)
+
+
+def _checked_group(microbatch_group: object, schedule: str) -> int | None:
+    if microbatch_group is None:
+        return None
+    if schedule != "interleaved":
+        raise InputError(f"microbatch_group goes with schedule interleaved, not {schedule}")
+    return whole_number(microbatch_group, "microbatch_group", least=1)
 
 
 def _refuse_too_large(count: int) -> None:

@@ -119,7 +119,9 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
 
 
 @schedule("interleaved")
-def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+def interleaved(
+    num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group: int | None = None
+) -> list[list[Operation]]:
     """Interleaved 1F1B in Megatron-LM's order (Narayanan et al., "Efficient Large-Scale Language
     Model Training on GPU Clusters", SC 2021, section 2.2.2), PyTorch's ScheduleInterleaved1F1B.
 
@@ -127,10 +129,17 @@ def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> list
     the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) G forwards
     ahead. G is S where that divides M, see group_length.
 
+    Args:
+        microbatch_group: G, Megatron's microbatch_group_size_per_vp_stage. The last group may have
+            fewer, but at least S, or a stage would have to wait within it.
+
     Raises:
-        InputError: the microbatches do not fill equal groups.
+        InputError: the microbatches do not fill equal groups, or not those asked for.
     """
-    length = group_length("interleaved", num_stages, num_microbatches, num_chunks)
+    if microbatch_group is None:
+        length = group_length("interleaved", num_stages, num_microbatches, num_chunks)
+    else:
+        length = _checked_group(microbatch_group, num_stages, num_microbatches)
     down, up = through_chunks(num_microbatches, num_chunks, length)
     return [
         _alternate(
@@ -270,14 +279,27 @@ def group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: 
     return num_microbatches // groups
 
 
+def _checked_group(length: int, num_stages: int, num_microbatches: int) -> int:
+    """Raises: InputError: Megatron refuses groups of that length."""
+    last = num_microbatches % length
+    if not num_stages <= length <= num_microbatches or 0 < last < num_stages:
+        raise InputError(
+            f"groups of {length} microbatches: a group, the last one of {num_microbatches} "
+            f"microbatches included, must have at least as many as there are stages, {num_stages}"
+        )
+    return length
+
+
 def through_chunks(
     num_microbatches: int, num_chunks: int, length: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(microbatch, chunk) in the order of the forwards and in that of the backwards.
 
-    Groups of `length` microbatches go through all chunks before the next group starts.
+    Groups of `length` microbatches go through all chunks before the next group starts; the last
+    group has what is left.
     """
-    groups = [range(first, first + length) for first in range(0, num_microbatches, length)]
+    ends = [*range(length, num_microbatches, length), num_microbatches]
+    groups = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     chunks = range(num_chunks)
     down = [(m, chunk) for group in groups for chunk in chunks for m in group]
     up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]

@@ -268,7 +268,7 @@ def _reference(profile: Profile) -> ProfileReference:
             "path": None if path is None else _utf8(path),
             "sha256": profile.sha256,
             "source": profile.metadata.source,
-            "adjustments": profile.adjustments.to_dict() or None,
+            "adjustments": profile.adjustments or None,
         }
     )
 

@@ -32,6 +32,7 @@ from envplan.limits import (
     Robustness,
 )
 from envplan.pipeline import Pipeline
+from envplan.profile import Adjustments
 from envplan.request import Deadline, Effort, Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
@@ -76,6 +77,10 @@ class Job(Model):
     forwards_ahead: list[Index] | None = Field(
         None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
     )
+    microbatch_group: Count | None = Field(
+        None,
+        description="schedule interleaved: microbatches that go through a chunk before the next",
+    )
     extras: dict[str, list[Index]] | None = Field(
         None,
         description="operations beside forwards and backwards, and which model stages have them",
@@ -114,18 +119,6 @@ class Job(Model):
         return Pipeline.from_job(self.model_dump(exclude_none=True))
 
 
-class AppliedAdjustments(Model):
-    """What was derived from a profile's rows; see envplan.profile.Adjustments."""
-
-    recompute: bool = Field(False, description="the forward was added to the backward")
-    backward_input_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="backward was split, this share of it into backward_input"
-    )
-    joined_backward: bool = Field(
-        False, description="backward_input and backward_weight were added up"
-    )
-
-
 class ProfileReference(Model):
     """Which profile a plan was made from."""
 
@@ -133,7 +126,7 @@ class ProfileReference(Model):
     path: str | None = Field(None, description="as it was given; none for a built-in profile")
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Literal["measured", "modelled"] | None = None
-    adjustments: AppliedAdjustments | None = Field(
+    adjustments: Adjustments | None = Field(
         None, description="absent where the rows were taken as they are"
     )
 

@@ -50,9 +50,16 @@ def replay_plan(
         InputError: the profile has changed, or the plan does not fit it or its own job.
     """
     check_reference(plan.profile, profile, force)
-    problem = problem_of(plan.job, as_referenced(plan.profile, profile))
+    profile = as_referenced(plan.profile, profile)
+    problem, planned = problem_of(plan.job, profile), machine_of(plan.job)
     check_operations(plan, problem.pipeline)
-    return problem.replay(stated_rows(plan, problem, profile), machine or machine_of(plan.job))
+    rows = stated_rows(plan, problem, profile)
+    if machine is None or machine == planned:
+        return problem.replay(rows, planned)
+    knobs = [(op.frequency_mhz, op.config) for stage in plan.stages for op in stage]
+    configs = {config for _, config in knobs}
+    retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
+    return retimed.replay(retimed.rows_at(knobs), machine)
 
 
 def problem_of(job: Job, profile: Profile) -> Problem:
@@ -146,7 +153,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         InputError: it has others already, or they cannot be made.
     """
     stated = reference.adjustments
-    wanted = Adjustments() if stated is None else Adjustments(**stated.model_dump())
+    wanted = stated or Adjustments()
     if profile.adjustments == wanted:
         return profile
     if profile.adjustments:
@@ -155,7 +162,10 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
             "in another way than for the plan; give it as it was measured"
         )
     return profile.adjusted(
-        wanted.recompute, wanted.backward_input_share, join_backward=wanted.joined_backward
+        wanted.recompute,
+        wanted.backward_input_share,
+        join_backward=wanted.joined_backward,
+        by_parts=wanted.by_parts,
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from envplan.costs import priced
 from envplan.errors import InputError, NoAnswerError
 from envplan.pipeline import Pipeline
+from envplan.plan import note_straggler, replay_plan
 from envplan.profile import Profile
 from envplan.solve.single_clocks import ClockRows
-from envplan.units import s_from_ns
+from envplan.units import ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.request import Request
     from envplan.solve import Frontier
 
 
@@ -36,6 +39,32 @@ class Planner(Protocol):
             NoAnswerError: the planner has no plan that fast; says its fastest.
             InputError: a target was given and the planner takes none.
         """
+
+
+def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
+    """A planner's plan for what a request says of times and costs; the rest it knows nothing of.
+
+    A straggler leaves those planners that take a target until it has finished.
+
+    Raises:
+        NoAnswerError: the planner has no plan that fast; says its fastest.
+        InputError: a target is asked for and the planner takes none, or a rate ends before the run
+            does.
+    """
+    straggler_s, deadline = request.straggler_time_s, request.deadline
+    target_ns: int | None = None
+    if deadline.time_s is not None:
+        target_ns = ns_from_s_floor(deadline.time_s)
+    elif deadline.slowdown is not None:
+        target_ns = frontier.min_time_ns + int(frontier.min_time_ns * deadline.slowdown)
+    plan = planner.plan(frontier, target_ns)
+    if straggler_s is not None:
+        until_ns = ns_from_s_floor(straggler_s)
+        if planner.takes_target:
+            plan = planner.plan(frontier, max(until_ns, plan.target.deadline_ns))
+        replay = replay_plan(plan, frontier.profile)
+        plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
+    return plan if request.run is None else priced(plan, request.run)
 
 
 def refuse_target(planner: str, target_time_ns: int | None) -> None:

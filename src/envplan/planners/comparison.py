@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -59,12 +59,9 @@ class Entry:
         planner: its name.
         point: which of our own planner's plans this is; None for all other planners.
         plan: the plan.
-        ours: our plan of the same pipeline for the same time, which uses no more energy.
         planning_time: s, the frontier's trace included where the planner needs it.
         slowdown_percent, savings_percent: against Comparison.baseline.
-        intrinsic_j: what the plan uses above ours for the same time (intrinsic bloat).
-        extrinsic_j: what ours for the same time, waiting included, uses above the best that we
-            know for the straggler (extrinsic bloat); 0 without one.
+        straggler_time: s, when a straggler is finished; None without one.
         straggler_energy: J until the straggler is finished; None without one.
         straggler_savings_percent: likewise, against the baseline waiting for the same straggler.
         straggler_gap: straggler_energy over the least that any plan in time for it uses, less 1.
@@ -73,15 +70,38 @@ class Entry:
     planner: str
     point: Point | None
     plan: Plan
-    ours: Plan
     planning_time: float
     slowdown_percent: float
     savings_percent: float
-    intrinsic_j: float
-    extrinsic_j: float
+    straggler_time: float | None
     straggler_energy: float | None
     straggler_savings_percent: float | None
     straggler_gap: float | None
+    _frontier: Frontier = field(repr=False, compare=False)
+    _known: _OurPlans = field(repr=False, compare=False)
+
+    @cached_property
+    def ours(self) -> Plan:
+        """Our plan of the same pipeline for the same time, which uses no more energy. It is made
+        when it is asked for."""
+        if self.point:
+            return self.plan
+        return self._known.plan(self._frontier, ns_from_s(self.plan.iteration_time))
+
+    @property
+    def intrinsic_j(self) -> float:
+        """What the plan uses above ours for the same time (intrinsic bloat)."""
+        return self.plan.energy - self.ours.energy
+
+    @cached_property
+    def extrinsic_j(self) -> float:
+        """What ours for the same time, waiting included, uses above the best that we know for the
+        straggler (extrinsic bloat); 0 without one."""
+        if self.straggler_time is None:
+            return 0.0
+        # A plan that is slower than the straggler is one itself.
+        sync = max(self.straggler_time, self.plan.iteration_time)
+        return until(self.ours, sync) - self._known.least_until(self._frontier, sync)
 
 
 @dataclass(frozen=True)
@@ -273,6 +293,9 @@ class _OurPlans:
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
         """J until then of the best plan that we know to be in time."""
+        for made in self._others:
+            if made.frontier is frontier:
+                self.plan(frontier, ns_from_s(made.plan.iteration_time))
         latest = ns_from_s_floor(sync_time)
         if latest >= frontier.min_time_ns:
             self.plan(frontier, latest, waits=True)
@@ -307,32 +330,29 @@ def _our_entry(
 
 def _entry(made: _Made, ours: _OurPlans, baseline: Plan, straggler: float | None) -> Entry:
     plan, frontier = made.plan, made.frontier
-    own = plan if made.point else ours.plan(frontier, ns_from_s(plan.iteration_time))
     entry = Entry(
         planner=made.planner,
         point=made.point,
         plan=plan,
-        ours=own,
         planning_time=made.seconds,
         slowdown_percent=percent(
             plan.iteration_time - baseline.iteration_time, baseline.iteration_time
         ),
         savings_percent=percent(baseline.energy - plan.energy, baseline.energy),
-        intrinsic_j=plan.energy - own.energy,
-        extrinsic_j=0.0,
+        straggler_time=straggler,
         straggler_energy=None,
         straggler_savings_percent=None,
         straggler_gap=None,
+        _frontier=frontier,
+        _known=ours,
     )
     if straggler is None:
         return entry
-    # A plan that is slower than the straggler is one itself.
     sync = max(straggler, plan.iteration_time)
     spent, without = until(plan, sync), until(baseline, straggler)
     bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s(sync))) * frontier.num_gpus
     return replace(
         entry,
-        extrinsic_j=until(own, sync) - ours.least_until(frontier, sync),
         straggler_energy=spent,
         straggler_savings_percent=percent(without - spent, without),
         straggler_gap=gap_over(spent, j_from_fj(bound_fj)),

@@ -136,8 +136,17 @@ class EnvPipeRun:
     stopped: Stop
     replay: Replay
 
-    def plan(self, frontier: Frontier) -> Plan:
-        """The outcome as a plan."""
+    @property
+    def name(self) -> str:
+        return EnvPipe.name
+
+    @property
+    def takes_target(self) -> bool:
+        return False
+
+    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
+        """The outcome as a plan; raises as EnvPipe.plan does."""
+        refuse_target(self.name, target_time_ns)
         target = Target(kind="planner", deadline_s=s_from_ns(self.replay.makespan_ns))
         return build_plan(frontier, self.replay, target=target, planner=EnvPipe.name)
 

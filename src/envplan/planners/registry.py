@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, unknown
 from envplan.planners.base import Planner
 from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe
@@ -24,5 +24,5 @@ def planner_named(name: str) -> Planner:
         InputError: there is none; lists those there are.
     """
     if name not in PLANNERS:
-        raise InputError(f"unknown planner {shown(name)}; known: {', '.join(PLANNERS)}")
+        raise InputError(unknown("planner", name, PLANNERS))
     return PLANNERS[name]

@@ -5,7 +5,8 @@ A profile is a CSV file with one row per option,
     stage,instruction,frequency,time,energy        int, str, MHz, s, J (per GPU, per operation)
 
 the format that Zeus's pipeline frequency optimizer reads, so that its files work unchanged.
-Optional columns are `config` (a free label for a second knob), `time_std`, `energy_std` and
+Optional columns are `config` (a free label for a second knob), `part` (rows of a part of the
+operation; order of first appearance is order of execution), `time_std`, `energy_std` and
 `samples`; other columns are ignored. Rows whose instruction is `blocking` give the power of a GPU
 that waits for a neighbour. A sidecar NAME.meta.json beside NAME.csv may say where it comes from.
 
@@ -15,25 +16,40 @@ Times and energies become integers (ns, fJ) here, and everything after this modu
 from envplan.profile.curve import CostCurve, cost_curve
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments
 from envplan.profile.model import Profile, builtin_paths, builtin_profiles
-from envplan.profile.options import BLOCKING, INCLUDES_RECOMPUTATION, INSTRUCTIONS, OptionTable
+from envplan.profile.options import (
+    BLOCKING,
+    DEFAULT_BLOCKING_POWER_W,
+    INCLUDES_RECOMPUTATION,
+    INSTRUCTIONS,
+    OptionTable,
+    Part,
+)
+from envplan.profile.parts import ByParts, Change, Piece, changes_of, pieces
 from envplan.profile.reading import RAW_COLUMNS, Straggler, profile_table
 from envplan.profile.sidecar import Job, ProfileMetadata
 
 __all__ = [
     "BLOCKING",
     "DEFAULT_BACKWARD_INPUT_SHARE",
+    "DEFAULT_BLOCKING_POWER_W",
     "INCLUDES_RECOMPUTATION",
     "INSTRUCTIONS",
     "RAW_COLUMNS",
     "Adjustments",
+    "ByParts",
+    "Change",
     "CostCurve",
     "Job",
     "OptionTable",
+    "Part",
+    "Piece",
     "Profile",
     "ProfileMetadata",
     "Straggler",
     "builtin_paths",
     "builtin_profiles",
+    "changes_of",
     "cost_curve",
+    "pieces",
     "profile_table",
 ]

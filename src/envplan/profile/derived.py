@@ -6,13 +6,15 @@ output, recorded in plan.json, and derived again by whoever checks the plan.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field
+
+from envplan._model import Model
 from envplan.errors import InputError
-from envplan.profile.options import OptionTable, option_table
+from envplan.profile.options import OptionTable, Part, option_table
+from envplan.profile.parts import ByParts, by_parts
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
@@ -27,29 +29,28 @@ _MAX_FJ: Final = 9 * 10**18
 _MAX_NS: Final = 10**18
 
 
-@dataclass(frozen=True)
-class Adjustments:
-    """What was derived from a profile; nothing by default.
+class Adjustments(Model):
+    """What was derived from a profile; nothing by default."""
 
-    Attributes:
-        recompute: activations are recomputed: the time and energy of a stage's forward (or of its
-            `recompute` rows, where it has some) were added to its backward, to `backward_input`
-            where that is split.
-        backward_input_share: `backward` was split, this share of its time and energy being
-            `backward_input` and the rest `backward_weight`; None where it was not.
-        joined_backward: `backward` is the sum of `backward_input` and `backward_weight`.
-    """
-
-    recompute: bool = False
-    backward_input_share: float | None = None
-    joined_backward: bool = False
-
-    def __post_init__(self) -> None:
-        share = self.backward_input_share
-        if share is not None and not 0 < share < 1:
-            raise InputError(
-                f"the share of backward_input must lie between 0 and 1, both excluded, not {share}"
-            )
+    recompute: bool = Field(
+        False,
+        description="activations are recomputed: time and energy of a stage's forward (or of its "
+        "recompute rows, where it has some) were added to its backward, to backward_input where "
+        "that is split",
+    )
+    backward_input_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="backward was split, this share of its time and energy into backward_input "
+        "and the rest into backward_weight",
+    )
+    joined_backward: bool = Field(
+        False, description="backward is the sum of backward_input and backward_weight"
+    )
+    by_parts: ByParts | None = Field(
+        None,
+        description="operations that the file splits into parts, unless changed by the above, run "
+        "these at clocks of their own; absent: every operation has one clock",
+    )
 
     def __bool__(self) -> bool:
         """Whether anything was derived."""
@@ -57,12 +58,7 @@ class Adjustments:
 
     def to_dict(self) -> dict[str, Any]:
         """What was derived, by name, in JSON types; empty where nothing was."""
-        plain = Adjustments()
-        return {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != getattr(plain, field.name)
-        }
+        return self.model_dump(exclude_defaults=True)
 
     def in_words(self) -> list[str]:
         """A phrase for each thing that was derived."""
@@ -76,14 +72,19 @@ class Adjustments:
             words.append("backward is the sum of backward_input and backward_weight")
         if self.recompute:
             words.append("with recomputation of the forward in the backward")
+        if self.by_parts is not None:
+            words.append(self.by_parts.in_words())
         return words
 
 
-def adjusted_tables(tables: Tables, adjustments: Adjustments) -> dict[tuple[int, str], OptionTable]:
+def adjusted_tables(
+    tables: Tables, adjustments: Adjustments, parts: Mapping[tuple[int, str], tuple[Part, ...]]
+) -> dict[tuple[int, str], OptionTable]:
     """The option tables that adjustments make of those of a profile.
 
     Args:
         tables: by (stage, instruction); they stay as they are.
+        parts: of those that have some.
 
     Raises:
         InputError: two tables to be added have no frequency and config in common, or a sum is
@@ -98,6 +99,10 @@ def adjusted_tables(tables: Tables, adjustments: Adjustments) -> dict[tuple[int,
             _split_backward(adjusted, stage, adjustments.backward_input_share)
         if adjustments.recompute:
             _add_recomputation(adjusted, stage)
+    if adjustments.by_parts is not None:
+        for key, some in parts.items():
+            if adjusted[key] is tables[key]:
+                adjusted[key] = by_parts(tables[key], some, adjustments.by_parts)
     return adjusted
 
 

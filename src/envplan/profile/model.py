@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +17,20 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError
+from envplan.errors import InputError, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
-from envplan.profile.options import INCLUDES_RECOMPUTATION, OptionTable
+from envplan.profile.options import (
+    DEFAULT_BLOCKING_POWER_W,
+    INCLUDES_RECOMPUTATION,
+    OptionTable,
+)
+from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from envplan.pipeline import Pipeline
 
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
@@ -79,6 +86,7 @@ class Profile:
         self.adjustments = Adjustments()
         self._content = content
         self._tables = self._measured = contents.tables
+        self._parts = contents.parts
         self._spreads = contents.spreads
 
     def __repr__(self) -> str:
@@ -130,6 +138,25 @@ class Profile:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether it splits any operation into parts."""
+        return bool(self._parts)
+
+    def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
+        """This profile as it is where clocks come at another latency than it was made for.
+
+        Args:
+            configs: the options with clocks by part that are kept.
+            latency_ns: from a request until the clock changes, ns.
+        """
+        other = copy.copy(self)
+        other._tables = {
+            key: retimed(table, configs, latency_ns) if table.parts else table
+            for key, table in self._tables.items()
+        }
+        return other
+
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
 
@@ -171,6 +198,7 @@ class Profile:
         backward_input_share: float | None = None,
         *,
         join_backward: bool = False,
+        by_parts: ByParts | None = None,
     ) -> Profile:
         """This profile with what can be derived from its rows, and what it was derived with.
 
@@ -185,6 +213,8 @@ class Profile:
                 make it of `backward`: this share of its time and energy at each frequency is
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
+            by_parts: how operations are made of their parts, as far as they have some and are not
+                derived from others; None: each has one clock.
 
         Raises:
             InputError: the share is not between 0 and 1, rows to be added have no frequency and
@@ -197,22 +227,58 @@ class Profile:
                 "--recompute out",
                 path=self.path,
             )
-        adjustments = Adjustments(recompute, backward_input_share, join_backward)
+        adjustments = Adjustments.of(
+            recompute=recompute,
+            backward_input_share=backward_input_share,
+            joined_backward=join_backward,
+            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
+        )
         other = copy.copy(self)
         other.adjustments = adjustments
-        other._tables = adjusted_tables(self._measured, adjustments)
+        other._tables = adjusted_tables(self._measured, adjustments, self._parts)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
         return other
 
-    def fitted(self, instructions: Iterable[str], *, recompute: bool = False) -> Profile:
+    def _with_power(self, by_parts: ByParts) -> ByParts:
+        """The same, with the power of waiting that options are set against."""
+        known = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,)
+        power = by_parts.blocking_power_w
+        return by_parts.model_copy(
+            update={"blocking_power_w": max(known) if power is None else power}
+        )
+
+    def with_parts(self, by_parts: ByParts | None) -> Profile:
+        """This profile, adjusted as it is, with clocks by part where operations have parts.
+
+        Args:
+            by_parts: how; None: one clock an operation.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        now = self.adjustments
+        return self.adjusted(
+            now.recompute,
+            now.backward_input_share,
+            join_backward=now.joined_backward,
+            by_parts=by_parts,
+        )
+
+    def fitted(
+        self,
+        instructions: Iterable[str],
+        *,
+        recompute: bool = False,
+        by_parts: ByParts | None = None,
+    ) -> Profile:
         """This profile, adjusted as far as operations of these instructions need it.
 
         A backward that is split although the profile has only the whole is assumed to be half
         `backward_input`; one that is whole although the profile has only the parts is their sum.
 
         Args:
-            recompute: as for adjusted.
+            recompute, by_parts: as for adjusted.
 
         Raises:
             InputError: as for adjusted.
@@ -228,6 +294,7 @@ class Profile:
             recompute,
             DEFAULT_BACKWARD_INPUT_SHARE if split else None,
             join_backward="backward" in needed and lacks("backward"),
+            by_parts=by_parts,
         )
 
     @classmethod
@@ -251,9 +318,7 @@ class Profile:
         """
         paths = builtin_paths()
         if name not in paths:
-            raise InputError(
-                f"there is no built-in profile named {name!r}; there are: {', '.join(paths)}"
-            )
+            raise InputError(unknown("built-in profile", name, paths))
         return cls.read_csv(paths[name])
 
     @classmethod
@@ -270,8 +335,8 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name])
         raise InputError(
-            "no such file, and no built-in profile of that name; give the path of a profile CSV "
-            f"or one of: {', '.join(paths)}",
+            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
+            "lists them)",
             path=path_or_name,
         )
 
@@ -307,6 +372,20 @@ class Profile:
             name=name,
             path=None,
             metadata=metadata or ProfileMetadata(),
+        )
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: pd.DataFrame, *, name: str = "profile", metadata: ProfileMetadata | None = None
+    ) -> Profile:
+        """A profile of a table in memory, with the columns of a profile's file.
+
+        Raises:
+            InputError: as in from_rows.
+        """
+        rows = frame.astype(object).where(frame.notna(), "").itertuples(index=False, name=None)
+        return cls.from_rows(
+            rows, columns=list(map(str, frame.columns)), name=name, metadata=metadata
         )
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:

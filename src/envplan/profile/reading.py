@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BaseModel, Field
 from envplan._files import AnyPath
 from envplan._tables import Table, parse_table, read_table
 from envplan.errors import InputError
-from envplan.profile.options import BLOCKING, INSTRUCTIONS, OptionTable, option_table
+from envplan.profile.options import BLOCKING, INSTRUCTIONS, OptionTable, Part, option_table
+from envplan.profile.parts import NAME, noise_of, one_clock, scaled
 from envplan.units import fj_from_j, ns_from_s
 
 #: What was measured, in a profile whose times and energies were smoothed.
@@ -24,13 +25,29 @@ RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
 STRAGGLES: Final = 1.05
 
-_SOME_STAGES_ONLY: Final = frozenset({"optimizer", "load", "recompute", "all_reduce", BLOCKING})
+_SOME_STAGES_ONLY: Final = frozenset(
+    {"optimizer", "load", "recompute", "all_reduce", "reduce_scatter", "all_gather", BLOCKING}
+)
+#: Standard deviation of a measured time or energy where the file does not say, as a fraction.
+_USUAL_NOISE: Final = 0.01
 _KIND: Final = "a profile"
 
 
 def _name(text: str) -> str:
     if not text.isidentifier():
         raise ValueError("is not a name")
+    return text
+
+
+def _part(text: str) -> str:
+    if text and not NAME.fullmatch(text):
+        raise ValueError("has a space or one of @ = / , in it")
+    return text
+
+
+def _config(text: str) -> str:
+    if text.startswith("@"):
+        raise ValueError("begins with @, which stands for clocks by part")
     return text
 
 
@@ -55,7 +72,10 @@ class ProfileRow(BaseModel):
     )
     time: Seconds = Field(description=_SECONDS)
     energy: Joules = Field(description=_JOULES)
-    config: str = ""
+    config: Annotated[str, AfterValidator(_config)] = Field("", description="a label")
+    part: Annotated[str, AfterValidator(_part)] = Field(
+        "", description="the name of a part of the operation, such as a module's, or nothing"
+    )
     time_std: Spread | None = Field(None, description=_SPREAD)
     energy_std: Spread | None = Field(None, description=_SPREAD)
     samples: Spread | None = Field(None, description=_SPREAD)
@@ -84,6 +104,8 @@ class Straggler:
 
 
 Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
+#: Rows by option and part.
+Groups = dict[tuple[int, str, int, str, str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,8 @@ class Contents:
     Attributes:
         num_stages: S.
         instructions: names of operations, known ones first.
-        tables: options by stage and instruction.
+        tables: options by stage and instruction, one clock each.
+        parts: of those operations that the file splits into parts, in order of execution.
         spreads: relative standard deviation of a row's time, where the file tells.
         blocking_power_w: see Profile.
         num_ranks: whose rows were put together; 0 if the file has no ranks.
@@ -103,6 +126,7 @@ class Contents:
     num_stages: int
     instructions: tuple[str, ...]
     tables: dict[tuple[int, str], OptionTable]
+    parts: dict[tuple[int, str], tuple[Part, ...]]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
     num_ranks: int
@@ -130,27 +154,38 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     table = parse_table(content, ProfileRow, path=path, kind=_KIND)
     num_stages = _check_stages(table)
     groups = _groups(table)
-    times, energies, stds = (table.columns[name] for name in ("time", "energy", "time_std"))
-    rows: defaultdict[tuple[int, str], list[tuple[int, int, int, str]]] = defaultdict(list)
+    order = _order_of_parts(table)
+    times, energies = table.columns["time"], table.columns["energy"]
+    rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
     powers: defaultdict[int, list[float]] = defaultdict(list)
     spreads: dict[Option, float] = {}
-    for (stage, instruction, mhz, config), members in groups.items():
+    for (stage, instruction, mhz, config, part), members in groups.items():
         time = max(times[row] for row in members)
         energy = math.fsum(energies[row] for row in members) / len(members)
-        own = [stds[row] ** 2 for row in members if stds[row] is not None]
-        if own or len(members) > 1:
-            variance = statistics.fmean(own) if own else 0.0
-            if len(members) > 1:
-                variance += statistics.variance(times[row] for row in members)
-            spreads[stage, instruction, mhz, config] = math.sqrt(variance) / time
+        if not part and (spread := _spread(table, members)) is not None:
+            spreads[stage, instruction, mhz, config] = spread / time
         if instruction == BLOCKING:
             powers[stage] += [energies[row] / times[row] for row in members]
-        rows[stage, instruction].append((ns_from_s(time), fj_from_j(energy), -mhz, config))
+        rows[stage, instruction, part].append((ns_from_s(time), fj_from_j(energy), -mhz, config))
+    tables, parts = {}, {}
+    for stage, instruction in sorted({key[:2] for key in rows}):
+        key = stage, instruction
+        if key in order:
+            found = tuple(Part(name, option_table(*key, rows[*key, name])) for name in order[key])
+            if own := rows.get((*key, "")):
+                tables[key] = option_table(*key, own)
+                found = scaled(tables[key], found, _noise(table, groups, key, order[key]))
+            else:
+                tables[key] = one_clock(*key, found)
+            parts[key] = found
+        else:
+            tables[key] = option_table(*key, rows[*key, ""])
     ranks = {rank for rank in table.columns["rank"] if rank is not None}
     return Contents(
         num_stages=num_stages,
-        instructions=_check_instructions(rows.keys(), num_stages, path),
-        tables={key: option_table(*key, options) for key, options in sorted(rows.items())},
+        instructions=_check_instructions(tables, num_stages, path),
+        tables=tables,
+        parts=parts,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
         num_ranks=len(ranks),
@@ -158,30 +193,95 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     )
 
 
-def _groups(table: Table[ProfileRow]) -> dict[Option, Sequence[int]]:
+def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
+    """Standard deviation of an option's time, over runs and ranks, s; None where nothing says."""
+    times, stds = table.columns["time"], table.columns["time_std"]
+    own = [stds[row] ** 2 for row in members if stds[row] is not None]
+    if not own and len(members) < 2:
+        return None
+    variance = statistics.fmean(own) if own else 0.0
+    if len(members) > 1:
+        variance += statistics.variance(times[row] for row in members)
+    return math.sqrt(variance)
+
+
+def _order_of_parts(table: Table[ProfileRow]) -> dict[tuple[int, str], list[str]]:
+    """For each operation that has parts their names, by first appearance.
+
+    Raises:
+        InputError: at some clock they come in another order; names the line.
+    """
+    orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+    last: dict[tuple[Any, ...], str] = {}
+    names = ("stage", "instruction", "part", "frequency", "config", "rank")
+    for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
+        stage, instruction, part, *knob = key
+        if not part:
+            continue
+        if instruction == BLOCKING:
+            raise table.error(row, "blocking is no operation and has no parts", "part")
+        order = orders[stage, instruction]
+        place = order.setdefault(part, len(order))
+        before = last.get((stage, instruction, *knob))
+        if before is not None and order[before] > place:
+            raise table.error(
+                row,
+                f"part {part} of stage {stage} {instruction} comes after {before} at {knob[0]} "
+                "MHz, but before it at another clock; parts must come in one order, that of "
+                "execution",
+                "part",
+            )
+        last[stage, instruction, *knob] = part
+    return {key: list(order) for key, order in orders.items()}
+
+
+def _noise(
+    table: Table[ProfileRow],
+    groups: Groups,
+    key: tuple[int, str],
+    parts: Sequence[str],
+) -> dict[tuple[int, str], tuple[float, float]]:
+    """By clock and config, how far sums of parts may lie from the operation, in time and energy."""
+    found = {}
+    for (*of, mhz, config, part), members in groups.items():
+        if tuple(of) != key or part:
+            continue
+        each = [groups.get((*key, mhz, config, name), ()) for name in ("", *parts)]
+        firsts = [members[0], *(rows[0] for rows in each[1:] if rows)]
+        found[mhz, config] = tuple(
+            noise_of(
+                [table.columns[f"{what}_std"][row] for row in firsts],
+                [table.columns[what][row] for row in firsts],
+                _USUAL_NOISE,
+            )
+            for what in ("time", "energy")
+        )
+    return found  # type: ignore[return-value]
+
+
+def _groups(table: Table[ProfileRow]) -> Groups:
     """Rows by option; more than one only where they are of different ranks."""
-    names = ("stage", "instruction", "frequency", "config", "rank")
+    names = ("stage", "instruction", "frequency", "config", "part", "rank")
     seen: dict[tuple[Any, ...], int] = {}
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
         first = seen.setdefault(key, row)
         if first != row:
-            stage, instruction, mhz, config, rank = key
+            stage, instruction, mhz, config, part, rank = key
             label = f" config {config}" if config else ""
+            label += f" part {part}" if part else ""
             label += "" if rank is None else f" rank {rank}"
             raise table.error(
                 row,
                 f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
                 f"{label}; keep one of the two, or tell them apart in a config column",
             )
-    groups: dict[Option, Sequence[int]] = {}
+    groups: Groups = {}
     for key, row in seen.items():
-        groups[key[:4]] = (*groups.get(key[:4], ()), row)
+        groups[key[:5]] = (*groups.get(key[:5], ()), row)
     return groups
 
 
-def _stragglers(
-    table: Table[ProfileRow], groups: dict[Option, Sequence[int]]
-) -> tuple[Straggler, ...]:
+def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ...]:
     """Ranks that take longer than the others, which the lower median of their stage stands for."""
     times, ranks = table.columns["time"], table.columns["rank"]
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)

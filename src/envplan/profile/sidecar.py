@@ -30,6 +30,7 @@ class Job:
     Attributes:
         stages: pipeline stages (ranks); None: the profile's stages over the chunks.
         chunks: model chunks of a rank; None: as many as the schedule usually has.
+        microbatch_group: as for Pipeline.
         p2p_latency_s: what a transfer between stages takes, s; a list has one for each pair of
             neighbouring stages.
         extras: for each operation beside forwards and backwards the model stages that have it,
@@ -42,6 +43,7 @@ class Job:
 
     stages: Count | None = None
     chunks: Count | None = None
+    microbatch_group: Count | None = None
     p2p_latency_s: Seconds | list[Seconds] = 0.0
     extras: dict[str, list[int]] = field(default_factory=dict)
     gpus_per_stage: Count | None = None
@@ -97,6 +99,11 @@ class ProfileMetadata:
     def gpus_per_stage(self) -> int:
         """GPUs that share a stage, as far as the sidecar says."""
         return self.job.gpus_per_stage or self.tensor_parallel or 1
+
+    def gpus_per_stage_with(self, tensor: int | None, context: int | None) -> int:
+        """GPUs that share a stage at these degrees; None: as the sidecar says."""
+        known = self.tensor_parallel or self.gpus_per_stage
+        return (tensor or known) * (context or max(1, self.gpus_per_stage // known))
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:

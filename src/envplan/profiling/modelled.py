@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.errors import InputError, shown
+from envplan.errors import InputError, shown, unknown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
+from envplan.profile.sidecar import Job, exists
 from envplan.profiling import models
+from envplan.profiling.huggingface import read_model
 from envplan.profiling.sizes import Sizes
 from envplan.profiling.workloads import (
     ConvolutionalModel,
@@ -23,7 +26,15 @@ from envplan.profiling.workloads import (
     stage_works,
 )
 
-__all__ = ["WORKLOADS", "ModelledJob", "Sizes", "model_of", "modelled_profile", "spaced_clocks"]
+__all__ = [
+    "WORKLOADS",
+    "ModelledJob",
+    "Sizes",
+    "model_of",
+    "modelled_profile",
+    "named_model",
+    "spaced_clocks",
+]
 
 #: The workloads that sizes may be given for, and what each is without any.
 WORKLOADS: Final[dict[str, Model]] = {
@@ -88,9 +99,11 @@ class ModelledJob:
         gpu: short name of the modelled GPU.
         model: what is trained.
         num_stages: pipeline stages.
+        chunks: model chunks of each; the profile has a stage for each.
         num_microbatches: default for planning.
         microbatch_size: samples per microbatch.
-        tensor_parallel: GPUs that share a stage.
+        tensor_parallel, context_parallel: GPUs that share a stage's layers, and its sequences.
+        replicas: of the pipeline.
         recompute: whether backwards recompute their forward.
         precision: "half" (mixed) or "single".
         split_backward: whether gradients of inputs and of weights are operations of their own.
@@ -104,6 +117,9 @@ class ModelledJob:
     num_microbatches: int
     microbatch_size: int = 4
     tensor_parallel: int = 1
+    context_parallel: int = 1
+    chunks: int = 1
+    replicas: int = 1
     recompute: bool = False
     precision: str = "half"
     split_backward: bool = False
@@ -118,7 +134,7 @@ def model_of(workload: str, sizes: Sizes) -> Model:
     """
     usual = WORKLOADS.get(workload)
     if usual is None:
-        raise InputError(f"there is no workload {workload!r}; there are: {', '.join(WORKLOADS)}")
+        raise InputError(unknown("workload", workload, WORKLOADS))
     given = sizes.given()
     if not given:
         return usual
@@ -153,6 +169,32 @@ def model_of(workload: str, sizes: Sizes) -> Model:
             changed |= {"feed_forward_size": wide, "name": f"T5 of 2 x {layers}"}
     changed["name"] += f" layers x {hidden}"
     return replace(usual, **changed)  # type: ignore[type-var]
+
+
+def named_model(name: str, sizes: Sizes) -> TransformerModel:
+    """A preset, or the model that a Hugging Face config.json describes.
+
+    Args:
+        name: in models.PRESETS, or a path.
+        sizes: layers, sequence_length and vocabulary_size may be others.
+
+    Raises:
+        InputError: there is neither, the file is wrong, or another size is given.
+    """
+    known = models.PRESETS.get(name)
+    if known is None:
+        path = Path(name)
+        if not exists(path):
+            raise InputError(
+                f"no such config.json, and {unknown('model', name, models.PRESETS)}", path=name
+            )
+        known = read_model(path)
+    changed = {}
+    for size, value in sizes.given().items():
+        if size not in ("layers", "sequence_length", "vocabulary_size"):
+            raise InputError(f"--{size.replace('_', '-')} does not go with --model, which says it")
+        changed[_TRANSFORMER[size][0]] = value
+    return replace(known, **changed)  # type: ignore[arg-type]
 
 
 def _resnet(usual: ConvolutionalModel, given: dict[str, int], changed: dict[str, Any]) -> Model:
@@ -194,9 +236,10 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
         raise InputError(f"--step {step} is wider than the clocks of {job.gpu} are apart")
     stages = stage_works(
         job.model,
-        num_stages=job.num_stages,
+        num_stages=job.num_stages * job.chunks,
         microbatch_size=job.microbatch_size,
         tensor_parallel=job.tensor_parallel,
+        context_parallel=job.context_parallel,
         recompute=job.recompute,
         precision=job.precision,
         cost=lambda work: device.time_s(
@@ -209,6 +252,8 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
     extra: dict[str, Any] = {"layers_per_stage": layers}
     if isinstance(job.model, TransformerModel):
         extra["sequence_length"] = job.model.sequence_length
+        if job.model in models.PRESETS.values() or job.model.gated:
+            extra["parameters"] = job.model.parameters
     if job.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
     extra["assumptions"] = _assumptions(job, device, layers, lowest)
@@ -227,6 +272,14 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
             envplan_version=version("envplan"),
             schedule=job.schedule,
             num_microbatches=job.num_microbatches,
+            job=Job(
+                stages=job.num_stages if job.chunks > 1 else None,
+                chunks=job.chunks if job.chunks > 1 else None,
+                gpus_per_stage=job.tensor_parallel * job.context_parallel
+                if job.context_parallel > 1
+                else None,
+                replicas=job.replicas,
+            ),
             extra=extra,
         ),
     )
@@ -251,6 +304,7 @@ def _rows(
 def _assumptions(
     job: ModelledJob, device: ModelledGpu, layers: list[int], lowest: int
 ) -> list[str]:
+    shared = job.tensor_parallel * job.context_parallel
     recompute = "with recomputation" if job.recompute else "no recomputation"
     kernels = "attention without kernel fusion, fused cross entropy"
     if isinstance(job.model, ConvolutionalModel):
@@ -266,7 +320,7 @@ def _assumptions(
         f"{device.compute_efficiency:.0%} of the peak reached in matrix products and "
         f"{device.memory_efficiency:.0%} of the bandwidth elsewhere.",
         "Whether the memory of the GPU holds it is not checked. Transfers between stages"
-        f"{' and between the GPUs of a stage' if job.tensor_parallel > 1 else ''}, the "
+        f"{' and between the GPUs of a stage' if shared > 1 else ''}, the "
         "optimizer step and gradient all-reduce are left out.",
         *([_SPLIT] if job.split_backward else []),
         f"Clocks from {device.clocks_mhz[0]} down to {lowest} MHz, memory at "

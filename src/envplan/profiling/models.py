@@ -1,11 +1,17 @@
-"""The models that the built-in profiles train, with their sizes as published."""
+"""Models with their sizes as published: those of the built-in profiles, and presets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
-from envplan.profiling.workloads import ConvolutionalModel, EncoderDecoderModel, TransformerModel
+from envplan.profiling.workloads import (
+    ConvolutionalModel,
+    EncoderDecoderModel,
+    Experts,
+    LatentAttention,
+    TransformerModel,
+)
 
 __all__ = [
     "BERT_1_3B",
@@ -17,6 +23,7 @@ __all__ = [
     "GPT_125M",
     "MEGATRON_1_3B",
     "MEGATRON_125M",
+    "PRESETS",
     "RESNET_152",
     "T5_3B",
     "WIDE_RESNET_101_8",
@@ -96,3 +103,48 @@ RESNET_152: Final = ConvolutionalModel(
     classes=100,
     downsampling_stem=False,
 )
+
+
+def _llm(
+    name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, words: int, tokens: int
+) -> TransformerModel:
+    """A decoder with grouped-query attention and gated feed-forward parts, as most have today."""
+    return TransformerModel(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        key_value_heads=kv,
+        head_size=128,
+        feed_forward_size=wide,
+        gated=True,
+        vocabulary_size=words,
+        sequence_length=tokens,
+        fused_attention=True,
+    )
+
+
+#: What `envplan profile --model` knows by name, at the sequence lengths of pretraining. Llama:
+#: "The Llama 3 Herd of Models" (2024), table 3. Qwen: "Qwen3 Technical Report" (2025), table 1, and
+#: the model's card. Mixtral: "Mixtral of Experts" (2024), table 1, at 4096 tokens. DeepSeek:
+#: "DeepSeek-V3 Technical Report" (2024), section 4.2, without its prediction of further tokens.
+PRESETS: Final = {
+    "llama3-8b": _llm("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
+    "llama3-70b": _llm("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
+    "llama3-405b": _llm("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
+    "qwen3-32b": _llm("Qwen3 32B", 64, 5120, 64, 8, 25600, 151936, 4096),
+    "mixtral-8x7b": replace(
+        _llm("Mixtral 8x7B", 32, 4096, 32, 8, 14336, 32000, 4096),
+        experts=Experts(count=8, per_token=2, feed_forward_size=14336),
+    ),
+    "deepseek-v3": replace(
+        _llm("DeepSeek-V3", 61, 7168, 128, 128, 18432, 129280, 4096),
+        experts=Experts(
+            count=256, per_token=8, feed_forward_size=2048, shared_size=2048, dense_layers=3
+        ),
+        latent=LatentAttention(
+            query_rank=1536, rank=512, key_size=128, rotary_size=64, value_size=128
+        ),
+    ),
+    "gpt3-175b": GPT3_175B,
+}

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial, reduce
 from itertools import accumulate
 from operator import add
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from envplan.errors import InputError
 
@@ -23,6 +23,8 @@ __all__ = [
     "Bottleneck",
     "ConvolutionalModel",
     "EncoderDecoderModel",
+    "Experts",
+    "LatentAttention",
     "Model",
     "StageWork",
     "TransformerModel",
@@ -118,7 +120,9 @@ class Model(Protocol):
     def name(self) -> str:
         """For people."""
 
-    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+    def units(
+        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
+    ) -> list[StageWork]:
         """The chain of units, in order, for one microbatch on one GPU, in half precision."""
 
     def describe(self) -> str:
@@ -126,8 +130,45 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Feed-forward parts of which each token takes a few (mixture of experts).
+
+    Attributes:
+        count: experts of a layer.
+        per_token: that a token takes.
+        feed_forward_size: width of an expert.
+        shared_size: width of what all tokens take besides; 0 for none.
+        dense_layers: layers, the first ones, that have one feed-forward part instead.
+    """
+
+    count: int
+    per_token: int
+    feed_forward_size: int
+    shared_size: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): keys and values come from a
+    narrow vector that all heads share.
+
+    Attributes:
+        query_rank: width between the two products that make queries; 0: there is one product.
+        rank: width of the vector that keys and values come from.
+        key_size, rotary_size, value_size: of a head, without and with position, and of values.
+    """
+
+    query_rank: int
+    rank: int
+    key_size: int
+    rotary_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransformerModel:
-    """A stack of equal transformer layers, decoders (GPT-3, Bloom) or encoders (BERT) alike.
+    """A stack of transformer layers: decoders (GPT-3, Llama, Mixtral) and encoders (BERT) alike.
 
     Attributes:
         name: for people.
@@ -138,6 +179,15 @@ class TransformerModel:
             leaves both out.
         sequence_length: tokens s of a sample.
         fused_attention: the scores never reach memory.
+        key_value_heads: heads of keys and values, fewer with grouped-query attention; None: a.
+        head_size: width of a head; None: h / a.
+        feed_forward_size: None: 4 h.
+        gated: the feed-forward part has a third product, whose result gates (SwiGLU).
+        window: tokens that a token attends to at most; None: all of its sample.
+        experts: instead of one feed-forward part; None: there are none.
+        latent: instead of usual attention; None: it is usual.
+        tied: embedding and head are one matrix. Counts once among the parameters; each of its two
+            stages has a copy, so the work is the same.
     """
 
     name: str
@@ -147,42 +197,118 @@ class TransformerModel:
     vocabulary_size: int
     sequence_length: int
     fused_attention: bool = False
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    feed_forward_size: int | None = None
+    gated: bool = False
+    window: int | None = None
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    tied: bool = False
 
-    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+    def units(
+        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
+    ) -> list[StageWork]:
         """The layers, with the embedding on the first and norm and head on the last.
 
         A layer: 24 B s h^2 + 4 B s^2 h FLOPs forward (Narayanan et al., SC 2021, appendix) and
         s b h (10 + 24 / t + 5 a s / (h t)) bytes of activations (Korthikanti et al., MLSys 2023,
-        section 4.2).
+        section 4.2), where it has the usual widths. Other widths change each product's share.
         """
-        tokens = microbatch_size * self.sequence_length
-        layer = _layer(
-            tokens,
-            [(tokens, self.sequence_length)],
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            inner_size=self.hidden_size,
-            feed_forward_size=4 * self.hidden_size,
-            tensor_parallel=tensor_parallel,
-            fused=self.fused_attention,
-        )
-        units = [layer] * self.num_layers
+        tokens, rest = divmod(microbatch_size * self.sequence_length, context_parallel)
+        if rest:
+            raise InputError(f"--cp {context_parallel} does not divide {tokens} tokens")
+        layers = [
+            self._layer(tokens, tensor_parallel, sparse=number >= self._dense_layers)
+            for number in (0, self.num_layers - 1)
+        ]
+        units = [layers[number >= self._dense_layers] for number in range(self.num_layers)]
         if self.vocabulary_size:
             units[0] += _embedding(tokens, self.hidden_size)
             units[-1] += _head(tokens, self.hidden_size, self.vocabulary_size, tensor_parallel)
         return units
 
+    @property
+    def parameters(self) -> int:
+        """Weights, without norms and biases."""
+        ends = (1 if self.tied else 2) * self.vocabulary_size * self.hidden_size
+        dense = self._dense_layers
+        return ends + sum(
+            count * (self._attention.weights + self._feed_forward_weights(sparse=sparse))
+            for count, sparse in ((dense, False), (self.num_layers - dense, True))
+        )
+
     def describe(self) -> str:
         """Its sizes, in a sentence without a full stop."""
-        ends = (
+        parts = [f"{self.num_layers} layers of {self.hidden_size} units and {self.num_heads} heads"]
+        if self.latent is not None:
+            parts.append(f"latent attention of rank {self.latent.rank}")
+        elif self._key_value_heads != self.num_heads:
+            parts.append(f"{self._key_value_heads} key-value heads")
+        if self.feed_forward_size is not None or self.gated:
+            gated = "gated " if self.gated else ""
+            parts.append(f"{gated}feed-forward {self._feed_forward_size}")
+        if (experts := self.experts) is not None:
+            shared = f" and {experts.shared_size} shared" if experts.shared_size else ""
+            after = f" after {experts.dense_layers} layers" if experts.dense_layers else ""
+            parts.append(
+                f"{experts.per_token} of {experts.count} experts of "
+                f"{experts.feed_forward_size}{shared}{after}, all on the GPUs of their stage"
+            )
+        parts.append(f"{self.sequence_length} tokens")
+        if self.window is not None and self.window < self.sequence_length:
+            parts.append(f"attention to {self.window}")
+        parts.append(
             f"{self.vocabulary_size} words; embedding on the first stage, final norm and "
             "vocabulary head on the last"
             if self.vocabulary_size
             else "without embedding and head"
         )
-        return (
-            f"{self.num_layers} layers of {self.hidden_size} units and {self.num_heads} heads, "
-            f"{self.sequence_length} tokens, {ends}"
+        return ", ".join(parts)
+
+    @property
+    def _key_value_heads(self) -> int:
+        return self.key_value_heads or self.num_heads
+
+    @property
+    def _feed_forward_size(self) -> int:
+        return self.feed_forward_size or 4 * self.hidden_size
+
+    @property
+    def _dense_layers(self) -> int:
+        return self.num_layers if self.experts is None else self.experts.dense_layers
+
+    @property
+    def _attention(self) -> _Attention:
+        size = self.head_size or self.hidden_size // self.num_heads
+        if self.latent is None:
+            keys = self._key_value_heads * size
+            return _Attention(self.hidden_size, self.num_heads * size, keys, self.num_heads, size)
+        return _Attention.latent(self.hidden_size, self.num_heads, self.latent)
+
+    def _feed_forward_weights(self, *, sparse: bool) -> int:
+        products = 3 if self.gated else 2
+        if not sparse or self.experts is None:
+            return products * self.hidden_size * self._feed_forward_size
+        experts = self.experts
+        width = experts.count * experts.feed_forward_size + experts.shared_size
+        return self.hidden_size * (products * width + experts.count)
+
+    def _layer(self, tokens: int, tensor_parallel: int, *, sparse: bool) -> StageWork:
+        length = min(self.sequence_length, self.window or self.sequence_length)
+        width, weights = self._feed_forward_size, self._feed_forward_weights(sparse=sparse)
+        if sparse and self.experts is not None:
+            width = self.experts.per_token * self.experts.feed_forward_size
+            width += self.experts.shared_size
+        return _layer(
+            tokens,
+            [(tokens, length)],
+            self._attention,
+            feed_forward_size=width,
+            feed_forward_weights=weights,
+            gated=self.gated,
+            tensor_parallel=tensor_parallel,
+            fused=self.fused_attention,
         )
 
 
@@ -214,20 +340,23 @@ class EncoderDecoderModel:
     source_length: int
     target_length: int
 
-    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+    def units(
+        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
+    ) -> list[StageWork]:
         """Encoder layers, then decoder layers, each part with its embedding on its first layer.
 
         Counts as for `TransformerModel`, with a second attention in each decoder layer whose keys
         and values come from the encoder's tokens.
         """
+        _refuse_context_parallel(self.name, context_parallel)
         source = microbatch_size * self.source_length
         target = microbatch_size * self.target_length
+        inner = self.num_heads * self.head_size
         layer = partial(
             _layer,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            inner_size=self.num_heads * self.head_size,
+            attention=_Attention(self.hidden_size, inner, inner, self.num_heads, self.head_size),
             feed_forward_size=self.feed_forward_size,
+            feed_forward_weights=2 * self.hidden_size * self.feed_forward_size,
             tensor_parallel=tensor_parallel,
         )
         encoder = layer(source, [(source, self.source_length)])
@@ -289,12 +418,15 @@ class ConvolutionalModel:
     classes: int
     downsampling_stem: bool
 
-    def units(self, microbatch_size: int, tensor_parallel: int) -> list[StageWork]:
+    def units(
+        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
+    ) -> list[StageWork]:
         """The blocks, with the stem on the first and the head on the last.
 
         Raises:
             InputError: tensor_parallel is not 1: ResNets are not split that way here.
         """
+        _refuse_context_parallel(self.name, context_parallel)
         if tensor_parallel != 1:
             raise InputError(f"{self.name} cannot be split by tensor parallelism; leave --tp out")
         units = []
@@ -340,15 +472,64 @@ class ConvolutionalModel:
         )
 
 
+def _refuse_context_parallel(name: str, context_parallel: int) -> None:
+    if context_parallel != 1:
+        raise InputError(f"{name} cannot be split by context parallelism; leave --cp out")
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Widths of a layer's attention.
+
+    Attributes:
+        hidden_size: of the layer.
+        query_size: all queries together.
+        key_size: all keys together; values are as wide unless value_size says otherwise.
+        num_heads: of queries.
+        head_size: the least width of keys on a GPU, which holds a head at least.
+        value_size: all values that come out of the attention together; None: query_size.
+        narrow: weights that tensor parallelism does not split.
+        wide: weights that it does; None: those of queries, keys, values and output.
+    """
+
+    hidden_size: int
+    query_size: int
+    key_size: int
+    num_heads: int
+    head_size: int
+    value_size: int | None = None
+    narrow: int = 0
+    wide: int | None = None
+
+    @classmethod
+    def latent(cls, hidden_size: int, heads: int, sizes: LatentAttention) -> Self:
+        """Keys and values of full width, made from what all heads share."""
+        h, key = hidden_size, sizes.key_size + sizes.rotary_size
+        narrow = h * (sizes.query_rank + sizes.rank + sizes.rotary_size)
+        wide = heads * (
+            (sizes.query_rank or h) * key
+            + sizes.rank * (sizes.key_size + sizes.value_size)
+            + sizes.value_size * h
+        )
+        values = heads * sizes.value_size
+        return cls(h, heads * key, heads * key, heads, key, values, narrow, wide)
+
+    @property
+    def weights(self) -> int:
+        """Of all GPUs together."""
+        usual = 2 * self.hidden_size * (self.query_size + self.key_size)
+        return self.narrow + (usual if self.wide is None else self.wide)
+
+
 def _layer(
     tokens: int,
     contexts: Sequence[tuple[int, int]],
+    attention: _Attention,
     *,
-    hidden_size: int,
-    num_heads: int,
-    inner_size: int,
     feed_forward_size: int,
+    feed_forward_weights: int,
     tensor_parallel: int,
+    gated: bool = False,
     fused: bool = False,
 ) -> StageWork:
     """A transformer layer: an attention to each context, then a feed-forward part, with norms.
@@ -356,24 +537,36 @@ def _layer(
     Args:
         tokens: that pass through it.
         contexts: tokens that it attends to, of all samples and of one.
-        inner_size: width of all heads together.
+        feed_forward_size: width that a token passes through, of all experts that it takes.
+        feed_forward_weights: of all experts that there are.
 
     Raises:
         InputError: the heads cannot be shared out evenly.
     """
-    h, f, t = hidden_size, feed_forward_size, tensor_parallel
-    if num_heads % t:
-        raise InputError(f"--tp {t} does not divide the {num_heads} heads of the workload")
-    flops = weighted = 4 * tokens * h * f / t
-    activations = 2 * (len(contexts) + 1) * tokens * h + 3 * tokens * h + 4 * tokens * f / t
-    weights = 2 * h * f / t
+    h, f, t = attention.hidden_size, feed_forward_size, tensor_parallel
+    if attention.num_heads % t:
+        raise InputError(f"--tp {t} does not divide the {attention.num_heads} heads of the model")
+    products, kept = (3, 6) if gated else (2, 4)
+    flops = weighted = 2 * products * tokens * h * f / t
+    activations = 2 * (len(contexts) + 1) * tokens * h + 3 * tokens * h + kept * tokens * f / t
+    weights = feed_forward_weights / t
+    # With fewer heads of keys and values than GPUs, each GPU has one.
+    keys_size = max(attention.key_size, t * attention.head_size)
+    values = attention.query_size if attention.value_size is None else attention.value_size
     for keys, length in contexts:
-        projections = 4 * h * inner_size * (tokens + keys) / t
-        scores = 0.0 if fused else 5 * num_heads * tokens * length
+        if attention.wide is None:
+            each = 2 * h * (attention.query_size + keys_size)
+            projections = 4 * h * (attention.query_size * tokens + keys_size * keys) / t
+            moved = 4 * (tokens * attention.query_size + keys * keys_size)
+        else:
+            each = t * attention.narrow + attention.wide
+            projections = 2 * tokens * each / t
+            moved = 4 * tokens * (attention.query_size + values)
+        scores = 0.0 if fused else 5 * attention.num_heads * tokens * length
         weighted += projections
-        flops += projections + 4 * tokens * length * inner_size / t
-        activations += 3 * tokens * h + (4 * (tokens + keys) * inner_size + scores) / t
-        weights += 4 * h * inner_size / t
+        flops += projections + 2 * tokens * length * (attention.query_size + values) / t
+        activations += 3 * tokens * h + (moved + scores) / t
+        weights += each / t
     return StageWork(
         num_layers=1,
         forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
@@ -432,6 +625,7 @@ def stage_works(
     num_stages: int,
     microbatch_size: int,
     tensor_parallel: int = 1,
+    context_parallel: int = 1,
     recompute: bool = False,
     precision: str = "half",
     cost: Callable[[Work], float],
@@ -442,7 +636,8 @@ def stage_works(
         model: what is trained.
         num_stages: pipeline stages, at most one per unit of the model.
         microbatch_size: samples per microbatch.
-        tensor_parallel: GPUs that share each layer; the work is that of one of them.
+        tensor_parallel, context_parallel: GPUs that share each layer, and each sequence; the work
+            is that of one of them.
         recompute: a backward does its forward over again, instead of keeping activations.
         precision: "half" or "single"; single moves twice the bytes.
         cost: seconds (or any measure) of a piece of work, by which stages are balanced.
@@ -456,7 +651,7 @@ def stage_works(
     bytes_factor = 2.0 if precision == "single" else 1.0
     units = [
         _adapted(unit, bytes_factor, recompute)
-        for unit in model.units(microbatch_size, tensor_parallel)
+        for unit in model.units(microbatch_size, tensor_parallel, context_parallel)
     ]
     counts = partition([cost(unit.forward) + cost(unit.backward) for unit in units], num_stages)
     begins = accumulate(counts, initial=0)

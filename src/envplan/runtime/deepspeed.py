@@ -24,14 +24,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Listener, followed, profiled
+from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
+    from envplan.runtime.frameworks import Recorder
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 
-__all__ = ["attach", "follow", "profile"]
+__all__ = ["attach", "follow", "profile", "record"]
 
 #: Operations by the names of DeepSpeed's instructions.
 _OPERATIONS: Final = {"ForwardPass": "forward", "BackwardPass": "backward"}
@@ -40,46 +41,46 @@ _EVALUATION: Final = "InferenceSchedule"
 
 
 def follow(
-    plan: FrequencyPlan | str | os.PathLike[str],
-    engine: Any,
-    *,
-    stragglers: bool = True,
-    **options: Any,
+    plan: FrequencyPlan | str | os.PathLike[str], engine: Any, **options: Any
 ) -> AbstractContextManager[Shim]:
     """Run a pipeline engine under a frequency plan, while the context lasts; on every rank.
 
     Args:
         plan: a frequency plan, or the path of one.
         engine: a deepspeed.PipelineEngine.
-        stragglers: look for slow pipelines, where the plan has a ladder and there are several.
-        options: for Shim.
+        options: as for followed: `stragglers=False`, and those of Shim.
 
     Raises:
         InputError: as for Shim.
     """
-    job = partial(attach, engine=engine)
-    return followed(plan, job, device=engine.device, stragglers=stragglers, **options)
+    return followed(plan, _job(engine), **options)
 
 
 def profile(
     engine: Any, path: str | os.PathLike[str] = "profile.csv", **options: Any
 ) -> AbstractContextManager[Profiler]:
-    """Measure the profile of a job while it trains; on every rank.
-
-    Args:
-        engine: a deepspeed.PipelineEngine.
-        path: of the profile, in a folder that all ranks see.
-        options: for Profiler.
+    """Measure the profile of a job while it trains; on every rank. Options are those of Profiler.
 
     Raises:
         InputError: as for Profiler.
     """
+    return profiled(path, _job(engine), **options)
+
+
+def record(
+    engine: Any, path: str | os.PathLike[str] = "pipeline.dag.json"
+) -> AbstractContextManager[Recorder]:
+    """Write the order in which a job really runs its operations as a DAG file."""
+    return recorded(path, _job(engine))
+
+
+def _job(engine: Any) -> Job:
     known = {
         "stages": [engine.stage_id],
         "num_stages": engine.num_stages,
         "metadata": ProfileMetadata(schedule="1f1b"),
     }
-    return profiled(path, partial(attach, engine=engine), device=engine.device, **known | options)
+    return Job(partial(attach, engine=engine), engine.device, lambda: known)
 
 
 def attach(

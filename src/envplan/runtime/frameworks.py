@@ -1,16 +1,20 @@
-"""What all frameworks on torch.distributed share: following a plan, profiling, and stragglers.
+"""What all frameworks on torch.distributed share: following a plan, profiling, recording the order
+of operations, and stragglers.
 
 A framework's module says where operations begin and end, in a function `attach`; everything else is
-here. A further framework is one module with `attach`, `follow` and `profile`.
+here. A further framework is one module with `attach`, and `follow`, `profile` and `record` that
+hand a Job on.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +22,9 @@ import torch
 import torch.distributed as dist
 
 from envplan.devices.visible import Counted
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.pipeline.imports.steps import Place, Step, walk
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
@@ -25,11 +32,13 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
-__all__ = ["Attach", "Hooks", "Listener", "StragglerWatch", "followed", "profiled"]
+__all__ = ["Attach", "Hooks", "Job", "Listener", "followed", "profiled", "recorded"]
+
+_logger = logging.getLogger("envplan.runtime")
 
 
 class Listener(Protocol):
-    """What is told of operations as they come: a Shim or a Profiler."""
+    """What is told of operations as they come: a Shim, a Profiler or a Recorder."""
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """An operation begins."""
@@ -121,32 +130,46 @@ class Hooks:
         return result
 
 
+@dataclass(frozen=True)
+class Job:
+    """What all three uses of a framework need to know of it.
+
+    Attributes:
+        attach: to the framework.
+        device: that this rank computes on.
+        known: what only a running job can say, asked when it is needed: `stages` of this rank, by
+            chunk, `num_stages` of the model, and `metadata` for a profile's sidecar.
+    """
+
+    attach: Attach
+    device: torch.device
+    known: Callable[[], dict[str, Any]]
+
+
 @contextmanager
 def followed(
     plan: FrequencyPlan | str | os.PathLike[str],
-    attach: Attach,
+    job: Job,
     *,
-    device: torch.device,
-    stragglers: bool,
+    stragglers: bool = True,
     **options: Any,
 ) -> Iterator[Shim]:
     """Run any framework on torch.distributed under a frequency plan.
 
     Args:
         plan: a frequency plan, or the path of one.
-        attach: to the framework.
-        device: that this rank computes on.
+        job: which is run.
         stragglers: look for slow pipelines, where the plan has a ladder and there are several.
         options: for Shim.
 
     Raises:
         InputError: as for Shim.
     """
-    with Shim(plan, **_with_known(device, options)) as shim:
+    with Shim(plan, **_with_known(job.device, options)) as shim:
         watch = None
         if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
             watch = StragglerWatch(shim)
-        detach = attach(shim, after_step=watch.step if watch else None)
+        detach = job.attach(shim, after_step=watch.step if watch else None)
         try:
             yield shim
         finally:
@@ -154,26 +177,106 @@ def followed(
 
 
 @contextmanager
-def profiled(
-    path: str | os.PathLike[str], attach: Attach, *, device: torch.device, **options: Any
-) -> Iterator[Profiler]:
+def profiled(path: str | os.PathLike[str], job: Job, **options: Any) -> Iterator[Profiler]:
     """Profile any framework on torch.distributed while it trains.
 
     Args:
         path: of the profile, in a folder that all ranks see.
-        attach: to the framework.
-        device: that this rank computes on.
+        job: which is run.
         options: for Profiler.
 
     Raises:
         InputError: as for Profiler.
     """
-    with Profiler(path, **_with_known(device, options)) as profiler:
-        detach = attach(profiler)
+    with Profiler(path, **_with_known(job.device, job.known() | options)) as profiler:
+        detach = job.attach(profiler)
         try:
             yield profiler
         finally:
             detach()
+
+
+@contextmanager
+def recorded(path: str | os.PathLike[str], job: Job) -> Iterator[Recorder]:
+    """Write the order of a job's first training iteration, as it really runs, as a DAG file.
+
+    Args:
+        path: of the DAG file, which rank 0 writes.
+        job: which is run.
+    """
+    recorder = Recorder(path, job.known)
+    detach = job.attach(recorder)
+    try:
+        yield recorder
+    finally:
+        detach()
+
+
+class Recorder:
+    """Takes down what each rank runs in one training iteration, and gathers it on rank 0.
+
+    Nothing that goes wrong with it ends training: it is logged, and there is no file.
+
+    Args:
+        path: of the DAG file.
+        known: as in Job.
+
+    Attributes:
+        pipeline: what was recorded, on rank 0 once there is something.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], known: Callable[[], dict[str, Any]]) -> None:
+        self.pipeline: Pipeline | None = None
+        self._path, self._known = path, known
+        self._order: list[tuple[str, int, int]] = []
+        self._done = False
+
+    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """An operation begins."""
+        if not self._done:
+            self._order.append((instruction, microbatch, chunk))
+
+    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
+        """It has ended."""
+
+    def step(self) -> None:
+        """An iteration is over: the first one is written."""
+        if self._done:
+            return
+        self._done = True
+        stages = self._known()["stages"]
+        mine = [(instruction, m, stages[chunk]) for instruction, m, chunk in self._order]
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, mine)
+        if dist.get_rank() == 0:
+            try:
+                self._write(everybody)
+            except InputError as error:
+                _logger.warning("%s is not written: %s", self._path, error.message)
+
+    def full_speed(self) -> None:
+        """Something else runs, such as an evaluation."""
+
+    def missed(self, why: str) -> None:
+        """Operations run that it cannot be told of."""
+        if not self._done and dist.get_rank() == 0:
+            _logger.warning("nothing is recorded: %s", why)
+        self._done = True
+
+    def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
+        # Ranks that share stages, as tensor- and data-parallel ones do, run the same.
+        orders = {min(stage for *_, stage in order): order for order in everybody if order}
+        ranks = [
+            [
+                (Place(f"{name} {m} of stage {stage}"), Step(name, m, stage))
+                for name, m, stage in one
+            ]
+            for one in (orders[first] for first in sorted(orders))
+        ]
+        schedule = walk(ranks, lambda _rank, _place, step: [step])
+        self.pipeline = Pipeline.from_imported(schedule, by_name=True)
+        self.pipeline.save_dag(self._path)
+        _logger.warning("%s: %r", self._path, self.pipeline)
 
 
 def _with_known(device: torch.device, options: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ the guard calls the driver. What may happen, and what then does:
   closed is left behind, and gives the clock back once the driver answers. One that is stopped goes
   on when it is closed, or when the next guard finds that its owner has died.
 - Guard and owner are killed together: nobody is left to do anything. Each guard marks a lock file
-  for as long as it may have set the clock (see `locks`), and the next guard of that GPU and
-  `envplan reset` give it back. Where a scheduler or a container kills everything at once, run
-  `envplan reset` afterwards, for example in the epilogue of a Slurm job. The same where the
+  for as long as it may have set the clock (see `locks`), and the service `envplan guard` (see
+  `service`), the next guard of that GPU and `envplan reset` give it back. So they do where the
   training is process 1 of a container: its end kills all others there. Start it with --init.
+- Somebody else had set the clock before: that clock is put back, as far as the driver tells it.
 
 This module also is the guard's program: `python -m envplan.runtime.guard`.
 """
@@ -38,13 +38,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
 
 from envplan.devices import Device, DeviceError, DeviceInfo, backend
 from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError
-from envplan.runtime.locks import RETRY_S, LockFile, insist, recover
+from envplan.runtime.locks import RETRY_S, LockFile, Mark, give_back, insist, recover
 
 __all__ = ["Guard"]
 
@@ -57,6 +58,8 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 _KILL_TIMEOUT_S: Final = 1.0
 _HANDOVER_S: Final = 5.0
 _PARENT_CHECK_S: Final = 0.2
+#: How long a GPU may take to leave a clock that it is no longer held at.
+_LET_GO_S: Final = 1.0
 #: A request that is not acknowledged for so long counts as failing.
 _IN_TIME_S: Final = 1.0
 #: What the kernel keeps for the guard to read, requests and what it needs around them, bytes.
@@ -490,9 +493,13 @@ class _GuardProcess:
         owner: the process it works for, its parent.
         every_request: see `Guard.start`.
         stop: becomes readable when the guard is asked to stop.
+
+    Attributes:
+        before: the clock that somebody else had set, MHz; 0: none.
     """
 
     def __init__(self, device: Device, owner: int, every_request: bool, stop: int) -> None:
+        self.before = 0
         self._device = device
         self._owner = owner
         self._every_request = every_request
@@ -539,10 +546,7 @@ class _GuardProcess:
     def _apply(self) -> None:
         try:
             if self._wanted != self._set:
-                if self._wanted == _RESET:
-                    self._device.reset_clock()
-                else:
-                    self._device.lock_clock(self._wanted)
+                give_back(self._device, self._wanted or self.before)
                 self._set = self._wanted
                 self._complained = None
         except DeviceError as error:
@@ -583,10 +587,12 @@ def _main(arguments: Sequence[str]) -> int:
         guard = _GuardProcess(device, wanted["owner"], wanted["every_request"], stop)
         if not guard.told_to_start():
             return 2
-        lock = _take(device, wanted["owner"], wanted["handover"]) if source.real else None
+        lock = _take(device, wanted) if source.real else None
     except EnvplanError as error:
         _report(refused=str(error))
         return 2
+    mark = lock.mark if lock is not None else None
+    guard.before = mark.before if mark is not None else 0
     _report(ready=True)
     problem = None
     try:
@@ -594,9 +600,10 @@ def _main(arguments: Sequence[str]) -> int:
     finally:
         # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
         try:
-            insist(device.reset_clock)
-            if lock is not None:
-                lock.clear()
+            if lock is None:
+                insist(device.reset_clock)
+            else:
+                lock.restore(device)
                 lock.close()
         except DeviceError as error:
             problem = str(error)
@@ -617,13 +624,13 @@ def _stop_signals() -> int:
     return readable
 
 
-def _take(device: Device, owner: int, wait: float) -> LockFile:
+def _take(device: Device, wanted: Mapping[str, Any]) -> LockFile:
     """Mark a GPU as ours, its clock given back.
 
     Args:
         device: the GPU.
-        owner: of this guard.
-        wait: for the guard of a training that has ended, s.
+        wanted: the arguments of this guard; `handover` is how long to wait for the guard of a
+            training that has ended, s.
 
     Raises:
         DeviceError: its clock may not be set, or another guard has it.
@@ -632,19 +639,33 @@ def _take(device: Device, owner: int, wait: float) -> LockFile:
     if refusal is not None:
         raise DeviceError(refusal)
     lock = LockFile(device.info.uuid)
-    if not lock.acquire(wait):
+    if not lock.acquire(wanted["handover"]):
+        mark = lock.mark
+        guard = f"process {mark.guard}" if mark else "just starting"
         whose = (
-            f"the guard of a training that has ended, process {lock.holder}, does not end; the "
-            "driver may hang, see dmesg"
-            if lock.orphaned
-            else "another training process of this user sets its clock (its guard is process "
-            f"{lock.holder})"
+            f"the guard of a training that has ended, {guard}, does not end; the driver may hang, "
+            "see dmesg"
+            if mark and mark.orphaned
+            else f"another training process of this user sets its clock (its guard is {guard})"
         )
         raise DeviceError(f"GPU {device.info.index}: {whose}")
-    if lock.holder is not None:
-        insist(device.reset_clock)
-    lock.mark(owner)
+    lock.restore(device)
+    own = Mark(os.getpid(), wanted["owner"], device.held_at(), wanted["backend"])
+    lock.set_mark(own)
+    if own.before and not _is_held(device, own.before):
+        lock.set_mark(replace(own, before=0))
     return lock
+
+
+def _is_held(device: Device, mhz: int) -> bool:
+    """Whether somebody holds a GPU at the clock it seems held at: it then leaves it when let go."""
+    insist(device.reset_clock)
+    deadline = time.monotonic() + _LET_GO_S
+    while (still := device.held_at() == mhz) and time.monotonic() < deadline:
+        time.sleep(RETRY_S)
+    if not still:
+        insist(partial(device.lock_clock, mhz))
+    return not still
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """One guard for a GPU: lock files, and giving back the clocks that guards left set.
 
-Each guard locks a file, one per user and GPU, and keeps its own number in it for as long as it may
-have set the clock. The kernel unlocks what a dead process had locked, so a file that is unlocked
+Each guard locks a file, one per user and GPU, and keeps a mark in it for as long as it may have set
+the clock: its process and its owner's, the clock that another tool had set before, which is put
+back, and the backend. The kernel unlocks what a dead process had locked, so a file that is unlocked
 and not empty means a clock left behind.
 
 All processes of a user find the same files, whatever their environment says: root in /run/envplan,
-where nobody else can put anything, others in /tmp/envplan-UID, which must be theirs alone.
+where nobody else can put anything, others in /tmp/envplan-UID. Where somebody else has taken that
+name, it is /tmp/envplan-UID- with an ending that nobody can foresee. A folder counts only if it
+belongs to the user and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -14,39 +17,100 @@ import fcntl
 import os
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from envplan.devices import Device, DeviceError, PermissionDeniedError, within
+from envplan.devices import DEFAULT_BACKEND, Device, DeviceError, PermissionDeniedError, within
 
-__all__ = ["GivenBack", "LockFile", "give_back", "give_back_all", "insist", "recover"]
+__all__ = [
+    "GivenBack",
+    "LockFile",
+    "Mark",
+    "give_back",
+    "give_back_all",
+    "insist",
+    "places",
+    "recover",
+]
 
+MARK_BYTES: Final = 256
 RETRY_S: Final = 0.05
 _LAST_TRIES: Final = 40
 _PATIENCE_S: Final = 10.0
 #: How long a guard is waited for whose owner lives, s.
 _LIVING_S: Final = 1.0
+#: How long the service may hold a lock while it looks at it, s.
+_BLINK_S: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """That a guard may have set a clock.
+
+    Attributes:
+        guard: its process.
+        owner: the process that it works for.
+        before: the clock that somebody else had set before, MHz; 0: none.
+        backend: through which it sets clocks.
+    """
+
+    guard: int
+    owner: int
+    before: int = 0
+    backend: str = DEFAULT_BACKEND
+
+    @classmethod
+    def parse(cls, text: bytes) -> Mark | None:
+        """What a file holds; numbers that are none are 0, and no text is no mark."""
+        words = text.decode("ascii", "replace").split()
+        guard, owner, before = (
+            int(word) if word.isdecimal() else 0 for word in (*words, "", "", "")[:3]
+        )
+        return cls(guard, owner, before, *words[3:4]) if words else None
+
+    @property
+    def parent(self) -> int | None:
+        """The parent of the guard's process; None if it does not live."""
+        process = Path(f"/proc/{self.guard}")
+        try:
+            if b"envplan.runtime.guard" not in (process / "cmdline").read_bytes():
+                return None
+            return int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the guard lives, and the process it works for does not."""
+        return self.owner > 0 and self.parent not in (None, self.owner)
 
 
 class LockFile:
-    """The mark that some guard of this user has, or had, a GPU's clock.
+    """The mark that some guard of this user has, or had, a GPU's clock. A context that closes it.
 
     Args:
         uuid: of the GPU.
+        folder: one of `places`; default: the first, made if need be.
 
     Raises:
         DeviceError: the folder for such files cannot be used.
     """
 
-    def __init__(self, uuid: str) -> None:
-        self.path = _lock_folder() / f"{uuid}.lock"
+    def __init__(self, uuid: str, folder: Path | None = None) -> None:
+        self.uuid = uuid
+        self.path = (folder or _place()) / f"{uuid}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(self.path, flags, 0o600)
+            self._folder = os.open(self.path.parent, os.O_DIRECTORY | os.O_CLOEXEC)
+            # While this lock is held, systemd does not take the folder for old and delete it.
+            fcntl.flock(self._folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._file = os.open(self.path, flags, 0o600)
         except OSError as error:
             raise DeviceError(f"{self.path}: {error.strerror}; remove it") from error
 
@@ -54,52 +118,64 @@ class LockFile:
         """Take it; False if another process has it. A dead process has nothing.
 
         Args:
-            wait: for a guard that is about to end because its owner did, s.
+            wait: for one that is about to let go, s: a guard whose owner has ended, or who cleans
+                up after a guard that was killed.
         """
         begun = time.monotonic()
         while True:
             with suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            holder, orphaned = self.holder, self.orphaned
-            if holder and orphaned:
-                # One that was stopped does not see that its owner has died.
-                with suppress(OSError):
-                    os.kill(holder, signal.SIGCONT)
-            ending = orphaned or holder is None
-            if time.monotonic() - begun >= (wait if ending else min(wait, _LIVING_S)):
+            mark = self.mark
+            if mark and mark.orphaned:
+                with suppress(OSError):  # one that was stopped does not see that its owner died
+                    os.kill(mark.guard, signal.SIGCONT)
+            in_use = mark is not None and mark.parent is not None and not mark.orphaned
+            if time.monotonic() - begun >= (min(wait, _LIVING_S) if in_use else wait):
                 return False
             time.sleep(RETRY_S)
 
     @property
-    def holder(self) -> int | None:
-        """The guard that marked it, dead or alive; None if it is not marked."""
-        return self._marks()[0]
+    def mark(self) -> Mark | None:
+        """What the guard wrote that has it, or had; None if there is none, or it has given back."""
+        return Mark.parse(os.pread(self._file, MARK_BYTES, 0))
 
-    @property
-    def orphaned(self) -> bool:
-        """Whether the guard that marked it lives, and the process it works for does not."""
-        guard, owner = self._marks()
-        return bool(guard and owner) and _parent(guard or 0) not in (None, owner)
+    def set_mark(self, mark: Mark) -> None:
+        """From here on the clock may be set."""
+        words = " ".join(map(str, astuple(mark)))
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{words}\n".encode(), 0)
 
-    def mark(self, owner: int) -> None:
-        """From here on the clock may be set, by this process, for its owner."""
-        self.clear()
-        os.pwrite(self._descriptor, f"{os.getpid()} {owner}\n".encode(), 0)
+    def restore(self, device: Device, *, before: bool = True) -> bool:
+        """Give the clock back if the mark says that it may be set, and take the mark away.
 
-    def clear(self) -> None:
-        """The clock was given back."""
-        os.ftruncate(self._descriptor, 0)
+        Args:
+            device: the GPU.
+            before: put the clock that another tool had set back to what it was.
+
+        Returns:
+            Whether it was marked.
+
+        Raises:
+            DeviceError: the driver does not do it.
+        """
+        mark = self.mark
+        if mark is None:
+            return False
+        insist(partial(give_back, device, mark.before if before else 0))
+        os.ftruncate(self._file, 0)
+        return True
 
     def close(self) -> None:
         """Let go of it."""
-        os.close(self._descriptor)
+        os.close(self._file)
+        os.close(self._folder)
 
-    def _marks(self) -> tuple[int | None, int]:
-        """The guard and its owner; of what else may be there, 0."""
-        words = os.pread(self._descriptor, 64, 0).decode("ascii", "replace").split()
-        guard, owner, *_ = [*(int(word) if word.isdecimal() else 0 for word in words), 0, 0]
-        return (guard if words else None), owner
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -124,39 +200,34 @@ class GivenBack:
 def give_back_all(devices: Sequence[Device]) -> list[GivenBack]:
     """Give every GPU's clock back by hand; one that fails or hangs does not stop the others.
 
+    Whatever other tools have set is given back as well.
+
     Args:
         devices: all GPUs of a backend, by index.
     """
-    return [_give_back_soon(index, device) for index, device in enumerate(devices)]
+    found = []
+    for index, device in enumerate(devices):
+        try:
+            found.append(within(_PATIENCE_S, partial(_give_back, device), f"GPU {index}"))
+        except DeviceError as error:
+            found.append(GivenBack(index, problem=str(error)))
+    return found
 
 
-def give_back(device: Device) -> GivenBack:
-    """Give a GPU's clock back by hand, and forget the guard that left it set.
-
-    It is given back first: that does not depend on any file.
-
-    Raises:
-        DeviceError: the driver does not do it.
-    """
+def _give_back(device: Device) -> GivenBack:
+    """It is given back first: that does not depend on any file."""
     insist(device.reset_clock)
     info = device.info
     try:
         lock = LockFile(info.uuid)
     except DeviceError:
         return GivenBack(info.index, info.name)
-    try:
-        free, holder = lock.acquire(), lock.holder
-        if free and holder is not None:
-            insist(device.reset_clock)  # whatever was set until the lock was ours
-            lock.clear()
-        return GivenBack(
-            index=info.index,
-            name=info.name,
-            left_behind=free and holder is not None,
-            guard=None if free else holder,
-        )
-    finally:
-        lock.close()
+    with lock:
+        mark = lock.mark
+        free = mark is not None and lock.acquire(_BLINK_S)
+        if free:  # whatever was set until the lock was ours
+            lock.restore(device, before=False)
+        return GivenBack(info.index, info.name, free, None if free or not mark else mark.guard)
 
 
 def recover(device: Device) -> None:
@@ -167,16 +238,20 @@ def recover(device: Device) -> None:
     Raises:
         DeviceError: the driver does not do it.
     """
-    lock = LockFile(device.info.uuid)
-    try:
-        if lock.acquire() and lock.holder is not None:
-            insist(device.reset_clock)
-            lock.clear()
-    finally:
-        lock.close()
+    with LockFile(device.info.uuid) as lock:
+        if lock.acquire():
+            lock.restore(device)
 
 
-def insist(reset: Callable[[], None]) -> None:
+def give_back(device: Device, before: int) -> None:
+    """Set a GPU's clock to what it was before, MHz, or for 0 let the driver choose it."""
+    if before:
+        device.lock_clock(before)
+    else:
+        device.reset_clock()
+
+
+def insist(set_clock: Callable[[], None]) -> None:
     """Give a clock back though the driver may fail for a while.
 
     Raises:
@@ -184,7 +259,7 @@ def insist(reset: Callable[[], None]) -> None:
     """
     for tries_left in reversed(range(_LAST_TRIES)):
         try:
-            return reset()
+            return set_clock()
         except PermissionDeniedError:
             raise
         except DeviceError:
@@ -194,45 +269,48 @@ def insist(reset: Callable[[], None]) -> None:
     return None
 
 
-def _give_back_soon(index: int, device: Device) -> GivenBack:
-    try:
-        return within(_PATIENCE_S, lambda: give_back(device), f"GPU {index}")
-    except DeviceError as error:
-        return GivenBack(index, problem=str(error))
+def places(user: int) -> list[Path]:
+    """The folders with a user's lock files, the one to use first; none if there is none yet.
+
+    Args:
+        user: its number.
+    """
+    found = []
+    for base, name in _names(user):
+        found += [base / name, *sorted(base.glob(f"{name}-*"))]
+    return [folder for folder in found if _is_own(folder, user)]
 
 
-def _lock_folder() -> Path:
-    """Where this user's lock files are: a folder that nobody else can write to.
+def _place() -> Path:
+    """The folder for this user's lock files, made if need be.
 
     Raises:
-        DeviceError: there is none.
+        DeviceError: it cannot be made.
     """
     user = os.geteuid()
     problem = ""
-    for folder in _lock_folders(user):
+    for base, name in _names(user):
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
+            with suppress(FileExistsError):
+                (base / name).mkdir(mode=0o700)
+            if not places(user):
+                tempfile.mkdtemp(prefix=f"{name}-", dir=base)
+                time.sleep(RETRY_S)  # others of this user may be doing the same
         except OSError as error:
-            problem = f"{folder}: {error.strerror}"
-            continue
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022:
-            return folder
-        problem = f"{folder} is not a folder of this user alone; remove it"
+            problem = f"{base}: {error.strerror}"
+        if found := places(user):
+            return found[0]
     raise DeviceError(f"there is no place for the locks of GPUs: {problem}")
 
 
-def _lock_folders(user: int) -> list[Path]:
-    """By preference. The second is for a root without a /run to write to."""
-    return [*([Path("/run/envplan")] if user == 0 else []), Path(f"/tmp/envplan-{user}")]
+def _names(user: int) -> list[tuple[Path, str]]:
+    """Where to look for a user's folder, and its name; the second is for a root without a /run."""
+    return [*([(Path("/run"), "envplan")] if user == 0 else []), (Path("/tmp"), f"envplan-{user}")]
 
 
-def _parent(pid: int) -> int | None:
-    """The parent of a guard; None if there is no such guard."""
-    process = Path(f"/proc/{pid}")
+def _is_own(folder: Path, user: int) -> bool:
     try:
-        if b"envplan.runtime.guard" not in (process / "cmdline").read_bytes():
-            return None
-        return int((process / "stat").read_text().rpartition(") ")[2].split()[1])
-    except (OSError, ValueError):
-        return None
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022

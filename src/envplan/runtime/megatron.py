@@ -6,7 +6,9 @@
         pretrain(...)
 
 or around any loop over what get_forward_backward_func() returns, which must be called inside. The
-plan's schedule is 1f1b, or interleaved with virtual pipeline stages (--chunks for their number).
+plan's schedule is 1f1b, or interleaved with virtual pipeline stages (--vp for their number, and
+--microbatch-group for microbatch_group_size_per_vp_stage). Overlapped transfers
+(overlap_p2p_comm) change nothing in that; `record` writes the order that a job really has.
 
 Megatron's schedules call the functions forward_step and backward_step of their own module,
 megatron.core.pipeline_parallel.schedules. There they are replaced, for as long as the plan is
@@ -29,14 +31,15 @@ import torch
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Listener, followed, profiled
+from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
+    from envplan.runtime.frameworks import Recorder
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 
-__all__ = ["attach", "follow", "profile"]
+__all__ = ["attach", "follow", "profile", "record"]
 
 _SCHEDULES: Final = (
     "forward_backward_no_pipelining",
@@ -46,7 +49,7 @@ _SCHEDULES: Final = (
 
 
 def follow(
-    plan: FrequencyPlan | str | os.PathLike[str], *, stragglers: bool = True, **options: Any
+    plan: FrequencyPlan | str | os.PathLike[str], **options: Any
 ) -> AbstractContextManager[Shim]:
     """Run Megatron's pipeline schedules under a frequency plan; on every rank.
 
@@ -54,37 +57,51 @@ def follow(
 
     Args:
         plan: a frequency plan, or the path of one.
-        stragglers: look for slow pipelines, where the plan has a ladder and there are several.
-        options: for Shim.
+        options: as for followed: `stragglers=False`, and those of Shim.
 
     Raises:
         InputError: as for Shim, or Megatron is not installed.
     """
-    _schedules()
-    return followed(plan, attach, device=_device(), stragglers=stragglers, **options)
+    return followed(plan, _job(), **options)
 
 
 def profile(
     path: str | os.PathLike[str] = "profile.csv", **options: Any
 ) -> AbstractContextManager[Profiler]:
-    """Measure the profile of a job while it trains; on every rank.
+    """Measure the profile of a job while it trains; on every rank. Options are those of Profiler.
 
     Megatron's model parallelism must have been initialized.
-
-    Args:
-        path: of the profile, in a folder that all ranks see.
-        options: for Profiler.
 
     Raises:
         InputError: as for Profiler, or Megatron is not installed.
     """
+    return profiled(path, _job(), **options)
+
+
+def record(
+    path: str | os.PathLike[str] = "pipeline.dag.json",
+) -> AbstractContextManager[Recorder]:
+    """Write the order in which a job really runs its operations as a DAG file.
+
+    Raises:
+        InputError: Megatron is not installed.
+    """
+    return recorded(path, _job())
+
+
+def _job() -> Job:
     _schedules()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Job(attach, device, _known)
+
+
+def _known() -> dict[str, Any]:
     from megatron.core import parallel_state  # type: ignore[import-not-found, unused-ignore]
 
     ranks = parallel_state.get_pipeline_model_parallel_world_size()
     rank = parallel_state.get_pipeline_model_parallel_rank()
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-    known = {
+    return {
         "stages": [chunk * ranks + rank for chunk in range(chunks)],
         "num_stages": ranks * chunks,
         "metadata": ProfileMetadata(
@@ -92,7 +109,6 @@ def profile(
             tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
         ),
     }
-    return profiled(path, attach, device=_device(), **known | options)
 
 
 def attach(
@@ -152,10 +168,6 @@ def attach(
 def _tensor(value: Any) -> Any:
     """The first tensor of what may be a list of them."""
     return value[0] if isinstance(value, list) and value else value
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _schedules() -> Any:

@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -31,6 +31,7 @@ from typing import Any, Final, Self
 from envplan.devices import DEFAULT_BACKEND, DeviceError, DeviceInfo
 from envplan.devices.visible import Counted
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
+from envplan.profile import Change, changes_of
 from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
 from envplan.runtime.runlog import (
@@ -56,12 +57,13 @@ _logger = logging.getLogger("envplan.runtime")
 class _Rung:
     """One of the plans that a rank may follow, in execution order, and one operation beyond.
 
-    Clock 0: leave it as it is; config "": there is none.
+    Clock 0: leave it as it is; config "": there is none; parts: what each asks for as it starts.
     """
 
     iteration_s: float
     clocks: tuple[int, ...]
     configs: tuple[str, ...]
+    parts: tuple[dict[str, Change], ...]
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Shim:
         # One key more, that nothing equals: an operation too many is then a mismatch like any.
         self._keys: list[_Key | None] = [*(operation[:3] for operation in mine.operations), None]
         self._end = len(mine.operations)
+        self._is_backward = [key[0].startswith("backward") for key in self._keys if key]
+        self._config = ""
         self._alone = before_reduction([key for key in self._keys if key is not None])
         self._rungs = _rungs(self.plan, mine)
         self._rung = self._next_rung = self._rungs[0]
@@ -210,6 +214,8 @@ class Shim:
             self._stray("begin", (instruction, microbatch, chunk))
             return
         self._begun = begun = self._clocks.mark()
+        if parts := self._rung.parts[at]:
+            self._config = next(iter(parts.values())).config
         clock = self._rung.clocks[at]
         if clock != self._clocks.asked and clock:
             self._ask(clock, begun)
@@ -219,9 +225,30 @@ class Shim:
         """The config planned for the operation that runs, or else for the next one.
 
         "" where the plan has none, where the step is over, and for as long as the order of
-        operations is not the plan's: run what is always right.
+        operations is not the plan's: run what is always right. Where parts have clocks of their
+        own, that of the part that runs.
         """
-        return self._rung.configs[self._at]
+        return self._config if self._rung.parts[self._at] else self._rung.configs[self._at]
+
+    @property
+    def part_names(self) -> frozenset[str]:
+        """Parts of operations that the plan has a clock for, its ladder included."""
+        return frozenset(name for rung in self._rungs for parts in rung.parts for name in parts)
+
+    def part(self, name: str, *, backward: bool) -> None:
+        """A part of the operation that runs begins: ask for its clock, if it has one of its own.
+
+        Args:
+            name: such as a module's.
+            backward: whether its backward begins; what a backward recomputes does not count.
+        """
+        at = self._at
+        change = self._rung.parts[at].get(name)
+        if change is None or self._begun is None or backward != self._is_backward[at]:
+            return
+        self._config = change.config
+        if change.frequency_mhz != self._clocks.asked:
+            self._ask(change.frequency_mhz, self._clocks.mark())
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
@@ -445,7 +472,14 @@ def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
 
 
 def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | None) -> _Rung:
-    return _Rung(iteration_s, (*clocks, 0), (*(configs or [""] * len(clocks)), ""))
+    configs = (*(configs or [""] * len(clocks)), "")
+    return _Rung(iteration_s, (*clocks, 0), configs, tuple(map(_parts, configs)))
+
+
+@lru_cache(maxsize=65536)
+def _parts(config: str) -> dict[str, Change]:
+    """What each part that has a clock of its own asks for."""
+    return {change.part: change for change in changes_of(config)}
 
 
 def _log_path(

@@ -17,6 +17,8 @@ and backward of one microbatch are told to the shim, on the GPU's own time where
 
     with profile(schedule, "profile.csv"):
         ...
+
+and `record` writes the order of operations of the first one as a DAG file.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Listener, followed, profiled
+from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
 
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
+    from envplan.runtime.frameworks import Recorder
     from envplan.runtime.profiler import Profiler
     from envplan.runtime.shim import Shim
 
-__all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile"]
+__all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
 
 #: What --schedule is for each of torch's classes.
 SCHEDULE_NAMES: Final = {
@@ -57,11 +60,7 @@ _OPERATIONS: Final = {
 
 
 def follow(
-    plan: FrequencyPlan | str | os.PathLike[str],
-    schedule: Any,
-    *,
-    stragglers: bool = True,
-    **options: Any,
+    plan: FrequencyPlan | str | os.PathLike[str], schedule: Any, **options: Any
 ) -> AbstractContextManager[Shim]:
     """Run a pipeline schedule under a frequency plan, while the context lasts.
 
@@ -70,15 +69,12 @@ def follow(
     Args:
         plan: a frequency plan, or the path of one.
         schedule: of torch.distributed.pipelining.
-        stragglers: look for slow pipelines, where the plan has a ladder and there are several.
-        options: for Shim.
+        options: as for followed: `stragglers=False`, and those of Shim.
 
     Raises:
         InputError: as for Shim.
     """
-    job = partial(attach, schedule=schedule)
-    device = _stages(schedule)[0].device
-    return followed(plan, job, device=device, stragglers=stragglers, **options)
+    return followed(plan, _job(schedule), **options)
 
 
 def profile(
@@ -86,24 +82,29 @@ def profile(
 ) -> AbstractContextManager[Profiler]:
     """Measure the profile of a job while it trains; see envplan.runtime.profiler.
 
-    torch.distributed must have been initialized, and every rank must do this.
-
-    Args:
-        schedule: of torch.distributed.pipelining.
-        path: of the profile, in a folder that all ranks see.
-        options: for Profiler.
+    As follow; options are those of Profiler.
 
     Raises:
         InputError: as for Profiler.
     """
+    return profiled(path, _job(schedule), **options)
+
+
+def record(
+    schedule: Any, path: str | os.PathLike[str] = "pipeline.dag.json"
+) -> AbstractContextManager[Recorder]:
+    """Write the order in which a job really runs its operations as a DAG file."""
+    return recorded(path, _job(schedule))
+
+
+def _job(schedule: Any) -> Job:
     stages = _stages(schedule)
     known = {
         "stages": [stage.stage_index for stage in stages],
         "num_stages": stages[0].num_stages,
         "metadata": ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
     }
-    job = partial(attach, schedule=schedule)
-    return profiled(path, job, device=stages[0].device, **known | options)
+    return Job(partial(attach, schedule=schedule), stages[0].device, lambda: known)
 
 
 def attach(

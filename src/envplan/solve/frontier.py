@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan._notebook import html_of
+from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
+from envplan.limits import MinHold
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan, target_of
 from envplan.plan.model import Target
-from envplan.profile import Profile
+from envplan.profile import ByParts, Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
 from envplan.solve.candidates import Candidates
+from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
+    from matplotlib.figure import Figure
 
 #: How many plans a ladder for stragglers has, where nobody says.
 LADDER = 32
@@ -64,7 +69,30 @@ class Frontier(Relaxation):
 
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
-        return search.solve(self, request, progress)
+        doubt_request(self, request)
+        return search.solve(self.for_request(request), request, progress)
+
+    def for_request(self, request: Request) -> Frontier:
+        """This frontier, or where operations have clocks by part and the request's clocks come
+        late or must be held, that of the options which are left then."""
+        how, hold = self.profile.adjustments.by_parts, request.limit(MinHold)
+        if how is None:
+            return self
+        late = {
+            "switch_latency_s": request.switch_latency_s,
+            "min_hold_s": 0.0 if hold is None else hold.time_s,
+        }
+        asked = how.model_copy(update=late)
+        if asked == how:
+            return self
+        if asked not in self._by_parts:
+            profile = self.profile.with_parts(asked)
+            self._by_parts[asked] = self.retraced(self.pipeline, profile)
+        return self._by_parts[asked]
+
+    @cached_property
+    def _by_parts(self) -> dict[ByParts, Frontier]:
+        return {}
 
     def max_frequency_plan(self) -> Plan:
         """What happens without a plan: every operation at its highest frequency."""
@@ -90,7 +118,8 @@ class Frontier(Relaxation):
         """
         request = Request.asking(**asked)
         effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
-        return search.ladder(self, request.model_copy(update={"effort": effort}), progress)
+        asked_for = request.model_copy(update={"effort": effort})
+        return search.ladder(self.for_request(request), asked_for, progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -142,6 +171,21 @@ class Frontier(Relaxation):
 
         return pd.DataFrame({"iteration_time_s": self.times, "energy_lower_bound_j": self.energies})
 
+    def plot(self, path: str | os.PathLike[str] | None = None, *, plans: int = 17) -> Figure:
+        """The frontier's picture, a matplotlib figure, with so many plans on the curve.
+
+        Args:
+            path: where to save it as well: .png, .svg or .pdf.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        along, pictures = self.sample_plans(plans), drawing("frontier")
+        if path is not None:
+            pictures.plot_frontier(self, along, path)
+        figure: Figure = pictures.frontier_figure(self, along)
+        return figure
+
     def __repr__(self) -> str:
         return (
             f"Frontier({self.profile.name!r}, {self.pipeline.schedule}, T_min {self.min_time:.6g} "
@@ -162,8 +206,11 @@ def trace_frontier(
     full: bool = False,
     progress: Progress | None = None,
 ) -> Frontier:
-    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace."""
-    return Frontier.trace(
+    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
+
+    Warns (DoubtWarning) of times and powers that no training has.
+    """
+    frontier = Frontier.trace(
         pipeline,
         profile,
         blocking_power=blocking_power,
@@ -172,6 +219,8 @@ def trace_frontier(
         full=full,
         progress=progress,
     )
+    doubt_job(frontier)
+    return frontier
 
 
 def trace_job(

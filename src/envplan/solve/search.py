@@ -185,9 +185,12 @@ class _Search:
             try:
                 found = self.by(until_ns, waits=waits)
                 return found._replace(until="sync" if waits else "straggler")
-            except NoPlanInTimeError:
+            except NoAnswerError:
                 if request.deadline.kind == "sync-time":
                     raise
+                between = self._before_straggler(until_ns)
+                if between is not None:
+                    return between
         try:
             return self.by(frontier.checked_ns(stated_ns))
         except NoPlanInTimeError as error:
@@ -203,6 +206,17 @@ class _Search:
             if found.replay.makespan_ns > stated_ns:
                 raise
             return found._replace(deadline_ns=stated_ns)
+
+    def _before_straggler(self, until_ns: int) -> _Found | None:
+        """The slowest choice found that keeps all limits and leaves a straggler's time unused.
+
+        What uses all of it takes more energy than T_star does, perhaps more than a budget.
+        """
+        star = self.frontier.min_energy_time_ns
+        if self._conditions and star < until_ns:
+            # Of the times before, the latest is wanted: the least of their negatives.
+            return first_between(-until_ns, -star, lambda at: self._tried(-at), _FEW_STEPS)
+        return None
 
     def in_time(self) -> _Found:
         """The choice of least energy while everybody waits for a straggler, which sets the time of
@@ -232,7 +246,8 @@ class _Search:
         """
         frontier = self.frontier
         star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
-        earliest = max(limit.earliest_ns(frontier) for limit in self.request.limits)
+        limits = self.request.limits
+        earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         middle, steps = star, _RESOLUTION.bit_length()
         if not self._candidates.is_plain:
             middle, steps = max(star, self._candidates.fastest().replay.makespan_ns), _FEW_STEPS
@@ -244,23 +259,38 @@ class _Search:
 
     def cheapest(self) -> _Found:
         """The choice whose run costs least of those that meet the run's deadline."""
-        best: _Found | None = None
+        found: list[tuple[float, _Found]] = []
         refusal: NoAnswerError | None = None
-        least = math.inf
-        for cost, time_ns in cheapest_times(self.frontier, self._run):
-            if cost >= least:
+        gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
+        for cost, time_ns in cheapest_times(self.frontier, self._run, gpus):
+            if found and cost >= min(spends for spends, _ in found):
                 break
             try:
-                found = self.by(time_ns)
+                choice = self.by(time_ns)
             except NoAnswerError as error:
+                # Between it and the next of these times, what keeps the limits soonest is cheapest.
+                soonest = self._soonest if refusal is None else None
                 refusal = refusal or error
-                continue
-            spends = self._cost(found.replay)
-            if spends < least:
-                best, least = found, spends
-        if best is None:
+                if soonest is None:
+                    continue
+                choice = soonest
+            found.append((self._cost(choice.replay), choice))
+        if not found:
             raise refusal or NoAnswerError("no plan is in time")
-        return best
+        return min(found, key=lambda each: each[0])[1]
+
+    @property
+    def _soonest(self) -> _Found | None:
+        """The fastest choice that keeps all limits, if the run is over in time with it."""
+        run = self._run
+        assert run.iterations is not None
+        assert run.deadline_s is not None
+        try:
+            found = self.fastest()
+        except NoAnswerError:
+            return None
+        late = found.replay.makespan_ns * run.iterations > ns_from_s_floor(run.deadline_s)
+        return None if late else found
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -465,12 +495,10 @@ class _Search:
 
     def _cost(self, replay: Replay) -> float:
         run, gpus = self._run, self.frontier.num_gpus
-        assert run.iterations is not None
         energy_j = replay.energy_fj * gpus / 1e15
         time_s = s_from_ns(replay.makespan_ns)
-        money = spent(time_s, energy_j, run.iterations, run.minimized_rate).money
-        assert money is not None
-        return money
+        gpus *= self.frontier.pipeline.num_stages
+        return spent(time_s, energy_j, run, gpus).amount(run.minimized)
 
     def _polished(self, candidate: Candidate, deadline_ns: int, waits: bool) -> _Found:
         """A choice after more seconds of search: by CP-SAT where clocks follow at once and no limit
@@ -624,15 +652,17 @@ class Curve(Protocol):
     def energy_at(self, time: float) -> float: ...
 
 
-def cheapest_times(frontier: Curve, run: Run) -> list[tuple[float, int]]:
+def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, int]]:
     """(cost, time in ns) of the local minima of a run's relaxed cost, least first.
 
     The relaxed cost is exact: between breakpoints of the frontier and changes of the rate it is
-    (a + b T)(c + d T) / T, whose least value is known. Iterations between T_min and T_star are
-    looked at: not slower ones, and no pauses until an hour is cheaper.
+    (a + b T)(c + d T) / T + k T, where k is what time costs beside energy; its least value is
+    known. Iterations between T_min and T_star are looked at: not slower ones, and no pauses until
+    an hour is cheaper.
 
     Args:
         run: with iterations and a deadline.
+        gpus: of all replicas.
 
     Raises:
         NoAnswerError: even at T_min the run takes longer; says how long.
@@ -653,29 +683,35 @@ def cheapest_times(frontier: Curve, run: Run) -> list[tuple[float, int]]:
         if rate is not None:
             check_span(rate, s_from_ns(latest_ns * run.iterations))
     rate, iterations = run.minimized_rate, run.iterations
-    if rate.is_fixed and rate.per_kwh[0] > 0:
+    more = run.overheads
+    beside = run.minimized_beside(1.0, gpus) * iterations
+    if rate.is_fixed and rate.per_kwh[0] > 0 and not (more.host_power or beside):
         return [(0.0, latest_ns)]  # energy only falls until T_star
     steps = rate.steps()
 
     def energy(time_ns: int) -> float:
-        return frontier.energy_at(s_from_ns(time_ns))
+        time_s = s_from_ns(time_ns)
+        return more.joules(time_s, frontier.energy_at(time_s), gpus)
 
     def integral(time_ns: int) -> float:
         return steps.integral(s_from_ns(time_ns) * iterations)
 
     points: list[int] = []
     for begin, end in pairwise(_bends(frontier, steps, iterations, latest_ns)):
-        # (a + b T)(c + d T) / T is least at sqrt(ac / bd), where that lies inside a piece.
+        # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
         d = (integral(end) - integral(begin)) / (t1 - t0)
         a, c = energy(begin) - b * t0, integral(begin) - d * t0
         points.append(begin)
-        if a * c > 0 and b * d > 0:
-            turn = ns_from_s(math.sqrt(a * c / (b * d)))
+        rise = b * d + beside * J_PER_KWH
+        if a * c > 0 and rise > 0:
+            turn = ns_from_s(math.sqrt(a * c / rise))
             points += [turn] if begin < turn < end else []
     points.append(latest_ns)
-    costs = [energy(t) / s_from_ns(t) * integral(t) / J_PER_KWH for t in points]
+    costs = [
+        energy(t) / s_from_ns(t) * integral(t) / J_PER_KWH + beside * s_from_ns(t) for t in points
+    ]
     around = zip(points, [math.inf, *costs], costs, [*costs[1:], math.inf], strict=False)
     minima = [(here, point) for point, before, here, after in around if before > here <= after]
     return sorted(minima)[:_MAX_MINIMA]

@@ -38,7 +38,9 @@ class ClockRows:
     def of(cls, table: OptionTable) -> ClockRows:
         """The clocks of a table."""
         # Rows are sorted by time and energy, and unique() reports the first of equals.
-        mhz, rows = np.unique(table.frequency_mhz, return_index=True)
+        steady = np.flatnonzero(~table.changes_clock)
+        mhz, first = np.unique(table.frequency_mhz[steady], return_index=True)
+        rows = steady[first]
         return cls(
             tuple(mhz.tolist()),
             tuple(rows.tolist()),

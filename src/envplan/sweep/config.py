@@ -8,10 +8,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -84,6 +85,11 @@ AllWatts = Annotated[float, Field(ge=0, le=1e12)]
 ExtraNames = Annotated[str, Field(min_length=1), AfterValidator(_known_extras)]
 
 
+def _named(name: str, other: str) -> Any:
+    """A field that a file may call by either name."""
+    return Field(None, validation_alias=AliasChoices(name, other))
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -91,10 +97,11 @@ class _Model(BaseModel):
 class _Job(_Model):
     """What a point has one of, and all points of a grid share."""
 
-    p2p_latency: Seconds = 0.0
+    p2p_latency: Seconds | None = None
     blocking_power: Watts | None = None
-    gpus_per_stage: GpuCount = 1
-    replicas: GpuCount = 1
+    gpus_per_stage: GpuCount | None = _named("gpus_per_stage", "tp")
+    cp: GpuCount | None = None
+    replicas: GpuCount | None = _named("replicas", "dp")
     recompute: bool = False
     extra: ExtraNames | None = None
     switch_latency: Milliseconds | None = None
@@ -118,20 +125,6 @@ class _Job(_Model):
                 "has {one}, which goes with planner frontier, not {other}",
                 _pair([ours, other]),
             )
-        if self.robust is not None and self.min_dwell is not None:
-            raise PydanticCustomError(
-                "conditions",
-                "has both {one} and {other}: they do not go together",
-                _pair(["min_dwell", "robust"]),
-            )
-        allowed = _TIMELY[:2] if self.robust is not None else _TIMELY
-        unfit = next((name for name in targets if name not in allowed), None)
-        if self.condition is not None and unfit is not None:
-            raise PydanticCustomError(
-                "conditions",
-                "has both {one} and {other}: they do not go together",
-                _pair([self.condition, unfit]),
-            )
 
 
 class Point(_Job):
@@ -148,9 +141,10 @@ class Point(_Job):
         min_energy: target: T_star. Without any target: T_min.
         energy_budget: target, J per iteration over all GPUs.
         power_cap, peak_power_cap: target, W over all GPUs, on average or at every moment.
-        p2p_latency: s.
+        p2p_latency: s; None: what the profile's sidecar says.
         blocking_power: W; None: what the profile says, else 70.
-        gpus_per_stage, replicas: multiply energies.
+        gpus_per_stage, cp, replicas: multiply energies (in a file also `tp` and `dp`); None: what
+            the sidecar says.
         recompute: activations are recomputed.
         extra: operations beside forwards and backwards, as for `envplan solve --extra`.
         switch_latency, min_dwell: ms; the plan keeps its target with such clocks.
@@ -163,7 +157,7 @@ class Point(_Job):
     profile: Name
     microbatches: Count | None = None
     schedule: ScheduleName | None = None
-    chunks: Count | None = None
+    chunks: Count | None = _named("chunks", "vp")
     planner: PlannerName = "frontier"
     slowdown: Percent | None = None
     target_time: Seconds | None = None
@@ -221,10 +215,14 @@ class Grid(_Job):
     """Lists of which every combination is a point."""
 
     profiles: list[Name] = Field(min_length=1)
-    stages: list[Count] | None = Field(None, min_length=1)
+    stages: list[Count] | None = Field(
+        None, min_length=1, validation_alias=AliasChoices("stages", "pp")
+    )
     microbatches: list[Count] | None = Field(None, min_length=1)
     schedules: list[ScheduleName] | None = Field(None, min_length=1)
-    chunks: list[Count] | None = Field(None, min_length=1)
+    chunks: list[Count] | None = Field(
+        None, min_length=1, validation_alias=AliasChoices("chunks", "vp")
+    )
     planners: list[PlannerName] = Field(["frontier"], min_length=1)
     slowdowns: list[Percent] = []
     target_times: list[Seconds] = []

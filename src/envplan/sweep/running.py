@@ -113,7 +113,14 @@ def _run(
 
         yield from run_on_ray(groups, ray)
     else:
-        yield from run_on_processes(groups, jobs or len(os.sched_getaffinity(0)))
+        yield from run_on_processes(groups, jobs or _cores())
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells (macOS does not)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Profiles:
@@ -165,14 +172,24 @@ def _filled(point: Point, profile: Profile) -> Point:
         )
     usual = "interleaved" if (point.chunks or 1) > 1 else profile.metadata.schedule or "1f1b"
     schedule = point.schedule or usual
-    chunks = point.chunks or traits(schedule).chunks
+    job = profile.metadata.job
+    chunks = point.chunks or (job.chunks if point.schedule is None else None)
+    chunks = chunks or traits(schedule).chunks
     if profile.num_stages % chunks:
         raise InputError(
             f"{chunks} chunks do not divide the {profile.num_stages} stages of profile "
             f"{profile.name}"
         )
+    gpus = profile.metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp)
     return point.model_copy(
-        update={"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+        update={
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "chunks": chunks,
+            "gpus_per_stage": gpus,
+            "cp": None,
+            "replicas": point.replicas or job.replicas,
+        }
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envplan.errors import EnvplanError
+from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import Pipeline, traits
+from envplan.pipeline.described import described_pipeline
 from envplan.pipeline.extras import parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
@@ -79,6 +81,7 @@ def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
 
 def compute(group: Group) -> Iterator[Done]:
     """The outcome of each task, in order; an error is an outcome, too."""
+    warnings.simplefilter("ignore", DoubtWarning)  # of each of many points
     shared = _Shared(group.profile, group.tasks[0].point)
     for task in group.tasks:
         row = _inputs(task.point, group.profile)
@@ -107,10 +110,10 @@ def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
         "planner": point.planner,
         "target": kind,
         "target_value": _float(value),
-        "p2p_latency_s": float(point.p2p_latency),
+        "p2p_latency_s": _transfers(point, profile),
         "blocking_power_w": _float(point.blocking_power),
-        "gpus_per_stage": point.gpus_per_stage,
-        "replicas": point.replicas,
+        "gpus_per_stage": point.gpus_per_stage or 1,
+        "replicas": point.replicas or 1,
         "recompute": point.recompute,
         "extra": point.extra,
         "switch_latency_ms": _float(point.switch_latency),
@@ -119,6 +122,15 @@ def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
         "noise_percent": _float(point.noise),
         "seed": point.seed,
     }
+
+
+def _transfers(point: Point, profile: Profile | None) -> float:
+    """What the longest transfer takes, s."""
+    known = point.p2p_latency
+    if known is None and profile is not None:
+        of_job = profile.metadata.job.p2p_latency_s
+        known = max(of_job) if isinstance(of_job, list) else of_job
+    return float(known or 0.0)
 
 
 def _float(value: float | None) -> float | None:
@@ -163,8 +175,8 @@ class _Shared:
             pipeline,
             profile,
             blocking_power=point.blocking_power,
-            gpus_per_stage=point.gpus_per_stage,
-            replicas=point.replicas,
+            gpus_per_stage=point.gpus_per_stage or 1,
+            replicas=point.replicas or 1,
         )
         self._frontier = frontier
         self._facts = {
@@ -195,21 +207,18 @@ class _Shared:
 
 
 def _pipeline(point: Point, profile: Profile) -> Pipeline:
-    assert point.schedule is not None
-    assert point.microbatches is not None
-    assert point.chunks is not None
-    ahead = None
-    if point.schedule == "envpipe" and point.chunks == 1:
+    def ahead(microbatches: int) -> tuple[int, ...]:
         timed = profile.fitted(("backward",), recompute=point.recompute)
-        ahead = forwards_ahead(timed, point.microbatches, None)
-    return Pipeline(
-        point.schedule,
-        num_stages=profile.num_stages // point.chunks,
+        return forwards_ahead(timed, microbatches, None)
+
+    return described_pipeline(
+        profile,
+        schedule=point.schedule,
         num_microbatches=point.microbatches,
-        num_chunks=point.chunks,
+        chunks=point.chunks,
         p2p_latency=point.p2p_latency,
-        forwards_ahead=ahead,
         extras=parse_extras(point.extra, profile),
+        forwards_ahead=ahead,
     )
 
 

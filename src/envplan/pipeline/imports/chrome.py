@@ -15,26 +15,27 @@ in which they come: see TraceMapping.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import statistics
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     COMPUTATION,
     ImportedSchedule,
+    Place,
     Step,
     located,
-    parsed_json,
-    place,
+    walk,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +119,6 @@ class ImportedTrace(ImportedSchedule):
     Attributes:
         durations_ns: for each rank, the time of each of its operations.
         rank_labels: what each rank is called in the trace.
-        skipped: events that are no operation, and how often, by name.
     """
 
     durations_ns: tuple[tuple[int, ...], ...] = ()
@@ -151,8 +151,9 @@ class ImportedTrace(ImportedSchedule):
         return checks
 
 
-class _Span(NamedTuple):
-    """An event with a begin and an end, in ns."""
+@dataclass(frozen=True, eq=False)
+class _Event:
+    """An event with a begin and an end, in ns, and what its name says if it is an operation."""
 
     name: str
     category: str
@@ -162,18 +163,11 @@ class _Span(NamedTuple):
     args: Mapping[str, Any]
     begin: int
     end: int
+    instruction: str = ""
+    groups: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{shown(self.name)} ({_us(self.begin)} to {_us(self.end)} us)"
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """An event that is an operation."""
-
-    span: _Span
-    instruction: str
-    groups: Mapping[str, int]
 
 
 def read_chrome_traces(
@@ -188,33 +182,45 @@ def read_chrome_traces(
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
             is malformed, or nothing matches; or two operations of one rank overlap: names both.
     """
-    rules = _Rules(mapping)
-    found: list[_Found] = []
+    operations_of = _rules(mapping)
+    found: list[_Event] = []
     skipped: Counter[str] = Counter()
     for number, path in enumerate(paths):
         try:
-            found += rules.operations(_spans(_events(path), number), skipped)
+            found += operations_of(_spans(_events(path), number), skipped)
         except InputError as error:
             raise located(error, path) from None
     if not found:
         raise InputError(
             f"no event matches: of {sum(skipped.values())} events, the most frequent are "
-            f"{_frequent(skipped)}"
+            + ", ".join(f"{shown(name)} ({count})" for name, count in skipped.most_common(5))
             if skipped
             else "there are no events with a begin and an end"
         )
-    return _assembled(found, mapping, skipped, len(paths))
+    labels = _rank_labels(found, mapping.rank, len(paths))
+    numbers = _numbered(labels)
+    ranks: list[list[_Event]] = [[] for _ in numbers]
+    for operation, label in zip(found, labels, strict=True):
+        ranks[numbers[label]].append(operation)
+    for rank, operations in enumerate(ranks):
+        operations.sort(key=lambda operation: (operation.begin, operation.end))
+        _refuse_overlap(rank, operations)
+    if all(operation.instruction not in _BACKWARDS for operation in found):
+        raise InputError(
+            "no event is a backward: say which are backward, or backward_input and backward_weight"
+        )
+    steps = _steps(mapping, ranks)
+    schedule = walk(
+        ([(Place(str(operation)), operation) for operation in rank] for rank in ranks),
+        lambda _rank, _place, operation: [steps[operation]],
+        again="; is this a trace of several iterations? Then name an event around one of them "
+        "(--within); or of several model chunks on a rank (--chunk)?",
+    )
+    durations = tuple(tuple(one.end - one.begin for one in rank) for rank in ranks)
+    return ImportedTrace(schedule.orders, skipped, durations, tuple(map(str, numbers)))
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
-    document = parsed_json(_unpacked(path).decode("utf-8-sig", errors="replace"), Decimal)
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise InputError("is no Chrome trace: it has no list of events under traceEvents")
-    return events
-
-
-def _unpacked(path: str | os.PathLike[str]) -> bytes:
     try:
         with Path(path).open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -226,10 +232,21 @@ def _unpacked(path: str | os.PathLike[str]) -> bytes:
         raise InputError(f"cannot be read: {reason}") from None
     if len(data) > MAX_TRACE_BYTES:
         raise InputError(f"is larger than {MAX_TRACE_BYTES // 2**20} MiB; cut it to one iteration")
-    return data
+    try:  # traces break rules that our own files keep, and their times want all their digits
+        document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
+        ) from None
+    except (RecursionError, ValueError):
+        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise InputError("is no Chrome trace: it has no list of events under traceEvents")
+    return events
 
 
-def _spans(events: Sequence[Any], file: int) -> Iterator[_Span]:
+def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
     """Complete events, and pairs of begin and end of one thread, the innermost first."""
     paired = []
     for number, event in enumerate(events):
@@ -238,7 +255,11 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Span]:
         phase = event.get("ph")
         if phase == "X":
             begin = _ns(event, "ts", number)
-            yield _span(event, file, begin, begin + _duration(event, number))
+            duration = _ns(event, "dur", number) if "dur" in event else 0
+            if duration < 0:
+                name = shown(event.get("name"))
+                raise InputError(f"event {number} ({name}) has a negative duration")
+            yield _event(event, {}, file, begin, begin + duration)
         elif phase in ("B", "E"):
             paired.append((_ns(event, "ts", number), event))
     open_spans: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
@@ -248,110 +269,91 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Span]:
             stack.append((at, event))
         elif stack:
             begin, opened = stack.pop()
-            yield _span(_merged(opened, event), file, begin, at)
+            yield _event(opened, event, file, begin, at)
 
 
-def _merged(begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
-    """The begin with the arguments that only the end has."""
-    args = {**_args(end), **_args(begin)}
-    return {**begin, "args": args}
-
-
-def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    args = event.get("args")
-    return args if isinstance(args, dict) else {}
-
-
-def _span(event: Mapping[str, Any], file: int, begin: int, end: int) -> _Span:
+def _event(
+    event: Mapping[str, Any], closed: Mapping[str, Any], file: int, begin: int, end: int
+) -> _Event:
+    """An event, with the arguments that only its end has, if that is one of its own."""
+    given = [one.get("args") for one in (closed, event)]
+    args = {name: value for one in given if isinstance(one, dict) for name, value in one.items()}
+    pid, tid = (
+        value if isinstance(value, int) else str(value)
+        for value in (event.get("pid", 0), event.get("tid", 0))
+    )
     name, category = str(event.get("name", "")), str(event.get("cat", ""))
-    pid, tid = _label(event.get("pid", 0)), _label(event.get("tid", 0))
-    return _Span(name, category, file, pid, tid, _args(event), begin, end)
-
-
-def _label(value: Any) -> int | str:
-    return value if isinstance(value, int) else str(value)
+    return _Event(name, category, file, pid, tid, args, begin, end)
 
 
 def _ns(event: Mapping[str, Any], field_name: str, number: int) -> int:
     """A time in microseconds, in whole ns."""
-    value = event.get(field_name)
+    value, name = event.get(field_name), shown(event.get("name"))
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise InputError(
-            f"event {number} ({shown(event.get('name'))}): {field_name} must be a number of "
-            f"microseconds, not {shown(value)}"
+            f"event {number} ({name}): {field_name} must be a number of microseconds, not "
+            f"{shown(value)}"
         )
     if not -_LARGEST_US < value < _LARGEST_US:
-        raise InputError(f"event {number} ({shown(event.get('name'))}): {field_name} is too large")
+        raise InputError(f"event {number} ({name}): {field_name} is too large")
     return round(value * _NS_PER_US)
 
 
-def _duration(event: Mapping[str, Any], number: int) -> int:
-    duration = _ns(event, "dur", number) if "dur" in event else 0
-    if duration < 0:
-        raise InputError(f"event {number} ({shown(event.get('name'))}) has a negative duration")
-    return duration
+def _rules(mapping: TraceMapping) -> Callable[[Iterable[_Event], Counter[str]], list[_Event]]:
+    """What finds the operations among a file's events, and counts the others."""
+    if not mapping.instructions:
+        raise InputError("give the names of at least one instruction's events")
+    if mapping.placement not in PLACEMENTS:
+        raise InputError(
+            f"the placement must be {' or '.join(PLACEMENTS)}, not {shown(mapping.placement)}"
+        )
+    for instruction in mapping.instructions:
+        if not instruction.isidentifier():
+            raise InputError(f"{shown(instruction)} is no name of an instruction")
+    patterns = {
+        instruction: _compiled(text, f"the expression for {instruction}")
+        for instruction, text in mapping.instructions.items()
+    }
+    category = _compiled(mapping.category or "", "the expression for categories")
+    within = _compiled(mapping.within or "", "the expression for the event around")
 
+    def operation(event: _Event) -> _Event | None:
+        matches = [
+            (instruction, match)
+            for instruction, pattern in patterns.items()
+            if category.search(event.category) and (match := pattern.search(event.name))
+        ]
+        if len(matches) > 1:
+            names = " and ".join(instruction for instruction, _ in matches)
+            raise InputError(f"{event} matches the expressions of {names}")
+        for instruction, match in matches:
+            said = {name: value for name, value in match.groupdict().items() if value is not None}
+            groups = {name: _whole(value, name, event) for name, value in said.items()}
+            return replace(event, instruction=instruction, groups=groups)
+        return None
 
-class _Rules:
-    """A mapping with its expressions compiled."""
-
-    def __init__(self, mapping: TraceMapping) -> None:
-        if not mapping.instructions:
-            raise InputError("give the names of at least one instruction's events")
-        if mapping.placement not in PLACEMENTS:
-            raise InputError(
-                f"the placement must be {' or '.join(PLACEMENTS)}, not {shown(mapping.placement)}"
-            )
-        for instruction in mapping.instructions:
-            if not instruction.isidentifier():
-                raise InputError(f"{shown(instruction)} is no name of an instruction")
-        self._patterns = {
-            instruction: _compiled(text, f"the expression for {instruction}")
-            for instruction, text in mapping.instructions.items()
-        }
-        self._category = _optional(mapping.category, "the expression for categories")
-        self._within = _optional(mapping.within, "the expression for the event around")
-
-    def operations(self, spans: Iterable[_Span], skipped: Counter[str]) -> list[_Found]:
-        """The operations among the events of a file; others are counted."""
-        found = []
-        frames: dict[str, list[_Span]] = defaultdict(list)
-        for span in spans:
-            if self._within and self._within.search(span.name):
-                frames[str(span.pid)].append(span)
-            elif (operation := self._operation(span)) is None:
-                skipped[span.name] += 1
+    def operations(events: Iterable[_Event], skipped: Counter[str]) -> list[_Event]:
+        found, frames = [], []
+        for event in events:
+            if mapping.within is not None and within.search(event.name):
+                frames.append(event)
+            elif (one := operation(event)) is None:
+                skipped[event.name] += 1
             else:
-                found.append(operation)
-        if self._within is None:
+                found.append(one)
+        if mapping.within is None:
             return found
-        inside = [operation for operation in found if _is_inside(operation.span, frames)]
+        inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
         if len(inside) < len(found):
             skipped["operations of other iterations"] += len(found) - len(inside)
         return inside
 
-    def _operation(self, span: _Span) -> _Found | None:
-        if self._category and not self._category.search(span.category):
-            return None
-        matches = {
-            instruction: match
-            for instruction, pattern in self._patterns.items()
-            if (match := pattern.search(span.name))
-        }
-        if len(matches) > 1:
-            raise InputError(f"{span} matches the expressions of {' and '.join(matches)}")
-        for instruction, match in matches.items():
-            groups = {name: value for name, value in match.groupdict().items() if value is not None}
-            return _Found(span, instruction, {g: _whole(v, g, span) for g, v in groups.items()})
-        return None
+    return operations
 
 
-def _is_inside(span: _Span, frames: Mapping[str, Sequence[_Span]]) -> bool:
-    return any(f.begin <= span.begin and span.end <= f.end for f in frames.get(str(span.pid), ()))
-
-
-def _optional(text: str | None, what: str) -> re.Pattern[str] | None:
-    return None if text is None else _compiled(text, what)
+def _holds(frame: _Event, event: _Event) -> bool:
+    inside = frame.begin <= event.begin and event.end <= frame.end
+    return inside and str(frame.pid) == str(event.pid)
 
 
 def _compiled(text: str, what: str) -> re.Pattern[str]:
@@ -366,85 +368,42 @@ def _compiled(text: str, what: str) -> re.Pattern[str]:
     return pattern
 
 
-def _whole(value: Any, what: str, span: _Span) -> int:
+def _whole(value: Any, what: str, event: _Event) -> int:
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InputError(f"{span}: {what} must be a whole number, not {shown(value)}")
+        raise InputError(f"{event}: {what} must be a whole number, not {shown(value)}")
     return int(text)
 
 
-def _assembled(
-    found: Sequence[_Found], mapping: TraceMapping, skipped: Mapping[str, int], num_files: int
-) -> ImportedTrace:
-    labels = _rank_labels(found, mapping.rank, num_files)
-    numbers = _numbered(labels)
-    by_rank: list[list[_Found]] = [[] for _ in numbers]
-    for operation, label in zip(found, labels, strict=True):
-        by_rank[numbers[label]].append(operation)
-    for rank, operations in enumerate(by_rank):
-        operations.sort(key=lambda operation: (operation.span.begin, operation.span.end))
-        _refuse_overlap(rank, operations)
-    if all(operation.instruction not in _BACKWARDS for operation in found):
-        raise InputError(
-            "no event is a backward: say which are backward, or backward_input and backward_weight"
-        )
-    steps = _Numbering(mapping, by_rank).steps()
-    _refuse_repeated(step for rank in steps for step in rank)
-    schedule = place(steps, skipped)
-    return ImportedTrace(
-        schedule.orders,
-        schedule.num_chunks,
-        schedule.skipped,
-        tuple(tuple(o.span.end - o.span.begin for o in operations) for operations in by_rank),
-        tuple(map(str, numbers)),
-    )
-
-
-def _refuse_repeated(steps: Iterable[Step]) -> None:
-    first: dict[tuple[str, int, int], Step] = {}
-    for step in steps:
-        other = first.setdefault((step.instruction, step.microbatch, step.model_stage), step)
-        if other is not step:
-            raise step.error(
-                f"is the same operation as {other.label}: is this a trace of several iterations? "
-                "Then name an event around one of them (--within); or of several model chunks on "
-                "a rank (--chunk)?"
-            )
-
-
-def _rank_labels(found: Sequence[_Found], source: str | None, num_files: int) -> list[Any]:
+def _rank_labels(found: Sequence[_Event], source: str | None, num_files: int) -> list[Any]:
     if source is None:
         if any("rank" in operation.groups for operation in found):
             return [_group(operation, "rank") for operation in found]
-        if num_files > 1:
-            source = "file"
-        else:
-            source = "pid" if len({str(o.span.pid) for o in found}) > 1 else "tid"
+        several = len({str(operation.pid) for operation in found}) > 1
+        source = "file" if num_files > 1 else "pid" if several else "tid"
     if source in ("file", "pid", "tid"):
-        return [getattr(operation.span, source) for operation in found]
-    return [_argument(operation.span, source, "the rank") for operation in found]
+        return [getattr(operation, source) for operation in found]
+    return [_argument(operation, source, "the rank") for operation in found]
 
 
-def _group(operation: _Found, group: str) -> int:
-    if group not in operation.groups:
-        if group == _CHUNK:
-            return 0
-        raise InputError(f"{operation.span}: its name does not say the {group}, others' names do")
-    return operation.groups[group]
+def _group(operation: _Event, group: str) -> int:
+    if group not in operation.groups and group != _CHUNK:
+        raise InputError(f"{operation}: its name does not say the {group}, others' names do")
+    return operation.groups.get(group, 0)
 
 
-def _argument(span: _Span, source: str, what: str) -> Any:
+def _argument(event: _Event, source: str, what: str) -> Any:
     if not source.startswith(_ARGS):
         known = {"the rank": "file, pid, tid or args.NAME", "the chunk": "args.NAME or order"}
         raise InputError(
             f"{what} cannot be taken from {shown(source)}; give {known.get(what, 'args.NAME')}"
         )
     name = source.removeprefix(_ARGS)
-    if name not in span.args:
-        raise InputError(f"{span} has no {source} for {what}")
-    label = span.args[name]
+    if name not in event.args:
+        raise InputError(f"{event} has no {source} for {what}")
+    label = event.args[name]
     if not isinstance(label, int | str):
-        raise InputError(f"{span}: {source} must be a number or a name, not {shown(label)}")
+        raise InputError(f"{event}: {source} must be a number or a name, not {shown(label)}")
     return label
 
 
@@ -463,146 +422,117 @@ def _numbered(labels: Iterable[Any]) -> dict[Any, int]:
     return {label: number for number, label in enumerate(sorted(set(labels), key=key))}
 
 
-def _refuse_overlap(rank: int, operations: Sequence[_Found]) -> None:
+def _refuse_overlap(rank: int, operations: Sequence[_Event]) -> None:
     for one, other in pairwise(operations):
-        if other.span.begin < one.span.end:
+        if other.begin < one.end:
+            kinds = {one.instruction, other.instruction}
             raise InputError(
-                f"{one.span} and {other.span} overlap on rank {rank}: a GPU runs one operation at "
-                f"a time; {_overlap_hint({one.instruction, other.instruction})}"
+                f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a time; "
+                + (
+                    "if it is DualPipeV's OVERLAP_F_B, which runs a forward and a backward "
+                    "together, import the schedule's order with --format torch-csv"
+                    if "forward" in kinds and kinds & _BACKWARDS
+                    else "are the expressions or the source of ranks wrong?"
+                )
             )
 
 
-def _overlap_hint(instructions: set[str]) -> str:
-    if "forward" in instructions and instructions & _BACKWARDS:
-        return (
-            "if it is DualPipeV's OVERLAP_F_B, which runs a forward and a backward together, "
-            "import the schedule's order with --format torch-csv"
-        )
-    return "are the expressions or the source of ranks wrong?"
-
-
-class _Numbering:
-    """Finds out each event's microbatch and model stage.
+def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Event, Step]:
+    """Each event's microbatch and model stage.
 
     What one name or argument tells, those of all computation must tell; of a data loader's or an
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
-
-    def __init__(self, mapping: TraceMapping, by_rank: Sequence[Sequence[_Found]]) -> None:
-        self._mapping, self._by_rank = mapping, by_rank
-        self._everything = [operation for operations in by_rank for operation in operations]
-
-    def steps(self) -> list[list[Step]]:
-        stages = self._stages()
-        microbatches = self._microbatches(stages)
-        return [
-            [Step(o.instruction, microbatches[o], stages[o], str(o.span)) for o in operations]
-            for operations in self._by_rank
-        ]
-
-    def _stages(self) -> dict[_Found, int]:
-        """The model stage of each event."""
-        stages: dict[_Found, int] = {}
-        named = self._told(None, "stage")
-        chunks = {} if named else self._chunks()
-        for rank, operations in enumerate(self._by_rank):
-            first = min((named[o] for o in operations if o in named), default=rank)
-            for o in operations:
-                stages[o] = named.get(o, first) if named else self._placed(rank, chunks.get(o, 0))
-        return stages
-
-    def _chunks(self) -> dict[_Found, int]:
-        """The chunk of each event of which that is known."""
-        if self._mapping.chunk != _ORDER:
-            return _renumbered(self._told(self._mapping.chunk, _CHUNK))
-        microbatches = self._told(self._mapping.microbatch, "microbatch")
-        if not microbatches:
+    everything = [operation for rank in ranks for operation in rank]
+    told = _told(everything, mapping.microbatch, "microbatch")
+    named = _told(everything, None, "stage")
+    chunks: Mapping[_Event, int] = {}
+    if mapping.chunk == _ORDER and not named:
+        if not told:
             raise InputError(
                 "chunks go by the order of a microbatch's operations, so say where the microbatch "
                 "stands: in a group microbatch, or in args.NAME"
             )
-        told = [[(o, microbatches[o]) for o in ops if o in microbatches] for ops in self._by_rank]
-        passes = Counter(
-            (rank, microbatch)
-            for rank, operations in enumerate(told)
-            for o, microbatch in operations
-            if o.instruction == "forward"
-        )
-        count = max(passes.values(), default=1)
-        return {o: chunk for ops in told for o, chunk in _in_order(ops, count).items()}
+        chunks = _in_order([[(one, told[one]) for one in rank if one in told] for rank in ranks])
+    elif not named:
+        chunks = _renumbered(_told(everything, mapping.chunk, _CHUNK))
+    microbatches, seen = _renumbered(told), Counter[tuple[str, int]]()
+    steps: dict[_Event, Step] = {}
+    for rank, operations in enumerate(ranks):
+        first = min((named[one] for one in operations if one in named), default=rank)
+        for one in operations:
+            chunk = chunks.get(one, 0)
+            back = mapping.placement == V_PLACEMENT and chunk % 2
+            placed = chunk * len(ranks) + (len(ranks) - 1 - rank if back else rank)
+            stage = named.get(one, first) if named else placed
+            counted = seen[one.instruction, stage]
+            seen[one.instruction, stage] += one not in microbatches
+            steps[one] = Step(one.instruction, microbatches.get(one, counted), stage)
+    return steps
 
-    def _placed(self, rank: int, chunk: int) -> int:
-        ranks = len(self._by_rank)
-        back = self._mapping.placement == V_PLACEMENT and chunk % 2
-        return chunk * ranks + (ranks - 1 - rank if back else rank)
 
-    def _microbatches(self, stages: Mapping[_Found, int]) -> dict[_Found, int]:
-        microbatches = _renumbered(self._told(self._mapping.microbatch, "microbatch"))
-        seen: Counter[tuple[str, int]] = Counter()
-        for o in self._everything:
-            if o not in microbatches:
-                microbatches[o] = seen[o.instruction, stages[o]]
-                seen[o.instruction, stages[o]] += 1
-        return microbatches
-
-    def _told(self, source: str | None, what: str) -> dict[_Found, int]:
-        """What arguments or names say; empty where no name says anything."""
-        if source is None:
-            if not any(what in o.groups for o in self._everything):
-                return {}
-            return {o: _group(o, what) for o in self._everything if _must_tell(o, what in o.groups)}
-        name = source.removeprefix(_ARGS)
+def _told(everything: Sequence[_Event], source: str | None, what: str) -> dict[_Event, int]:
+    """What arguments or names say; empty where no name says anything."""
+    if source is None:
+        if not any(what in one.groups for one in everything):
+            return {}
         return {
-            o: _whole(_argument(o.span, source, f"the {what}"), what, o.span)
-            for o in self._everything
-            if _must_tell(o, name in o.span.args)
+            one: _group(one, what)
+            for one in everything
+            if what in one.groups or one.instruction in COMPUTATION
         }
+    name = source.removeprefix(_ARGS)
+    return {
+        one: _whole(_argument(one, source, f"the {what}"), what, one)
+        for one in everything
+        if name in one.args or one.instruction in COMPUTATION
+    }
 
 
-def _in_order(operations: Iterable[tuple[_Found, int]], count: int) -> dict[_Found, int]:
-    """The chunk of each operation of a rank, given with its microbatch, in the order they run.
+def _in_order(ranks: Sequence[Sequence[tuple[_Event, int]]]) -> dict[_Event, int]:
+    """The chunk of each operation, given with its microbatch, in the order that ranks run them.
 
     Data go through the chunks forwards and gradients backwards, so the n-th of `count` is certain.
     Weights are nobody's data: they are taken to come in the order of their inputs' gradients.
     """
-    chunks: dict[_Found, int] = {}
-    seen: Counter[tuple[str, int]] = Counter()
-    split: dict[int, list[int]] = defaultdict(list)
-    for o, microbatch in operations:
-        kind = "backward" if o.instruction == "backward_input" else o.instruction
-        n = seen[kind, microbatch]
-        seen[kind, microbatch] += 1
+    passes = Counter(
+        (rank, microbatch)
+        for rank, operations in enumerate(ranks)
+        for one, microbatch in operations
+        if one.instruction == "forward"
+    )
+    count = max(passes.values(), default=1)
+    chunks: dict[_Event, int] = {}
+    seen: Counter[tuple[int, str, int]] = Counter()
+    split: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, one, microbatch in ((rank, *of) for rank, ops in enumerate(ranks) for of in ops):
+        kind = "backward" if one.instruction == "backward_input" else one.instruction
+        n = seen[rank, kind, microbatch]
+        seen[rank, kind, microbatch] += 1
+        inputs = split[rank, microbatch]
         if kind == "backward":
             n = count - 1 - n
         elif kind == "backward_weight":
-            if n >= len(split[microbatch]):
+            if n >= len(inputs):
                 raise InputError(
-                    f"{o.span}: no backward_input of microbatch {microbatch} comes before it"
+                    f"{one}: no backward_input of microbatch {microbatch} comes before it"
                 )
-            n = split[microbatch][n]
+            n = inputs[n]
         if n < 0:
             raise InputError(
-                f"{o.span}: there are more backwards of microbatch {microbatch} than its rank has "
+                f"{one}: there are more backwards of microbatch {microbatch} than its rank has "
                 f"chunks, {count}; is this a trace of several iterations?"
             )
-        if o.instruction == "backward_input":
-            split[microbatch].append(n)
-        chunks[o] = n
+        if one.instruction == "backward_input":
+            inputs.append(n)
+        chunks[one] = n
     return chunks
 
 
-def _must_tell(operation: _Found, tells: bool) -> bool:
-    return tells or operation.instruction in COMPUTATION
-
-
-def _renumbered(told: Mapping[_Found, int]) -> dict[_Found, int]:
+def _renumbered(told: Mapping[_Event, int]) -> dict[_Event, int]:
     """The same from 0 on: counters often run on through all iterations."""
     numbers = _numbered(told.values())
     return {operation: numbers[label] for operation, label in told.items()}
-
-
-def _frequent(names: Counter[str]) -> str:
-    return ", ".join(f"{shown(name)} ({count})" for name, count in names.most_common(5))
 
 
 def _us(nanoseconds: int) -> str:

@@ -22,18 +22,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from envplan._files import parse_json
 from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,
+    Place,
     Step,
-    located,
-    parsed_json,
-    place,
-    read_text,
+    from_file,
+    walk,
 )
 
 __all__ = ["KEEPABLE", "from_deepspeed", "read_deepspeed"]
@@ -55,20 +54,8 @@ _CALL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(([^()]*)\)")
 _ARGUMENT: Final = re.compile(rf"([a-z_]+)=([0-9]{{1,{MOST_DIGITS}}})")
 _STAGE: Final = re.compile(rf"stage\s+([0-9]{{1,{MOST_DIGITS}}})\s*:?", re.IGNORECASE)
 
-
-@dataclass(frozen=True)
-class _Instruction:
-    name: str
-    arguments: dict[str, int]
-    line: int | None = None
-
-    def __str__(self) -> str:
-        arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return f"{self.name}({arguments})"
-
-    @property
-    def phase(self) -> int:
-        return self.arguments.get("phase", 0)
+_Instruction = tuple[str, dict[str, int]]  # its name and its arguments
+_Entries = list[tuple[Place, _Instruction]]
 
 
 def from_deepspeed(schedules: Iterable[Any], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -82,20 +69,21 @@ def from_deepspeed(schedules: Iterable[Any], *, keep: Collection[str] = ()) -> I
     Raises:
         InputError: names the stage and the instruction that is not known or cannot run.
     """
-    stages = []
+    stages: list[_Entries] = []
     for schedule in schedules:
         if not callable(getattr(schedule, "steps", None)):
             raise InputError(
                 f"a {type(schedule).__name__} has no steps(); give a list of schedules, one a stage"
             )
-        stages.append([_live(command) for step in schedule.steps() for command in step])
-    return _assigned(stages, keep)
+        commands = [command for step in schedule.steps() for command in step]
+        stages.append([_entry(len(stages), _live(command)) for command in commands])
+    return _read(stages, keep)
 
 
 def _live(command: Any) -> _Instruction:
     arguments = getattr(command, "kwargs", {})
     numbers = {name: value for name, value in arguments.items() if isinstance(value, int)}
-    return _Instruction(type(command).__name__, numbers)
+    return type(command).__name__, numbers
 
 
 def read_deepspeed(path: str | os.PathLike[str], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -107,23 +95,23 @@ def read_deepspeed(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
     Raises:
         InputError: the file cannot be read; or as for from_deepspeed, with the line of a text file.
     """
-    text = read_text(path)
-    try:
-        stages = _from_json(text) if text.lstrip().startswith("[") else _from_text(text)
-        return _assigned(stages, keep)
-    except InputError as error:
-        raise located(error, path) from None
+
+    def parse(text: str) -> ImportedSchedule:
+        if text.lstrip().startswith("["):
+            return _read(_from_json(parse_json(text.encode(), path)), keep)
+        return _read(_from_text(text), keep)
+
+    return from_file(path, parse)
 
 
-def _from_json(text: str) -> list[list[_Instruction]]:
-    stages = parsed_json(text)
+def _from_json(document: Any) -> list[_Entries]:
     return [
         [
-            _parsed(command, f"stage {stage}")
+            _entry(stage, _parsed(command, f"stage {stage}: "))
             for step in _list(steps, f"stage {stage}")
             for command in _list(step, f"stage {stage}: a step")
         ]
-        for stage, steps in enumerate(_list(stages, "the file"))
+        for stage, steps in enumerate(_list(document, "the file"))
     ]
 
 
@@ -133,8 +121,8 @@ def _list(value: object, what: str) -> list[Any]:
     return value
 
 
-def _from_text(text: str) -> list[list[_Instruction]]:
-    stages: list[list[_Instruction]] = []
+def _from_text(text: str) -> list[_Entries]:
+    stages: list[_Entries] = []
     for line, content in enumerate(map(str.strip, text.splitlines()), 1):
         if not content or content.startswith("#"):
             continue
@@ -150,112 +138,78 @@ def _from_text(text: str) -> list[list[_Instruction]]:
                 "stage 0",
                 line=line,
             )
-        else:
-            stages[-1] += _printed_step(content, line)
+        elif _CALL.sub("", content).strip("[], \t"):
+            raise InputError(f"{shown(content)} is no list of instructions", line=line)
+        else:  # a step as Python prints the list of its instructions
+            stage = len(stages) - 1
+            calls = (_parsed(call[0], line=line) for call in _CALL.finditer(content))
+            stages[-1] += [_entry(stage, call, line) for call in calls]
     return stages
 
 
-def _printed_step(content: str, line: int) -> list[_Instruction]:
-    """The instructions of a step as Python prints the list of them."""
-    rest = _CALL.sub("", content)
-    if rest.strip("[], \t"):
-        raise InputError(f"{shown(content)} is no list of instructions", line=line)
-    return [_parsed(call[0], None, line) for call in _CALL.finditer(content)]
-
-
-def _parsed(command: object, where: str | None, line: int | None = None) -> _Instruction:
+def _parsed(command: object, where: str = "", line: int | None = None) -> _Instruction:
     call = _CALL.fullmatch(command) if isinstance(command, str) else None
-    arguments = {}
-    if call is not None and call[2].strip():
-        for argument in call[2].split(","):
-            pair = _ARGUMENT.fullmatch(argument.strip())
-            if pair is None:
-                call = None
-                break
-            arguments[pair[1]] = int(pair[2])
-    if call is None:
+    arguments = call[2].split(",") if call is not None and call[2].strip() else []
+    pairs = [_ARGUMENT.fullmatch(argument.strip()) for argument in arguments]
+    if call is None or not all(pairs):
         raise InputError(
-            (f"{where}: " if where else "")
-            + f'{shown(command)} is no instruction such as "ForwardPass(buffer_id=0)"',
+            f'{where}{shown(command)} is no instruction such as "ForwardPass(buffer_id=0)"',
             line=line,
         )
-    return _Instruction(call[1], arguments, line)
+    return call[1], {pair[1]: int(pair[2]) for pair in pairs if pair}
 
 
-def _assigned(stages: Sequence[Sequence[_Instruction]], keep: Collection[str]) -> ImportedSchedule:
-    commands = [command for stage in stages for command in stage]
-    if not any(command.name == _BACKWARD for command in commands):
+def _entry(
+    stage: int, command: _Instruction, line: int | None = None
+) -> tuple[Place, _Instruction]:
+    arguments = ", ".join(f"{name}={value}" for name, value in command[1].items())
+    return Place(f"stage {stage}: {command[0]}({arguments})", line), command
+
+
+def _read(stages: Sequence[_Entries], keep: Collection[str]) -> ImportedSchedule:
+    if not any(command[0] == _BACKWARD for stage in stages for _, command in stage):
         raise InputError(f"no stage has a {_BACKWARD}: only schedules for training can be planned")
-    skipped: Counter[str] = Counter()
-    ranks = [
-        _Stage(rank, len(stages), keep, skipped).run(stage) for rank, stage in enumerate(stages)
-    ]
-    return place(ranks, skipped)
+    followed = [_Stage(rank, len(stages), keep) for rank in range(len(stages))]
+    return walk(stages, lambda rank, place, command: followed[rank].read(place, *command))
 
 
 class _Stage:
     """Follows one stage's instructions to find out which microbatch each is about."""
 
-    def __init__(
-        self, rank: int, num_ranks: int, keep: Collection[str], skipped: Counter[str]
-    ) -> None:
-        self._rank, self._num_ranks, self._keep, self._skipped = rank, num_ranks, keep, skipped
+    def __init__(self, rank: int, num_ranks: int, keep: Collection[str]) -> None:
+        self._model_stages = (rank, 2 * num_ranks - 1 - rank)  # by phase
+        self._keep = keep
         self._buffers: dict[int, tuple[int, int]] = {}  # buffer -> (phase, microbatch) in it
         self._done: Counter[tuple[str, int]] = Counter()
 
-    def run(self, commands: Iterable[_Instruction]) -> list[Step]:
-        steps = []
-        for command in commands:
-            if command.name == _FORWARD:
-                steps.append(self._forward(command))
-            elif command.name == _BACKWARD:
-                steps.append(self._backward(command))
-            elif _CONSTANT.get(command.name) in self._keep:
-                steps.append(self._constant(command))
-            elif command.name in _CONSTANT or command.name in _TRANSFERS:
-                self._skipped[command.name] += 1
-            else:
-                raise self._error(command, "is no instruction that is known")
-        return steps
+    def read(self, place: Place, name: str, arguments: dict[str, int]) -> list[Step] | str:
+        if name in (_FORWARD, _BACKWARD):
+            return [self._computed(place, name, arguments)]
+        if _CONSTANT.get(name) in self._keep:
+            return [Step(_CONSTANT[name], self._count(name, 0), self._model_stages[0])]
+        if name in _CONSTANT or name in _TRANSFERS:
+            return name
+        raise place.error("is no instruction that is known")
 
-    def _forward(self, command: _Instruction) -> Step:
-        buffer = self._buffer(command)
-        if buffer in self._buffers:
-            held = self._buffers[buffer][1]
-            raise self._error(
-                command, f"would overwrite microbatch {held}, whose backward has not run"
-            )
-        microbatch = self._count(_FORWARD, command.phase)
-        self._buffers[buffer] = (command.phase, microbatch)
-        return self._step(command, "forward", microbatch)
-
-    def _backward(self, command: _Instruction) -> Step:
-        phase, microbatch = self._buffers.pop(self._buffer(command), (None, 0))
-        if phase is None:
-            raise self._error(command, "has no forward before it that filled its buffer")
-        if phase != command.phase:
-            raise self._error(command, f"is about a buffer that phase {phase} filled")
-        return self._step(command, "backward", microbatch)
-
-    def _constant(self, command: _Instruction) -> Step:
-        count = self._count(command.name, 0)
-        return Step(_CONSTANT[command.name], count, self._rank, str(command), command.line)
-
-    def _step(self, command: _Instruction, instruction: str, microbatch: int) -> Step:
-        if command.phase >= _PHASES:
-            raise self._error(command, f"has a phase beyond {_PHASES - 1}")
-        stage = 2 * self._num_ranks - 1 - self._rank if command.phase else self._rank
-        return Step(instruction, microbatch, stage, str(command), command.line)
-
-    def _buffer(self, command: _Instruction) -> int:
-        if "buffer_id" not in command.arguments:
-            raise self._error(command, "names no buffer_id")
-        return command.arguments["buffer_id"]
+    def _computed(self, place: Place, name: str, arguments: dict[str, int]) -> Step:
+        phase, buffer = arguments.get("phase", 0), arguments.get("buffer_id")
+        if buffer is None:
+            raise place.error("names no buffer_id")
+        if phase >= _PHASES:
+            raise place.error(f"has a phase beyond {_PHASES - 1}")
+        if name == _FORWARD:
+            if buffer in self._buffers:
+                held = self._buffers[buffer][1]
+                raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
+            self._buffers[buffer] = (phase, self._count(name, phase))
+            return Step("forward", self._buffers[buffer][1], self._model_stages[phase])
+        if buffer not in self._buffers:
+            raise place.error("has no forward before it that filled its buffer")
+        filled, microbatch = self._buffers.pop(buffer)
+        if filled != phase:
+            raise place.error(f"is about a buffer that phase {filled} filled")
+        return Step("backward", microbatch, self._model_stages[phase])
 
     def _count(self, name: str, phase: int) -> int:
-        count = self._done[name, phase]
         self._done[name, phase] += 1
-        return count
-
-    def _error(self, command: _Instruction, message: str) -> InputError:
-        return InputError(f"stage {self._rank}: {command} {message}", line=command.line)
+        return self._done[name, phase] - 1

@@ -1,18 +1,23 @@
-"""What every import has in common: ranks that run steps of model stages, turned into operations."""
+"""What every import has in common: one walk over ranks and what they run, made into operations.
+
+A reader says where each rank's entries stand (a Place) and what they mean: steps of model stages,
+or the name of something beside them, which is counted. The walk does the rest.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import Final, NamedTuple, TypeVar
 
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
+from envplan.pipeline.dependencies import MisplacedError, described, placement
 from envplan.pipeline.formats import MAX_OPERATIONS
-from envplan.pipeline.schedules import SCHEDULES, Operation
+from envplan.pipeline.schedules import SCHEDULES, Operation, interleaved
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 #: The instructions that make up a microbatch's way through a model stage.
@@ -21,26 +26,35 @@ COMPUTATION: Final = frozenset({"forward", "backward", "backward_input", "backwa
 MOST_DIGITS: Final = 7
 
 
-@dataclass(frozen=True)
-class Step:
-    """One computation in a source, before it is known which chunk of its rank it belongs to.
+class Place(NamedTuple):
+    """Where an entry stands: what messages call it, and its line and column, from 1, if any."""
 
-    Attributes:
-        model_stage: in model order, from 0, over all ranks.
-        label: what error messages call it, in the source's own words.
-        line: 1-based, where the source has lines.
-        column: 1-based, likewise.
-    """
-
-    instruction: str
-    microbatch: int
-    model_stage: int
     label: str
     line: int | None = None
     column: int | None = None
 
     def error(self, message: str) -> InputError:
         return InputError(f"{self.label} {message}", line=self.line, column=self.column)
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f", column {self.column}"
+        return self.label + ("" if self.line is None else f" at line {self.line}{column}")
+
+
+class Step(NamedTuple):
+    """One computation, before it is known which chunk of its rank it belongs to.
+
+    Attributes:
+        model_stage: in model order, from 0, over all ranks.
+    """
+
+    instruction: str
+    microbatch: int
+    model_stage: int
+
+
+Entry = TypeVar("Entry")
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -49,26 +63,42 @@ class ImportedSchedule:
 
     Attributes:
         orders: for each rank, its operations.
-        num_chunks: the most model chunks that a rank has.
         skipped: what the source has beside operations, and how often, by the source's names.
     """
 
     orders: tuple[tuple[Operation, ...], ...]
-    num_chunks: int
     skipped: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def known_as(self) -> str | None:
         """The generated schedule with this very order of forwards and backwards, if any."""
         orders = [[op for op in order if op.instruction in COMPUTATION] for order in self.orders]
-        for name, generate in SCHEDULES.items():
+        shape = (len(orders), self.num_microbatches, self.num_chunks)
+        grouped = partial(interleaved, microbatch_group=self.microbatch_group)
+        known: list[tuple[str, Callable[..., object]]]
+        known = [*SCHEDULES.items(), ("interleaved", grouped)]
+        for name, generate in known:
             try:
-                stages = generate(len(orders), self.num_microbatches, self.num_chunks)
+                if generate(*shape) == orders:
+                    return name
             except InputError:
                 continue
-            if stages == orders:
-                return name
         return None
+
+    @property
+    def microbatch_group(self) -> int | None:
+        """How many microbatches rank 0 takes through its first chunk before the next one.
+
+        None where ranks have one chunk, or that many microbatches as there are ranks.
+        """
+        forwards = [op.chunk for op in self.orders[0] if op.instruction == "forward"]
+        group = forwards.index(1) if 1 in forwards else None
+        return None if group == len(self.orders) else group
+
+    @property
+    def num_chunks(self) -> int:
+        """The most model chunks that a rank has."""
+        return max(op.chunk for order in self.orders for op in order) + 1
 
     @property
     def num_microbatches(self) -> int:
@@ -76,106 +106,72 @@ class ImportedSchedule:
         return max(op.microbatch for order in self.orders for op in order) + 1
 
 
-def place(ranks: Sequence[Sequence[Step]], skipped: Mapping[str, int]) -> ImportedSchedule:
-    """Number the model stages of each rank as its chunks, in model order.
+def walk(
+    ranks: Iterable[Iterable[tuple[Place, Entry]]],
+    read: Callable[[int, Place, Entry], Iterable[Step] | str],
+    *,
+    again: str = "",
+) -> ImportedSchedule:
+    """The schedule of all ranks' entries.
 
     Args:
-        ranks: for each rank, its steps in execution order.
+        ranks: for each rank, its entries in execution order, and where they stand.
+        read: what an entry of a rank means: its steps, or the name of something beside them.
+        again: what to think of where an operation comes twice.
 
     Raises:
-        InputError: names a rank without steps, a step that comes twice, or a model stage that is on
-            two ranks or on none.
+        InputError: as `read`; or names a rank without steps, a step that comes twice, or a model
+            stage that is on two ranks or on none.
     """
-    if not ranks:
+    skipped: Counter[str] = Counter()
+    steps: list[list[Step]] = []
+    places: list[list[Place]] = []
+    for rank, entries in enumerate(ranks):
+        steps.append([])
+        places.append([])
+        for place, entry in entries:
+            meaning = read(rank, place, entry)
+            if isinstance(meaning, str):
+                skipped[meaning] += 1
+            else:
+                steps[-1] += meaning
+                places[-1] += [place] * (len(steps[-1]) - len(places[-1]))
+    if not steps:
         raise InputError("has no ranks: there is nothing to run")
-    for rank, steps in enumerate(ranks):
-        if not steps:
-            raise InputError(f"rank {rank} runs no forward and no backward")
-    if sum(map(len, ranks)) > MAX_OPERATIONS:
+    if sum(map(len, steps)) > MAX_OPERATIONS:
         raise InputError(f"has more than {MAX_OPERATIONS} operations")
-    _refuse_twice(step for steps in ranks for step in steps)
-    chunks = _chunks(ranks)
-    orders = tuple(
-        tuple(
-            Operation(
-                rank, step.instruction, step.microbatch, chunks[step.model_stage], step.model_stage
-            )
-            for step in steps
-        )
-        for rank, steps in enumerate(ranks)
+    orders = tuple(_operations(rank, mine) for rank, mine in enumerate(steps))
+    try:
+        placement(orders)
+    except MisplacedError as error:
+        place, message = places[error.rank][error.at], error.message
+        if error.first is not None:
+            earlier = places[error.first[0]][error.first[1]]
+            twice = described(orders[error.rank][error.at])
+            message = f"repeats {earlier}: {twice} would run twice{again}"
+        raise place.error(message) from None
+    return ImportedSchedule(orders, dict(skipped))
+
+
+def _operations(rank: int, steps: Sequence[Step]) -> tuple[Operation, ...]:
+    """A rank's model stages are its chunks, in model order."""
+    chunks = {stage: k for k, stage in enumerate(sorted({step.model_stage for step in steps}))}
+    return tuple(
+        Operation(rank, instruction, microbatch, chunks[stage], stage)
+        for instruction, microbatch, stage in steps
     )
-    return ImportedSchedule(orders, max(chunks.values()) + 1, dict(skipped))
 
 
-def _refuse_twice(steps: Iterable[Step]) -> None:
-    first: dict[tuple[str, int, int], Step] = {}
-    for step in steps:
-        key = (step.instruction, step.microbatch, step.model_stage)
-        if key in first:
-            other = first[key]
-            where = "" if other.line is None else f" at {_place(other)}"
-            raise step.error(
-                f"repeats {other.label}{where}: {step.instruction} of microbatch "
-                f"{step.microbatch} on model stage {step.model_stage} would run twice"
-            )
-        first[key] = step
-
-
-def _place(step: Step) -> str:
-    column = "" if step.column is None else f", column {step.column}"
-    return f"line {step.line}{column}"
-
-
-def _chunks(ranks: Sequence[Sequence[Step]]) -> dict[int, int]:
-    """Model stage -> which chunk of its rank it is."""
-    home: dict[int, tuple[int, Step]] = {}
-    for rank, steps in enumerate(ranks):
-        for step in steps:
-            other, earlier = home.setdefault(step.model_stage, (rank, step))
-            if other != rank:
-                raise step.error(
-                    f"runs model stage {step.model_stage} on rank {rank}, but "
-                    f"{earlier.label} runs it on rank {other}"
-                )
-    count = max(home) + 1
-    if len(home) < count:
-        gap = next(stage for stage in range(count) if stage not in home)
-        raise InputError(f"model stage {gap} is on no rank, but model stage {count - 1} is")
-    met: Counter[int] = Counter()
-    chunks = {}
-    for stage in range(count):
-        rank = home[stage][0]
-        chunks[stage] = met[rank]
-        met[rank] += 1
-    return chunks
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file of at most 64 MiB.
+def from_file(path: str | os.PathLike[str], parse: Callable[[str], Read]) -> Read:
+    """What a UTF-8 file of at most 64 MiB says; errors say which file they are about.
 
     Raises:
-        InputError: it cannot be read, is larger or is not UTF-8.
-    """
-    return decoded(read_bounded(path, MAX_FILE_BYTES), path)
-
-
-def parsed_json(text: str, parse_float: Callable[[str], Any] | None = None) -> Any:
-    """What a JSON text says.
-
-    Args:
-        parse_float: as for json.loads.
-
-    Raises:
-        InputError: it is not JSON; says the line and the column.
+        InputError: it cannot be read, is larger or is not UTF-8; or as `parse`.
     """
     try:
-        return json.loads(text, parse_float=parse_float)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+        return parse(decoded(read_bounded(path, MAX_FILE_BYTES), path))
+    except InputError as error:
+        raise located(error, path) from None
 
 
 def located(error: InputError, path: str | os.PathLike[str]) -> InputError:

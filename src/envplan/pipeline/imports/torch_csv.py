@@ -20,8 +20,7 @@ import csv
 import io
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError, shown
@@ -29,10 +28,10 @@ from envplan.pipeline.dependencies import starts_without_lags
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,
+    Place,
     Step,
-    located,
-    place,
-    read_text,
+    from_file,
+    walk,
 )
 
 if TYPE_CHECKING:
@@ -74,27 +73,19 @@ def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
         InputError: the file cannot be read; or names the row, the column and the cell that is no
             action, comes twice or contradicts another one.
     """
-    try:
-        rows = list(_rows(read_text(path)))
-        return parse_rows(rows, keep=keep)
-    except InputError as error:
-        raise located(error, path) from None
+    return from_file(path, lambda text: parse_rows(_rows(text), keep=keep))
 
 
-def _rows(text: str) -> Iterable[list[str]]:
+def _rows(text: str) -> list[list[str]]:
     """The rows, without empty ones at the end."""
     reader = csv.reader(io.StringIO(text, newline=""))
-    empty = 0
     try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                yield from ([] for _ in range(empty))
-                empty = 0
-                yield row
-            else:
-                empty += 1
+        rows = [row if any(map(str.strip, row)) else [] for row in reader]
     except csv.Error as error:
         raise InputError(f"is not CSV: {error}", line=reader.line_num) from None
+    while rows and not rows[-1]:
+        rows.pop()
+    return rows
 
 
 def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -109,63 +100,48 @@ def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> 
     """
     if not rows:
         raise InputError("has no rows: a schedule has one for each rank")
-    skipped: Counter[str] = Counter()
-    ranks = []
-    for line, row in enumerate(rows, 1):
-        steps: list[Step] = []
-        for column, cell in enumerate(row, 1):
-            steps += _steps(cell.strip(), line, column, keep, skipped)
-        if not steps:
-            raise InputError(f"rank {line - 1} has no actions", line=line)
-        ranks.append(steps)
-    _refuse_both_backwards(step for steps in ranks for step in steps)
-    return place(ranks, skipped)
+    backward: dict[tuple[int, int], tuple[str, bool]] = {}
+
+    def read(rank: int, place: Place, cell: str) -> Sequence[Step] | str:
+        meaning = _meaning(cell, place, keep)
+        for step in meaning if isinstance(meaning, list) else ():
+            # A microbatch's backward on a stage is whole or split, never both.
+            if step.instruction.startswith("backward"):
+                whole = step.instruction == "backward"
+                other, was = backward.setdefault(step[1:], (place.label, whole))
+                if was != whole:
+                    raise place.error(
+                        f"and {other} contradict each other, for B is the whole backward "
+                        f"({_OLDER_VERSION})"
+                    )
+        return meaning
+
+    ranks = [
+        [
+            (Place(shown(cell.strip()), line, column), cell.strip())
+            for column, cell in enumerate(row, 1)
+            if cell.strip()
+        ]
+        for line, row in enumerate(rows, 1)
+    ]
+    return walk(ranks, read)
 
 
-def _steps(
-    cell: str, line: int, column: int, keep: Collection[str], skipped: Counter[str]
-) -> list[Step]:
-    """The steps of one cell; none for an empty one or one that is skipped."""
-    if not cell:
-        return []
-    if match := _COMPUTE.fullmatch(cell):
-        stage, letter, microbatch = match.groups()
-        return [Step(_INSTRUCTIONS[letter], int(microbatch), int(stage), shown(cell), line, column)]
-    if match := _OVERLAP.fullmatch(cell):
-        parts = [_COMPUTE.fullmatch(part.strip()) for part in match[1].split(";")]
-        found = [part for part in parts if part is not None]
+def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | str:
+    """The steps of a cell, or the name of what is left out."""
+    if (overlap := _OVERLAP.fullmatch(cell)) or _COMPUTE.fullmatch(cell):
+        parts = overlap[1].split(";") if overlap else [cell]
+        found = [match for part in parts if (match := _COMPUTE.fullmatch(part.strip()))]
         if len(found) == len(parts):
-            return [
-                Step(_INSTRUCTIONS[letter], int(microbatch), int(stage), shown(cell), line, column)
-                for stage, letter, microbatch in (part.groups() for part in found)
-            ]
+            return [Step(_INSTRUCTIONS[m[2]], int(m[3]), int(m[1])) for m in found]
     elif (match := _BESIDE.fullmatch(cell)) and not _OLD.fullmatch(cell):
         if match[2] == _REDUCTION and _ALL_REDUCE in keep:
-            return [Step(_ALL_REDUCE, 0, int(match[1]), shown(cell), line, column)]
-        skipped[match[2]] += 1
-        return []
-    raise InputError(
-        f"{shown(cell)} is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
-        + (_OLDER_VERSION if _OLD.fullmatch(cell) else "is it of another version of PyTorch?"),
-        line=line,
-        column=column,
+            return [Step(_ALL_REDUCE, 0, int(match[1]))]
+        return match[2]
+    raise place.error(
+        "is no action that is known (such as 0F3, 0B3, 0I3, 0W3); "
+        + (_OLDER_VERSION if _OLD.fullmatch(cell) else "is it of another version of PyTorch?")
     )
-
-
-def _refuse_both_backwards(steps: Iterable[Step]) -> None:
-    """A microbatch's backward on a stage is whole or split, never both."""
-    whole: dict[tuple[int, int], Step] = {}
-    split: dict[tuple[int, int], Step] = {}
-    for step in steps:
-        if step.instruction == "backward":
-            whole.setdefault((step.microbatch, step.model_stage), step)
-        elif step.instruction in ("backward_input", "backward_weight"):
-            split.setdefault((step.microbatch, step.model_stage), step)
-    for key in split.keys() & whole.keys():
-        raise split[key].error(
-            f"and {whole[key].label} contradict each other, for B is the whole backward "
-            f"({_OLDER_VERSION})"
-        )
 
 
 def as_torch_csv(pipeline: Pipeline) -> str:

@@ -54,4 +54,4 @@ def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> Importe
 
 def _single(name: str, num_stages: int, num_microbatches: int) -> ImportedSchedule:
     orders = SCHEDULES[name](num_stages, num_microbatches, 1)
-    return ImportedSchedule(tuple(map(tuple, orders)), 1)
+    return ImportedSchedule(tuple(map(tuple, orders)))

@@ -1,0 +1,119 @@
+"""The subcommands of `envplan`, in the order of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from envplan.cli import state
+from envplan.cli.command import Commands
+
+#: What `--help` lists: commands by panel, each in a word. A command stands in the module of its
+#: name, which is imported when the command is asked for.
+_PANELS: Final = {
+    "Plan": {
+        "profile": "Find out what each stage costs at each clock.",
+        "frontier": "Trace the exact frontier of time against energy.",
+        "solve": "Choose a frequency for every operation.",
+        "apply": "Turn a plan into a frequency plan for every rank.",
+    },
+    "Look": {
+        "savings": "Say what plans save: energy, money and CO2 a year.",
+        "advise": "Find the schedule that suits a job best.",
+        "compare": "Set every planner's plan beside ours.",
+        "simulate": "Replay a plan: what runs when, and what it draws.",
+        "timeline": "Draw what every stage does when.",
+        "report": "Write a page about a plan.",
+        "sweep": "Make many plans: jobs, schedules and targets combined.",
+    },
+    "Run": {
+        "devices": "List the GPUs, and whether you may set their clocks.",
+        "guard": "Give back the clocks that killed trainings left set.",
+        "refine": "Fit a plan to the times that a run measured.",
+        "reset": "Give every GPU's clock back to the driver.",
+    },
+    "Data": {
+        "profiles": "List the built-in profiles.",
+        "smooth": "Take the noise out of a measured profile.",
+        "check": "Prove that a file of envplan holds.",
+        "schedule": "List, show, import and export schedules.",
+    },
+    "Serving": {"serving": "Plan clocks for inference fleets."},
+}
+
+
+class _Commands(Commands):
+    panels = _PANELS
+
+
+app = typer.Typer(
+    name="envplan",
+    cls=_Commands,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_COLOURS = {"always": True, "never": False, "auto": None}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(_build_details())
+        raise typer.Exit
+
+
+def _build_details() -> str:
+    """The version, and what else a report of a fault should name."""
+    import json
+    import platform
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
+    from envplan import __version__
+
+    kernel = find_spec("envplan._kernel")
+    assert kernel is not None
+    assert kernel.origin is not None
+    build = json.loads(Path(kernel.origin).with_name("_build.json").read_text(encoding="utf-8"))
+    tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
+    return (
+        f"envplan {__version__}\n"
+        f"kernel: {build['compiler']}, {build['build_type']}\n"
+        f"Python {platform.python_version()}, {tools}, {platform.system()} {platform.machine()}"
+    )
+
+
+@app.callback(invoke_without_command=True)
+def envplan(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
+        ),
+    ] = False,
+    color: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(metavar="WHEN", help="auto (also by NO_COLOR), always or never."),
+    ] = "auto",
+) -> None:
+    """Take the wasted joules out of pipeline-parallel training.
+
+    A profile of the stages becomes the exact frontier of iteration time against energy, and a point
+    on it becomes a plan: one frequency for every operation.
+
+    \b
+    Example:
+      envplan savings sosp24-a100-gpt3-xl-4stage --gpus 64 --price 0.12
+      envplan profile --model llama3-8b --gpu h100 --pp 4
+      envplan frontier --plot
+      envplan solve --slowdown 1
+      envplan check plan.json
+    """
+    state.command = context.invoked_subcommand or ""
+    state.color = context.color = _COLOURS[color]
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,169 @@
+"""NVIDIA GPUs whose clocks the Zeus daemon sets, for users who may not set them themselves.
+
+zeusd runs as root and serves HTTP over a Unix socket (https://ml.energy/zeus/zeusd/api/, from
+version 0.4 on). Only what needs rights goes through it. All reading is NVML's own, which every user
+may do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
+from typing import Any, ClassVar, Final
+from urllib.parse import urlencode
+
+from envplan.devices.base import DeviceError, PermissionDeniedError
+from envplan.devices.nvml import NvmlBackend, NvmlDevice
+
+__all__ = ["ZeusdBackend", "ZeusdDevice"]
+
+_SOCKETS: Final = ("/run/zeusd/zeusd.sock", "/var/run/zeusd.sock")
+_PATIENCE_S: Final = 10.0
+_MOST_BYTES: Final = 2**20
+
+
+class ZeusdBackend(NvmlBackend):
+    """The GPUs of this machine, their clocks set by zeusd.
+
+    Args:
+        path: of zeusd's socket; default: $ZEUSD_SOCK_PATH, or where its packages put it.
+
+    Raises:
+        DeviceError: no driver is installed or loaded.
+    """
+
+    name: ClassVar = "zeusd"
+
+    def __init__(self, path: str | None = None) -> None:
+        super().__init__()
+        known = os.environ.get("ZEUSD_SOCK_PATH") or next(filter(os.path.exists, _SOCKETS), None)
+        self._daemon = _Daemon(path or known or _SOCKETS[0])
+
+    def _device(self, index: int) -> ZeusdDevice:
+        return ZeusdDevice(self._nvml, index, self._daemon)
+
+
+class ZeusdDevice(NvmlDevice):
+    """One NVIDIA GPU, its clock set by zeusd."""
+
+    def __init__(self, nvml: Any, index: int, daemon: _Daemon) -> None:
+        super().__init__(nvml, index)
+        self._daemon = daemon
+
+    def _set_clock(self, mhz: int) -> None:
+        clocks = {"min_clock_mhz": mhz, "max_clock_mhz": mhz} if mhz else {}
+        asked = {"gpu_ids": self._once(self._find_id), **clocks, "block": "true"}
+        what = "set" if mhz else "reset"
+        self._daemon.ask("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}", self._name())
+
+    def _may_set(self, *, probe: bool) -> str | None:
+        found = self._daemon.ask("GET", "/discover", self._name())
+        if "gpu-control" not in found.get("enabled_api_groups", ()):
+            return (
+                f"{self._name()}: {self._daemon} sets no clocks; start zeusd with the API group "
+                "gpu-control"
+            )
+        if found.get("auth_required"):
+            scopes = self._daemon.ask("GET", "/auth/whoami", self._name()).get("scopes", ())
+            if "gpu-control" not in scopes:
+                return f"{self._name()}: the token in $ZEUSD_TOKEN does not allow gpu-control"
+        self._once(self._find_id)
+        return None
+
+    def _find_id(self) -> int:
+        """The number that zeusd knows this GPU by: in a container NVML may count others.
+
+        Raises:
+            DeviceError: it does not know it, or does not tell enough to be sure.
+        """
+        gpus = self._daemon.ask("GET", "/discover", self._name()).get("gpus", ())
+        bus = self._ask(self._nvml.nvmlDeviceGetPciInfo, self._handle)
+        own = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
+        told = {str(gpu.get("pci_address", "")).rpartition(".")[0].lower(): gpu for gpu in gpus}
+        if own in told:
+            return int(told[own]["id"])
+        # Daemons before 0.6 do not tell addresses.
+        count = self._ask(self._nvml.nvmlDeviceGetCount)
+        same = [gpu for gpu in gpus if gpu.get("id") == self._index]
+        if set(told) <= {""} and len(gpus) == count and same[0].get("name") == self.info.name:
+            return self._index
+        raise DeviceError(f"{self._name()}: {self._daemon} does not name a GPU at {own}")
+
+
+class _Daemon:
+    """Asks zeusd, with a connection for each question.
+
+    Args:
+        path: of its socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return f"zeusd at {self._path}"
+
+    def ask(self, method: str, path: str, who: str) -> Mapping[str, Any]:
+        """The object that it answers, empty if that is nothing.
+
+        Args:
+            who: what it is asked for, for errors.
+
+        Raises:
+            PermissionDeniedError: it does not let this user.
+            DeviceError: it does not answer, or fails.
+        """
+        token = os.environ.get("ZEUSD_TOKEN")
+        try:
+            connection = _UnixConnection(self._path)
+            try:
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                connection.request(method, path, headers=headers)
+                answer = connection.getresponse()
+                status, text = answer.status, answer.read(_MOST_BYTES)
+            finally:
+                connection.close()
+        except PermissionError as error:
+            raise PermissionDeniedError(
+                f"{who}: this user may not talk to {self}; see its --socket-permissions"
+            ) from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise DeviceError(
+                f"{who}: {self} does not answer ({reason}); is it running?"
+            ) from error
+        try:
+            said = json.loads(text) if text else {}
+        except ValueError:
+            said = {}
+        if status == 200:
+            return said if isinstance(said, dict) else {}
+        problems = said.get("errors", said.get("error")) if isinstance(said, dict) else None
+        if isinstance(problems, dict):
+            problems = "; ".join(map(str, problems.values()))
+        problem = (
+            f"{who}: {self} answers {status}: {problems or text[:200].decode('utf-8', 'replace')}"
+        )
+        if status in (401, 403):
+            raise PermissionDeniedError(
+                f"{problem}; does it run as root, and is $ZEUSD_TOKEN right?"
+            )
+        if status == 404:
+            raise PermissionDeniedError(
+                f"{problem}; is it 0.4 or later, with the group gpu-control?"
+            )
+        raise DeviceError(problem)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

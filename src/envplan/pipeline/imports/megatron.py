@@ -1,0 +1,153 @@
+"""Megatron's pipeline schedules, as a configuration of Megatron or of NeMo's Megatron-Bridge asks.
+
+Such a configuration is an object in memory (megatron.core's TransformerConfig, and what derives
+from it) or a file in YAML or JSON whose names are the same, under `model` or not. Megatron is not
+needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from envplan._files import parse_json
+from envplan.errors import InputError, shown
+from envplan.pipeline.formats import whole_number
+from envplan.pipeline.imports.steps import ImportedSchedule, from_file
+from envplan.pipeline.schedules import interleaved, one_forward_one_backward
+
+__all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
+
+#: What gives another order, or runs operations at the same time.
+_OTHER_ORDERS: Final = ("overlap_moe_expert_parallel_comm",)
+
+
+def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedSchedule:
+    """The order in which Megatron runs each rank.
+
+    Args:
+        config: an object with Megatron's names, or a mapping.
+        num_microbatches: of an iteration; default: what the mapping's batch sizes make.
+
+    Raises:
+        InputError: a name is missing, or Megatron has no such schedule.
+    """
+    stages = _number(config, "pipeline_model_parallel_size")
+    if stages is None:
+        raise InputError("says no pipeline_model_parallel_size")
+    for name in _OTHER_ORDERS:
+        if _value(config, name):
+            raise InputError(
+                f"{name} runs a forward and a backward together, which a plan cannot follow"
+            )
+    microbatches = num_microbatches or _microbatches(config, stages)
+    chunks = _number(config, "virtual_pipeline_model_parallel_size")
+    if chunks is None or stages == 1:
+        orders = one_forward_one_backward(stages, microbatches, 1)
+    else:
+        group = _number(config, "microbatch_group_size_per_vp_stage") or stages
+        orders = interleaved(stages, microbatches, chunks, group)
+    return ImportedSchedule(tuple(map(tuple, orders)))
+
+
+def read_megatron_file(
+    path: str | os.PathLike[str], num_microbatches: int | None = None
+) -> tuple[ImportedSchedule, list[int]]:
+    """The order that a configuration file asks for, and the layers of each model stage, if it says.
+
+    Raises:
+        InputError: the file is neither YAML nor JSON, or as for read_megatron.
+    """
+
+    def parse(text: str) -> tuple[ImportedSchedule, list[int]]:
+        document = _document(text, path)
+        if not isinstance(document, dict):
+            raise InputError("must hold a configuration's names and values")
+        return read_megatron(document, num_microbatches), layers_per_stage(document)
+
+    return from_file(path, parse)
+
+
+def _document(text: str, path: str | os.PathLike[str]) -> Any:
+    if text.lstrip().startswith("{"):
+        return parse_json(text.encode(), path)
+    try:
+        import yaml  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise InputError("is not JSON; for YAML: pip install pyyaml") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or "cannot be parsed"
+        raise InputError(f"is not YAML: {reason}", line=mark and mark.line + 1) from None
+
+
+def layers_per_stage(config: Any) -> list[int]:
+    """Transformer layers of each model stage, as Megatron shares them out; none if nothing says.
+
+    Follows megatron.core's rules: the first and the last rank may have layers of their own number
+    (`num_layers_in_first_pipeline_stage`, `..._last_...`), or embedding and loss may count as a
+    layer each (`account_for_embedding_in_pipeline_split`, `account_for_loss_...`).
+
+    Raises:
+        InputError: the layers cannot be shared out so.
+    """
+    stages = _number(config, "pipeline_model_parallel_size") or 1
+    chunks = _number(config, "virtual_pipeline_model_parallel_size") or 1
+    layers = _number(config, "num_layers")
+    if layers is None or _value(config, "pipeline_model_parallel_layout"):
+        return []
+    given = {
+        0: _number(config, "num_layers_in_first_pipeline_stage"),
+        stages - 1: _number(config, "num_layers_in_last_pipeline_stage"),
+    }
+    own = {rank: count for rank, count in given.items() if count is not None}
+    embedding = bool(_value(config, "account_for_embedding_in_pipeline_split"))
+    loss = bool(_value(config, "account_for_loss_in_pipeline_split"))
+    others = stages - len(own)
+    rest = layers + embedding + loss - sum(own.values())
+    if rest < 0 or (rest % others if others else rest):
+        raise InputError(f"{layers} layers cannot be shared out over {stages} stages so")
+    ranks = [own.get(rank, rest // others if others else 0) for rank in range(stages)]
+    if any(count % chunks for count in ranks):
+        raise InputError(f"{chunks} chunks do not divide the layers of every rank, {ranks}")
+    shared = [count // chunks for count in ranks] * chunks
+    shared[0] -= embedding
+    shared[-1] -= loss
+    return shared
+
+
+def _microbatches(config: Any, stages: int) -> int:
+    """How many the batch sizes make, where they and the number of replicas are said."""
+    sizes = [_number(config, name) for name in ("global_batch_size", "micro_batch_size")]
+    replicas = _number(config, "data_parallel_size")
+    gpus = [_number(config, name) for name in ("num_nodes", "devices")]
+    if replicas is None and None not in gpus:
+        used = stages
+        for name in ("tensor_model_parallel_size", "context_parallel_size"):
+            used *= _number(config, name) or 1
+        replicas = (gpus[0] or 1) * (gpus[1] or 1) // used
+    if None in sizes or not replicas:
+        raise InputError(
+            "does not say how many microbatches an iteration has; give --microbatches M: the "
+            "global batch over microbatch size and data-parallel degree"
+        )
+    return max(1, (sizes[0] or 1) // ((sizes[1] or 1) * replicas))
+
+
+def _number(config: Any, name: str) -> int | None:
+    value = _value(config, name)
+    return None if value is None else whole_number(value, name, least=1)
+
+
+def _value(config: Any, name: str) -> Any:
+    """What a configuration says under a name, at its top or in one of its parts."""
+    if not isinstance(config, Mapping):
+        return getattr(config, name, None)
+    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    found = {shown(part[name]): part[name] for part in parts if part.get(name) is not None}
+    if len(found) > 1:
+        raise InputError(f"says two things under {name}: {' and '.join(found)}")
+    return next(iter(found.values()), None)

@@ -1,0 +1,86 @@
+"""Parts of operations, told at the boundaries of modules: for any framework whose model is torch's.
+
+    from envplan.runtime.parts import hook_parts
+
+    with follow("run.freqplan.json", schedule) as shim, hook_parts(shim, model):
+        ...
+
+A part is a module, by the name that `named_modules` gives it. It begins as its forward does and, in
+a backward, as the gradients of its outputs are there; it lasts until the next one begins. What no
+hook separates belongs to the part before it, or to the operation's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["PartListener", "hook_parts"]
+
+
+class PartListener(Protocol):
+    """What is told of parts: a Shim or a Profiler."""
+
+    @property
+    def part_names(self) -> Iterable[str]:
+        """Names of the modules that it wants to be told of; "*" stands for any text."""
+
+    def part(self, name: str, *, backward: bool) -> None:
+        """A part of the operation that runs begins."""
+
+
+@contextmanager
+def hook_parts(listener: PartListener, model: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
+    """Tell a shim or a profiler as modules begin, while the context lasts.
+
+    Args:
+        listener: who is told.
+        model: this rank's part of the model; several where it has several chunks.
+
+    Raises:
+        InputError: a part that the listener names is no module of any of them.
+    """
+    chunks = list(model) if isinstance(model, list | tuple) else [model]
+    modules = [pair for chunk in chunks for pair in _named(chunk)]
+    wanted = sorted(listener.part_names)
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name, _ in modules):
+            raise InputError(
+                f"the model has no module {pattern}, which is a part of the plan's operations; "
+                f"there are: {', '.join(name for name, _ in modules[:8])}, ..."
+            )
+    handles = []
+    try:
+        for name, module in modules:
+            if any(fnmatchcase(name, pattern) for pattern in wanted):
+                forward = _call(partial(listener.part, name, backward=False))
+                backward = _call(partial(listener.part, name, backward=True))
+                handles.append(module.register_forward_pre_hook(forward))
+                handles.append(module.register_full_backward_pre_hook(backward))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _named(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules by name, without what wrappers such as DistributedDataParallel put before it."""
+    found = [(name, module) for name, module in chunk.named_modules() if name]
+    while found and all(name == "module" or name.startswith("module.") for name, _ in found):
+        found = [(name.removeprefix("module."), one) for name, one in found if name != "module"]
+    return found
+
+
+def _call(tell: Callable[[], None]) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        tell()
+
+    return hook

@@ -1,0 +1,212 @@
+"""The service `envplan guard`: gives back the clocks that killed trainings left set.
+
+A guard gives a clock back when its owner dies, and the owner when the guard dies. Where both are
+killed together, what remains is a lock file with a mark that nobody has locked. The service looks
+for these once a second and gives back what they say, in a process of its own for each user.
+
+Root serves all users. What a user's lock files ask for is done with that user's rights and no
+others: whoever writes a lock file by hand gets nothing that he could not have done himself. The
+driver is opened only where there is something to give back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from envplan.devices import BACKENDS, DeviceError, backend_class, opened, within
+from envplan.devices.visible import uuid_of
+from envplan.runtime.locks import MARK_BYTES, LockFile, Mark, places
+
+__all__ = ["Service", "give_back_left_behind", "unit_file"]
+
+_PATIENCE_S: Final = 10.0
+#: How long a clock is left alone that could not be given back, s.
+_PAUSE_S: Final = 60.0
+_FOLDER: Final = re.compile(r"envplan-(\d+)(-.*)?")
+
+_UNIT: Final = """\
+# /etc/systemd/system/envplan-guard.service, printed by: envplan guard --unit
+[Unit]
+Description=Give back the GPU clocks that killed training jobs left set
+After=nvidia-persistenced.service zeusd.service
+
+[Service]
+ExecStart={command} guard
+{environment}Restart=on-failure
+RestartSec=5s
+# It sets clocks as root does, and becomes the users whose lock files it works for.
+CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SETUID CAP_SETGID CAP_DAC_OVERRIDE CAP_KILL
+NoNewPrivileges=yes
+ProtectSystem=full
+ProtectHome=read-only
+# The lock files are in /run/envplan and in the /tmp that all users see.
+PrivateTmp=no
+
+[Install]
+WantedBy=multi-user.target
+
+# Where Slurm kills all processes of a job, an epilog is enough (Epilog= in slurm.conf):
+#   #!/bin/sh
+#   {command} guard --once
+"""
+
+
+def give_back_left_behind(files: Sequence[Path], say: Callable[[str], object]) -> bool:
+    """Give back what dead guards of this user left set, each GPU on its own.
+
+    Args:
+        files: with their marks.
+        say: is told of each GPU in a line, but for GPUs that are not there any more.
+
+    Returns:
+        Whether all of it could be given back.
+    """
+    done = True
+    for file in files:
+        try:
+            with LockFile(file.stem, file.parent) as lock:
+                mark = lock.mark
+                if mark is not None and lock.acquire():
+                    within(_PATIENCE_S, partial(_restore, lock, mark, say), file.stem)
+        except DeviceError as error:
+            say(f"{file.stem}: its clock was left set and cannot be given back: {error}")
+            done = False
+    return done
+
+
+def _restore(lock: LockFile, mark: Mark, say: Callable[[str], object]) -> None:
+    if mark.backend not in BACKENDS:
+        raise DeviceError(f"there is no backend {mark.backend!r}")
+    with opened(mark.backend) as source:
+        device = next((one for one in source.devices() if uuid_of(one) == lock.uuid), None)
+        if device is None:
+            return
+        lock.restore(device)
+        back = f"set to {mark.before} MHz as before" if mark.before else "given back"
+        say(f"GPU {device.info.index} ({device.info.name}): {back}; a killed training had left it")
+
+
+class Service:
+    """One look after the other at the lock files of this user; for root, of all users.
+
+    Args:
+        say: is told of each GPU in a line, in a process of its own.
+    """
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        for name in BACKENDS:  # now, as those that it becomes may not be able to read these files
+            backend_class(name)
+        self._say = say
+        self._at_work: dict[int, int] = {}
+        self._tried: dict[tuple[Path, int], float] = {}
+        self._failed = False
+
+    def look(self) -> None:
+        """See to the users that have clocks to give back, without waiting for it."""
+        self._reap()
+        now = time.monotonic()
+        self._tried = {mark: at for mark, at in self._tried.items() if now < at + _PAUSE_S}
+        for user in _users():
+            if user not in self._at_work:
+                left = [mark for mark in _left_behind(user) if mark not in self._tried]
+                self._tried.update(dict.fromkeys(left, now))
+                if left:
+                    self._at_work[user] = self._start(user, [file for file, _ in left])
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until all has been given back; whether it has."""
+        deadline = time.monotonic() + seconds
+        while self._at_work and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._reap()
+        return not self._at_work and not self._failed
+
+    def _start(self, user: int, files: Sequence[Path]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if child := os.fork():
+            return child
+        done = False
+        try:
+            _become(user)
+            done = give_back_left_behind(files, self._say)
+        except Exception as error:  # it must not come back from here
+            self._say(f"the clocks of user {user} cannot be given back: {error}")
+        finally:
+            os._exit(not done)
+
+    def _reap(self) -> None:
+        for user, child in list(self._at_work.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del self._at_work[user]
+                self._failed |= status != 0
+
+
+def _users() -> Iterator[int]:
+    """This user, and for root all others that have a folder for locks."""
+    own = os.geteuid()
+    yield own
+    if own == 0:
+        with os.scandir("/tmp") as entries:
+            matches = [match for entry in entries if (match := _FOLDER.fullmatch(entry.name))]
+        yield from sorted({int(match[1]) for match in matches} - {own})
+
+
+def _left_behind(user: int) -> Iterator[tuple[Path, int]]:
+    """The files with a mark of a guard that is dead, or stopped and without its owner.
+
+    Changes nothing.
+
+    Yields:
+        A file and when its mark was written, ns.
+    """
+    for file in (file for folder in places(user) for file in sorted(folder.glob("*.lock"))):
+        with suppress(OSError):
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                mark = Mark.parse(os.read(descriptor, MARK_BYTES))
+                if mark is not None and (mark.orphaned or _is_free(descriptor)):
+                    yield file, os.fstat(descriptor).st_mtime_ns
+            finally:
+                os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _become(user: int) -> None:
+    """Go on with a user's rights and no others."""
+    if user == os.geteuid():
+        return
+    try:
+        known = pwd.getpwuid(user)
+        os.initgroups(known.pw_name, known.pw_gid)
+        os.setgid(known.pw_gid)
+    except KeyError:  # of a container, for example
+        os.setgroups([])
+        os.setgid(user)
+    os.setuid(user)
+
+
+def unit_file() -> str:
+    """A systemd unit that runs the service with this installation, and a Slurm epilog."""
+    command = Path(sys.executable).with_name("envplan")
+    socket = os.environ.get("ZEUSD_SOCK_PATH")
+    environment = f"Environment=ZEUSD_SOCK_PATH={socket}\n" if socket else ""
+    return _UNIT.format(command=command, environment=environment)

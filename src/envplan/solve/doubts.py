@@ -1,0 +1,76 @@
+"""Warnings about values that are probably not meant, such as a time in the wrong unit."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from envplan.errors import DoubtWarning
+from envplan.limits import AveragePower, PeakPower
+from envplan.units import duration_text, s_from_ns, w_from_uw
+
+if TYPE_CHECKING:
+    from envplan.frontier import Relaxation
+    from envplan.request import Request
+
+__all__ = ["doubt_job", "doubt_request"]
+
+#: A GPU that runs or waits draws more than that, W; an iteration takes less than that, s.
+_LEAST_W: Final = 10.0
+_LONGEST_S: Final = 3600.0
+
+
+def doubt_job(frontier: Relaxation) -> None:
+    """Warn of times and powers of a job that no training has."""
+    problem, pipeline = frontier.problem, frontier.pipeline
+    clocked = problem.frequency_mhz > 0
+    computing = problem.power_uw[clocked]
+    if len(computing) and w_from_uw(int(computing.max())) < _LEAST_W:
+        _warn(
+            f"no operation of profile {frontier.profile.name} draws {_LEAST_W:g} W on a GPU; are "
+            "its energies in joules and its times in seconds?"
+        )
+    waiting = frontier.blocking_power_w
+    if 0 < max(waiting) < _LEAST_W:
+        _warn(f"a waiting GPU draws {max(waiting):g} W; GPUs draw {_LEAST_W:g} W at the very least")
+    if frontier.min_time > _LONGEST_S:
+        _warn(
+            f"an iteration takes {duration_text(frontier.min_time)} at least; are the profile's "
+            "times in seconds?"
+        )
+    latency = np.max(np.asarray(pipeline.p2p_latency, float), initial=0.0)
+    shortest = s_from_ns(int(min(table.time_ns[0] for table in problem.tables)))
+    if latency > shortest:
+        _warn(
+            f"a transfer between stages takes {latency:g} s, longer than the shortest operation "
+            f"({shortest:g} s); --p2p-latency takes units, as in 2ms"
+        )
+
+
+def doubt_request(frontier: Relaxation, request: Request) -> None:
+    """Warn of a target or a condition that no training has."""
+    slowdown = request.deadline.slowdown
+    if slowdown is not None and slowdown > 1:
+        _warn(
+            f"a slowdown of {100 * slowdown:g}% makes iterations {1 + slowdown:g} times as long as "
+            "T_min; 2% is --slowdown 2 on the command line and slowdown=0.02 in Python"
+        )
+    longest = s_from_ns(int(max(table.time_ns[-1] for table in frontier.problem.tables)))
+    if request.switch_latency_s > longest:
+        _warn(
+            f"clocks come {request.switch_latency_s:g} s after they are asked for, later than the "
+            f"longest operation is over ({longest:g} s); --switch-latency takes units, as in 20ms"
+        )
+    gpus = frontier.num_gpus * frontier.pipeline.num_stages
+    for limit in (request.limit(AveragePower), request.limit(PeakPower)):
+        if limit is not None and limit.power_w < _LEAST_W * gpus:
+            _warn(
+                f"a cap of {limit.power_w:g} W is {limit.power_w / gpus:.3g} W for each of {gpus} "
+                "GPUs; caps are on all GPUs together"
+            )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, DoubtWarning, stacklevel=4)

@@ -1,0 +1,334 @@
+"""Operations made of parts: composition against brute force, against parts as operations of their
+own, and against the replay; files, plans and bad input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_helpers import assert_refused, envplan
+from envplan.errors import InputError
+from envplan.pipeline import Pipeline
+from envplan.plan import Plan
+from envplan.profile import (
+    ByParts,
+    OptionTable,
+    Part,
+    Profile,
+    ProfileMetadata,
+    cost_curve,
+    pieces,
+)
+from envplan.profile.options import option_table
+from envplan.profile.parts import by_parts, changes_of, one_clock
+from envplan.replay import Machine, Problem
+from envplan.simulation import simulate
+from envplan.solve import trace_frontier
+from envplan.verify import verify_plan
+
+CLOCKS = (900, 1200, 1500)
+EXACT = ByParts(within=0.0)
+WAITING = st.sampled_from([0, 1, 3])  # uW
+
+
+@st.composite
+def part_tables(draw: st.DrawFn, most_parts: int = 4) -> list[Part]:
+    """Parts with noisy rows at the same clocks, some of constant time."""
+    count = draw(st.integers(1, most_parts))
+    clocks = CLOCKS[: draw(st.integers(1, len(CLOCKS)))]
+    parts = []
+    for p in range(count):
+        constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
+        rows = [
+            (draw(st.integers(1, 40)), draw(st.integers(0, 60)), -mhz, "")
+            for mhz in ((0,) if constant else clocks)
+        ]
+        parts.append(Part(f"p{p}", option_table(0, "forward", rows)))
+    return parts
+
+
+def pareto(points: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    kept: list[tuple[int, int]] = []
+    for time, energy in sorted(points):
+        if not kept or energy < kept[-1][1]:
+            kept.append((time, energy))
+    return kept
+
+
+def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
+    return pareto({(t, e - waiting_uw * t) for _, _, t, e in table.rows()})
+
+
+def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, int]]:
+    """Time and energy of every choice of a clock for each part that the rules allow, one by one."""
+    clocks = sorted({m for part in parts for m in part.table.frequency_mhz.tolist() if m}) or [0]
+    rows = [{m: (t, e) for m, _, t, e in part.table.rows()} for part in parts]
+    found = set()
+    for chosen in itertools.product(clocks, repeat=len(parts)):
+        now, used, asked_at, allowed = 0, 0, 0, True
+        for p, mhz in enumerate(chosen):
+            time, energy = rows[p].get(mhz, rows[p].get(0))
+            old = chosen[p - 1] if p else mhz
+            if mhz != old and (latency or hold):
+                due = hold if asked_at else max(latency, hold)
+                whole, before = rows[p].get(old, (0, 0))
+                allowed &= 0 not in rows[p] and whole >= latency and now - asked_at >= due
+                asked_at = now or asked_at
+                if allowed and latency:
+                    left = -(-(whole - latency) * time // whole)
+                    first = (2 * before * latency + whole) // (2 * whole)
+                    energy = first + (2 * energy * left + time) // (2 * time)
+                    time = latency + left
+            now, used = now + time, used + energy
+        if allowed and (not asked_at or now - asked_at >= hold):
+            found.add((now, used))
+    return found
+
+
+@given(part_tables(), st.just(0) | st.integers(0, 30), st.just(0) | st.integers(0, 60), WAITING)
+def test_options_are_what_trying_all_choices_finds(
+    parts: list[Part], latency: int, hold: int, waiting_uw: int
+) -> None:
+    how = ByParts(
+        within=0.0,
+        switch_latency_s=latency / 1e9,
+        min_hold_s=hold / 1e9,
+        blocking_power_w=waiting_uw / 1e6,
+    )
+    table = by_parts(one_clock(0, "forward", parts), parts, how)
+    found = {(t, e - waiting_uw * t) for t, e in all_choices(parts, latency, hold)}
+    assert best(table, waiting_uw) == pareto(found)
+
+
+@given(part_tables(), st.integers(0, 30), st.sampled_from([0.01, 0.1, 0.5]), WAITING)
+def test_what_is_left_out_saves_little_and_the_hull_stays(
+    parts: list[Part], latency: int, within: float, waiting_uw: int
+) -> None:
+    whole = one_clock(0, "forward", parts)
+    late = {"switch_latency_s": latency / 1e9, "blocking_power_w": waiting_uw / 1e6}
+    every = by_parts(whole, parts, ByParts(within=0.0, **late))
+    some = by_parts(whole, parts, ByParts(within=within, **late))
+    slack = within * sum(int(part.table.energy_fj.min()) for part in parts)
+    for time, cost in best(every, waiting_uw):
+        assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_uw))
+    for power in range(waiting_uw + 1):
+        one, other = cost_curve(every, power), cost_curve(some, power)
+        assert one.hull_time_ns.tolist() == other.hull_time_ns.tolist()
+        assert one.hull_slope_uw.tolist() == other.hull_slope_uw.tolist()
+        assert one.base_cost_fj == other.base_cost_fj
+
+
+@given(part_tables(), st.integers(0, 50))
+def test_an_option_takes_what_the_replay_of_its_parts_as_operations_says(
+    parts: list[Part], latency: int
+) -> None:
+    how = ByParts(within=0.0, switch_latency_s=latency / 1e9)
+    table = by_parts(one_clock(0, "forward", parts), parts, how)
+    rows = [
+        (0, f"part{p}", mhz, time / 1e9, energy / 1e15)
+        for p, part in enumerate(parts)
+        for mhz, _, time, energy in part.table.rows()
+    ]
+    rows += [(0, name, 0, 1.0, 1.0) for name in ("forward", "backward")]
+    # An iteration begins with the clock that the one before it left.
+    rows += [(0, "last", mhz, 1e-6, 0.0) for mhz in (*CLOCKS, 0)]
+    names = [*(f"part{p}" for p in range(len(parts))), "last"]
+    operations = [{"id": name, "stage": 0, "instruction": name} for name in names]
+    chain = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
+    problem = Problem(chain, Profile.from_rows(rows), [0])
+    for mhz, config, time, energy in table.rows():
+        changes = {change.part: change.frequency_mhz for change in changes_of(config)}
+        knobs, clock = [], mhz
+        for part in parts:
+            clock = changes.get(part.name, clock)
+            knobs.append((clock if part.table.frequency_mhz.any() else 0, ""))
+        replay = problem.replay(problem.rows_at([*knobs, (mhz, "")]), Machine(latency))
+        assert replay.starts_ns[-1] == time
+        assert replay.energies_fj[:-1].sum() == energy
+        if changes:
+            each = pieces(table, config, latency)
+            assert sum(piece.time_ns for piece in each) == time
+            assert sum(piece.energy_fj for piece in each) == energy
+
+
+def parts_profile(
+    stages: int = 2,
+    clocks: tuple[int, ...] = (1740, 1500, 1260, 1020, 780),
+    layers: int = 3,
+    whole: float | None = None,
+    microbatches: int = 4,
+) -> Profile:
+    """Layers of attention, which goes with the memory, and of a product, which goes with the clock.
+
+    Args:
+        whole: rows of the operations themselves, too, so many times what their parts take.
+    """
+    rows: list[tuple[object, ...]] = []
+    for stage in range(stages):
+        for instruction, work in (("forward", 1.0), ("backward", 2.1)):
+            for mhz in clocks:
+                total_s = total_j = 0.0
+                for layer in range(layers):
+                    for name, fixed, scaling in (("attention", 0.02, 0.002), ("mlp", 0.001, 0.03)):
+                        time = work * (1 + 0.15 * stage) * (fixed + scaling * 1740 / mhz)
+                        power = 90 + 190 * (mhz / 1740) ** 2.6
+                        row = round(time, 6), round(power * time, 6)
+                        rows.append((stage, instruction, mhz, *row, f"{name}{layer}"))
+                        total_s, total_j = total_s + row[0], total_j + row[1]
+                if whole is not None:
+                    rows.append((stage, instruction, mhz, whole * total_s, whole * total_j, ""))
+        rows.append((stage, "blocking", 1740, 2.0, 140.0, ""))
+    return Profile.from_rows(
+        rows,
+        columns=("stage", "instruction", "frequency", "time", "energy", "part"),
+        name="parts",
+        metadata=ProfileMetadata(source="modelled", num_microbatches=microbatches),
+    )
+
+
+@given(st.data())
+def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataObject) -> None:
+    tables = {
+        (stage, name): data.draw(part_tables(3))
+        for stage in (0, 1)
+        for name in ("forward", "backward")
+    }
+    columns = ("stage", "instruction", "frequency", "time", "energy", "part")
+    by_operation, by_part, operations = [], [], []
+    for (stage, name), parts in tables.items():
+        for p, part in enumerate(parts):
+            for mhz, _, time, energy in part.table.rows():
+                row = (mhz, time / 1e9, energy / 1e15)
+                by_operation.append((stage, name, *row, part.name))
+                by_part.append((stage, f"{name}{p}", *row))
+                by_part.append((1 - stage, f"{name}{p}", 1, 1.0, 1.0))
+    order = {0: ("f0", "f1", "b0", "b1"), 1: ("f0", "b0", "f1", "b1")}
+    for stage, place in [(s, o) for s in (0, 1) for o in order[s]]:
+        name = "forward" if place[0] == "f" else "backward"
+        for p in range(len(tables[stage, name])):
+            operation = {"id": f"{stage}{place}.{p}", "stage": stage, "instruction": f"{name}{p}"}
+            other = 1 - stage if (place[0] == "f") == (stage == 1) else None
+            if p == 0 and other is not None:
+                operation["after"] = [f"{other}{place}.{len(tables[other, name]) - 1}"]
+            operations.append(operation | {"microbatch": int(place[1])})
+    by_part += [(stage, name, 0, 1.0, 1.0) for stage, name in tables]
+    unique = list({row[:3]: row for row in reversed(by_part)}.values())
+    dag = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
+    plain = trace_frontier(dag, Profile.from_rows(unique), blocking_power=1e-6)
+    how = ByParts(within=0.0, blocking_power_w=1e-6)
+    composed = Profile.from_rows(by_operation, columns=columns).adjusted(by_parts=how)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 2), composed, blocking_power=1e-6)
+    assert frontier.min_time_ns == plain.min_time_ns
+    assert frontier.min_energy_time_ns == plain.min_energy_time_ns
+    for time in range(frontier.min_time_ns, frontier.min_energy_time_ns + 1):
+        assert frontier.lower_bound_fj(time) == plain.lower_bound_fj(time)
+
+
+def test_parts_save_where_one_clock_cannot_and_plans_prove_it() -> None:
+    profile = parts_profile()
+    pipeline = Pipeline("1f1b", 2, 4)
+    one = trace_frontier(pipeline, profile).plan()
+    frontier = trace_frontier(pipeline, profile.adjusted(by_parts=ByParts()))
+    plan = frontier.plan()
+    assert plan.iteration_time == one.iteration_time
+    assert plan.energy < 0.975 * one.energy
+    assert plan.predicted.baseline == one.predicted.baseline
+    assert verify_plan(plan, profile)
+    assert Plan.from_document(json.loads(plan.to_json())) == plan
+    changing = [op for stage in plan.stages for op in stage if changes_of(op.config)]
+    assert changing
+    assert all(changes_of(op.config)[0][1] == op.frequency_mhz for op in changing)
+
+
+@pytest.mark.parametrize("asked", [{"switch_latency": 0.005}, {"min_hold": 0.02}])
+def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) -> None:
+    profile = parts_profile(microbatches=3)
+    frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=ByParts()))
+    plan = frontier.plan(slowdown=0.05, **asked)
+    how = plan.profile.adjustments.by_parts
+    assert (how.switch_latency_s, how.min_hold_s) == (
+        asked.get("switch_latency", 0.0),
+        asked.get("min_hold", 0.0),
+    )
+    assert verify_plan(plan, profile)
+    later = simulate(plan, profile, switch_latency=0.001)
+    assert later.energy > 0
+    other = how.model_copy(update={"switch_latency_s": 0.001})
+    adjusted = plan.profile.adjustments.model_copy(update={"by_parts": other})
+    forged = plan.profile.model_copy(update={"adjustments": adjusted})
+    with pytest.raises(InputError, match=r"by_parts.*switch_latency_s is"):
+        verify_plan(plan.model_copy(update={"profile": forged}), profile)
+
+
+def test_simulated_operations_show_their_parts() -> None:
+    profile = parts_profile()
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts())).plan()
+    timeline = simulate(plan, profile)
+    assert timeline.energy == plan.energy
+    timed = next(one for one in timeline.operations if changes_of(one.config))
+    assert len({part.frequency_mhz for part in timed.slices}) > 1
+    assert {part.part for part in timed.slices} >= {"attention0", "mlp2"}
+
+
+def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
+    parts_profile().save_csv(tmp_path / "profile.csv")
+    for command in (
+        ("frontier", "-o", "frontier.csv"),
+        ("solve", "--slowdown", "2", "--ladder", "4"),
+        ("check", "plan.json"),
+        ("apply", "plan.json", "--clocks", "780-1740:240"),
+        ("check", "run.freqplan.json"),
+        ("simulate", "plan.json", "--trace", "trace.json"),
+        ("solve", "--one-clock", "--slowdown", "2", "-o", "one.json"),
+        ("solve", "--parts-within", "0", "--switch-latency", "5ms", "-o", "late.json"),
+        ("check", "late.json"),
+    ):
+        ran = envplan(*command, cwd=tmp_path)
+        assert (ran.code, ran.err) == (0, ""), (command, ran)
+    energy = {
+        name: json.loads((tmp_path / name).read_text())["predicted"]["energy_j"]
+        for name in ("plan.json", "one.json")
+    }
+    assert energy["plan.json"] < 0.98 * energy["one.json"]
+
+
+def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
+    profile = parts_profile(whole=1.01)
+    table = profile.table(0, "forward")
+    plain = {row[:2]: row[2:] for row in table.rows()}
+    again = profile.adjusted(by_parts=EXACT).table(0, "forward")
+    for mhz, config, time, energy in again.rows():
+        if not config:
+            assert plain[mhz, config] == (time, energy)
+        else:
+            assert sum(piece.time_ns for piece in pieces(again, config, 0)) == time
+
+
+def test_bad_parts_are_refused_with_where_and_why(tmp_path: Path) -> None:
+    parts_profile().save_csv(tmp_path / "profile.csv")
+    lines = (tmp_path / "profile.csv").read_text().splitlines()
+    header, rows = lines[0], lines[1:]
+
+    def refused(changed: list[str], *words: str) -> None:
+        (tmp_path / "bad.csv").write_text("\n".join([header, *changed]) + "\n")
+        assert_refused(envplan("solve", "bad.csv", cwd=tmp_path), 2, *words)
+
+    lost = [row for row in rows if not row.startswith("1,backward,1020") or "mlp1" not in row]
+    refused(lost, "stage 1 backward: part mlp1 has no row at 1020 MHz, which part attention0 has")
+    first = next(k for k, row in enumerate(rows) if row.startswith("0,forward,1500"))
+    swapped = rows.copy()
+    swapped[first], swapped[first + 1] = rows[first + 1], rows[first]
+    refused(swapped, "part attention0", "comes after mlp0 at 1500 MHz", "one order")
+    refused([rows[0], *rows], "repeats line 2", "part attention0")
+    refused([f"{rows[0].rpartition(',')[0]},a b", *rows[1:]], "has a space")
+    refused([*rows, "0,blocking,780,1,70,waits"], "has no parts")
+    whole = [f"0,forward,{mhz},0.5,1," for mhz in (1740, 1500, 1260, 1020, 780)]
+    refused(
+        [*rows, *whole], "stage 0 forward at 1260 MHz: its parts take", "less than was measured"
+    )
+    refused([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the operat")

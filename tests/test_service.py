@@ -1,0 +1,315 @@
+"""`envplan guard`, locks of other tools, and users who wish each other ill."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, envplan
+from envplan.runtime import Guard
+from envplan.runtime.locks import LockFile, Mark, places
+from envplan.runtime.service import Service
+from fake_nvml import FakeNvml, open_fake_nvml
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+VICTIM, OTHER = 54321, 54322
+
+# Asks for a clock and says who the guard is; trains on.
+TRAINING = """
+import sys, time
+from envplan.runtime import Guard
+guard = Guard.start(sys.argv[1], 0)
+guard.request(1005)
+print(guard.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def training(
+    fake: FakeNvml, backend: str = "nvml", **how: object
+) -> tuple[subprocess.Popen[str], int]:
+    """A process that has set a clock, and its guard."""
+    python = python_for_all() if "user" in how else sys.executable
+    process = subprocess.Popen(
+        [python, "-c", TRAINING, backend], stdout=subprocess.PIPE, text=True, **how
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "did not start"
+    wait_for(lambda: fake.locked() == 1005)
+    return process, int(line)
+
+
+def kill_both(fake: FakeNvml, **how: object) -> None:
+    process, guard = training(fake, **how)
+    os.kill(process.pid, signal.SIGSTOP)  # it must not notice
+    os.kill(guard, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert fake.locked() == 1005
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time() -> Iterator[None]:
+    """The service sees the lock files of all tests of this user."""
+    with Path("/tmp/test_service.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """Fake GPUs that other users see, too, and no locks of theirs before or after."""
+    folder = Path(tempfile.mkdtemp(prefix="envplan-test-"))
+    folder.chmod(0o755)
+    fake = open_fake_nvml(folder, monkeypatch)
+    fake.path.chmod(0o666)
+
+    def clean() -> None:
+        for user in (VICTIM, OTHER):
+            for left in Path("/tmp").glob(f"envplan-{user}*"):
+                shutil.rmtree(left)
+
+    clean()
+    yield fake
+    fake.close()
+    clean()
+    shutil.rmtree(folder)
+
+
+def as_user(user: int) -> dict[str, object]:
+    return {"user": user, "group": user, "extra_groups": [], "cwd": "/", "env": seen_by_all()}
+
+
+def seen_by_all() -> dict[str, str]:
+    """An environment in which a Python that others may run finds all that this one has."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def python_for_all() -> str:
+    """A Python like this one that other users can run."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for command in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        script = [command, "-c", "import envplan.runtime.guard, pynvml"]
+        try:
+            subprocess.run(script, check=True, capture_output=True, **as_user(VICTIM))
+            return command
+        except (OSError, subprocess.CalledProcessError):
+            continue
+    pytest.skip("there is no Python that other users can run")
+
+
+def python_as(user: int, script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python_for_all(), "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        **as_user(user),
+    )
+
+
+def test_service_gives_back_what_nobody_is_left_to_give_back(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    kill_both(fake_nvml)
+    with Guard.start("nvml", 1) as living:
+        living.request(900)
+        wait_for(lambda: fake_nvml.locked(1) == 900)
+        ran = subprocess.run(
+            [COMMAND, "guard", "--once"], capture_output=True, text=True, check=True
+        )
+        assert "GPU 0 (NVIDIA A40): given back; a killed training had left it" in ran.stdout
+        assert fake_nvml.locked(0) is None
+        assert fake_nvml.locked(1) == 900
+
+
+def test_service_that_runs_gives_back_soon_and_stops_when_told(fake_nvml: FakeNvml) -> None:
+    service = subprocess.Popen([COMMAND, "guard"], stdout=subprocess.PIPE, text=True)
+    for _ in range(2):
+        kill_both(fake_nvml)
+        assert fake_nvml.wait_until_free(60) is not None
+    service.terminate()
+    service.wait(60)
+
+
+def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvml) -> None:
+    process, guard = training(fake_nvml)
+    os.kill(guard, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    assert envplan_guard(Path("/")) == 0
+    assert fake_nvml.wait_until_free(60) is not None
+    assert fake_nvml.clock_changes() == [1005, 0]
+
+
+def test_service_says_what_it_cannot_give_back_and_tries_it_later(
+    fake_nvml: FakeNvml, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_both(fake_nvml)
+    fake_nvml.fail("reset")
+    service = Service(lambda line: print(line, flush=True))
+    service.look()
+    assert not service.finish(60)
+    assert "cannot be given back: GPU 0: Unknown Error" in capfd.readouterr().out
+    fake_nvml.fail("reset", 0)
+    service.look()  # not at once
+    assert not service._at_work
+    service = Service(print)
+    service.look()
+    assert service.finish(60)
+    assert fake_nvml.locked() is None
+
+
+def test_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    ran = envplan("guard", "--unit", cwd=tmp_path)
+    unit = tmp_path / "envplan-guard.service"
+    unit.write_text(ran.out)
+    assert f"ExecStart={COMMAND} guard\n" in ran.out
+    assert f"{COMMAND} guard --once" in ran.out
+    if shutil.which("systemd-analyze"):
+        ran_systemd = subprocess.run(
+            ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+        )
+        assert (ran_systemd.returncode, ran_systemd.stderr) == (0, "")
+
+
+@contextmanager
+def site_lock(fake: FakeNvml) -> Iterator[None]:
+    """Somebody runs `nvidia-smi -lgc 1200` before, and finds it so afterwards."""
+    fake.gpu().locked = 1200
+    yield
+    wait_for(lambda: fake.locked() == 1200)
+    fake.gpu().locked = 0
+
+
+def test_clock_that_another_tool_had_set_is_put_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with site_lock(fake_nvml), Guard.start("nvml", 0) as guard:
+        assert fake_nvml.locked() == 1200
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        guard.reset()
+        wait_for(lambda: fake_nvml.locked() == 1200)
+        guard.request(600)
+    with site_lock(fake_nvml):  # the owner is killed
+        process, _ = training(fake_nvml)
+        process.kill()
+        process.wait()
+    with site_lock(fake_nvml), Guard.start("nvml", 0) as guard:  # the guard is killed
+        guard.request(1005)
+        wait_for(lambda: fake_nvml.locked() == 1005)
+        os.kill(guard.pid, signal.SIGKILL)
+    with site_lock(fake_nvml):  # both are killed
+        kill_both(fake_nvml)
+        assert envplan_guard(tmp_path) == 0
+    with site_lock(fake_nvml):  # likewise, and the next training comes before the service
+        kill_both(fake_nvml)
+        Guard.start("nvml", 0).close()
+    fake_nvml.gpu().locked = 1200
+    kill_both(fake_nvml)
+    assert envplan("reset", cwd=tmp_path).code == 0
+    assert fake_nvml.locked() is None  # all of it, as asked for
+
+
+def envplan_guard(folder: Path) -> int:
+    return subprocess.run([COMMAND, "guard", "--once"], cwd=folder, check=False).returncode
+
+
+def test_clock_that_the_driver_chose_is_no_lock(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpu().boost = 1500  # as cards that never reach the highest clock they name
+    Guard.start("nvml", 0).close()
+    assert fake_nvml.locked() is None
+    fake_nvml.gpu().throttle = 0x4
+    fake_nvml.gpu().boost = 1200
+    Guard.start("nvml", 0).close()
+    assert fake_nvml.clock_changes() == [0, 0, 0]
+
+
+@needs_root
+def test_folder_that_another_user_took_first_does_not_stop_a_guard(for_all: FakeNvml) -> None:
+    taken = Path(f"/tmp/envplan-{VICTIM}")
+    taken.mkdir(mode=0o777)
+    os.chown(taken, OTHER, OTHER)
+    script = """
+from envplan.devices import DeviceError
+from envplan.runtime import Guard
+with Guard.start("nvml", 0):
+    try:
+        Guard.start("nvml", 0)
+    except DeviceError as error:
+        print(error)
+"""
+    ran = python_as(VICTIM, script)
+    assert "another training process of this user" in ran.stdout, ran.stderr
+    assert list(taken.iterdir()) == []
+    (folder,) = places(VICTIM)
+    assert folder.name.startswith(f"envplan-{VICTIM}-")
+    assert "another training process" in python_as(VICTIM, script).stdout
+    assert places(VICTIM) == [folder]
+
+
+@needs_root
+def test_root_gives_back_for_other_users_with_their_rights(for_all: FakeNvml) -> None:
+    kill_both(for_all, **as_user(VICTIM))
+    assert envplan_guard(Path("/")) == 0
+    assert for_all.locked() is None
+    (last,) = for_all.calls(0, "reset")[-1:]
+    assert last.pid != os.getpid()
+
+
+@needs_root
+@pytest.mark.parametrize("before", [0, 210])
+def test_mark_that_a_user_made_up_gives_him_no_rights(for_all: FakeNvml, before: int) -> None:
+    for_all.gpu().permission = 2
+    for_all.gpu().locked = 1200  # root's
+    uuid = for_all.gpu().uuid.decode()
+    folder = Path(f"/tmp/envplan-{OTHER}")
+    folder.mkdir(mode=0o700)
+    (folder / f"{uuid}.lock").write_text(f"999999 999998 {before} nvml\n")
+    (folder / "pipe.lock").unlink(missing_ok=True)
+    os.mkfifo(folder / "pipe.lock")
+    (folder / "link.lock").symlink_to("/etc/passwd")
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    assert envplan_guard(Path("/")) == 2
+    assert for_all.locked() == 1200
+    assert all(path.lstat().st_uid == OTHER for path in (folder, *folder.iterdir()))
+
+
+@needs_root
+def test_root_leaves_nothing_in_a_users_folders(for_all: FakeNvml, tmp_path: Path) -> None:
+    variables = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    environment = {**os.environ, **dict.fromkeys(variables, str(tmp_path))}
+    kill_both(for_all, env=environment)
+    for command in (["guard", "--once"], ["reset"], ["devices"]):
+        subprocess.run([COMMAND, *command], env=environment, check=True, capture_output=True)
+    assert for_all.locked() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mark_of_an_older_version_is_understood(fake_nvml: FakeNvml) -> None:
+    with LockFile(fake_nvml.gpu().uuid.decode()) as lock:
+        lock.path.write_text("123 456\n")
+        assert lock.mark == Mark(123, 456)
+        lock.path.write_text("nonsense")
+        assert lock.mark == Mark(0, 0)
+        lock.path.write_text("")
+        assert lock.mark is None
