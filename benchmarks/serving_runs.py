@@ -22,12 +22,13 @@ from envplan.costs.rates import Rate
 from envplan.serving import ServingProfile, Simulation, Trace, simulate
 from envplan.serving.policies import POLICIES, Settings
 from envplan.serving.simulation import Overheads
+from envplan.serving.trace import make_week
 from envplan.units import J_PER_KWH
 
 STORE: Final = Path(__file__).parent / "data" / "serving.json"
 HOURS: Final = ("azure-2023-code", "azure-2023-conversation")
 WEEKS: Final = ("coding-week", "conversation-week")
-SMALL: Final = 0.1  # load of the weeks that sensitivities are measured on
+SMALL: Final = ("coding-week/3 days", 0.1)  # what sensitivities are measured on, and its load
 LOADS: Final = (0.1, 0.3, 1.0, 3.0)
 QUANTILES: Final = (90.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 POOLS: Final = (1, 2, 3, 5, 9)
@@ -79,22 +80,21 @@ def jobs() -> Iterator[Job]:
     for squash in SQUASH_S:
         few = replace(usual, late=0.2, headroom=0.0, squash_s=squash)
         yield Job("squash", HOURS[0], 1.0, "SinglePool", f"{squash:g} s", few)
-    for trace in (*HOURS, *WEEKS):
+    for trace in (*HOURS, SMALL[0]):
         for load in LOADS:
             for policy in ("SinglePool", "DynamoLLM", "envplan"):
-                if trace in HOURS or load < 1:  # whole weeks are a group of their own
+                if trace in HOURS or load < 1:
                     yield Job("load", trace, load, policy, "", usual)
-    for trace in (*HOURS, WEEKS[0]):
+    for trace, load in ((HOURS[0], 1.0), (HOURS[1], 1.0), SMALL):
         for pools in POOLS:
-            load = SMALL if trace in WEEKS else 1.0
             yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(usual, pools=pools))
     for policy in ("DynamoLLM", "envplan"):
         for quantile in QUANTILES:
             settings = replace(usual, late=1 - quantile / 100, headroom=0.0)
-            yield Job("frontier", WEEKS[0], SMALL, policy, f"{quantile:g}", settings)
+            yield Job("frontier", *SMALL, policy, f"{quantile:g}", settings)
         for ready in READY:
             settings = replace(usual, overheads=Overheads(ready=frozenset(ready)))
-            yield Job("start", WEEKS[0], SMALL, policy, ", ".join(ready) or "nothing", settings)
+            yield Job("start", *SMALL, policy, ", ".join(ready) or "nothing", settings)
     for trace in WEEKS:
         for policy in POLICIES:
             yield Job("weeks", trace, 1.0, policy, "", usual)
@@ -102,7 +102,8 @@ def jobs() -> Iterator[Job]:
 
 @lru_cache(maxsize=1)
 def _trace(name: str, load: float) -> Trace:
-    trace = Trace.open(name)
+    name, _, days = name.partition("/")
+    trace = make_week(name, days=float(days.removesuffix(" days"))) if days else Trace.open(name)
     return trace if load == 1 else trace.scaled(load)
 
 
