@@ -11,7 +11,15 @@ import time
 from datetime import date
 from pathlib import Path
 
-from benchmarks import against_flow, against_lowtime, growth, parts, quality, schedules
+from benchmarks import (
+    against_flow,
+    against_lowtime,
+    growth,
+    parts,
+    quality,
+    schedules,
+    serving_speed,
+)
 from benchmarks.machine import describe_machine
 from benchmarks.report import Section, Target, table
 from benchmarks.running import ROOT, note
@@ -23,6 +31,7 @@ SECTIONS = {
     "d": quality.run,
     "e": schedules.run,
     "f": parts.run,
+    "g": serving_speed.run,
 }
 
 

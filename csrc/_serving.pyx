@@ -2,11 +2,15 @@
 # distutils: language = c++
 """Thin binding of serving.hpp, which says what happens. Types and lengths are checked here."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 import numpy as np
+
+cdef extern from "<array>" namespace "std" nogil:
+    cdef cppclass array9 "std::array<int64_t, 9>":
+        int64_t& operator[](size_t)
 
 cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
     cdef struct Tables:
@@ -25,8 +29,14 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         const uint8_t* taken
     cdef struct Slo:
         double ttft_s, tbt_s
+    cdef struct Need:
+        double instances, busy, decoding
+    cdef cppclass CppService "envplan::serving::Service":
+        CppService(Requests, vector[Tables], vector[Size], vector[Slo]) except +
+        array9 counts(double, double) except +
+        Need need(double, double, uint32_t, int32_t, double) except +
     cdef struct Options:
-        double clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s
+        double clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
     cdef struct Counts:
         int64_t requests[9]
         int64_t first_in_time[9]
@@ -39,15 +49,12 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         cbool leaving
         Phase phase
         vector[int] decoding
-    cdef struct Share:
-        int32_t pool
-        double share, sent
     cdef cppclass CppReplay "envplan::serving::Replay":
-        CppReplay(Requests, vector[Tables], vector[Size], vector[Slo], Options) except +
+        CppReplay(const CppService&, Options) except +
         int32_t start(int32_t, int32_t, int32_t, cbool, double) except +
         void retire(int32_t) except +
         void move(int32_t, int32_t, int32_t, cbool) except +
-        void route(int32_t, vector[Share], vector[int32_t]) except +
+        void route(int32_t, int32_t, vector[int32_t]) except +
         void set_pack(int32_t, cbool) except +
         void advance(double) except +
         void finish() except +
@@ -57,27 +64,11 @@ cdef extern from "serving.hpp" namespace "envplan::serving" nogil:
         const Counts& counts()
         int64_t clock_changes()
         int64_t helped()
-    double cpp_needed "envplan::serving::instances_needed"(
-        int64_t, const double*, const double*, const uint8_t*, const vector[double]&, double, double
-    ) except +
+        int64_t squashed()
 
 
-def instances_needed(
-    const double[::1] arrival, const double[::1] work, const uint8_t[::1] level, slack,
-    double duration_s, double late,
-):
-    """The least number of instances that leave no more than a share late; see serving.hpp."""
-    cdef int64_t count = arrival.shape[0]
-    if not count == work.shape[0] == level.shape[0]:
-        raise ValueError("arrays must be of one length")
-    if count == 0:
-        return 0.0
-    cdef vector[double] limits = slack
-    return cpp_needed(count, &arrival[0], &work[0], &level[0], limits, duration_s, late)
-
-
-cdef class Replay:
-    """A fleet that serves requests; see serving.hpp.
+cdef class Service:
+    """What is served, by which instances, within which SLOs; see serving.hpp.
 
     Args:
         arrival: float64 (n,), s, ascending.
@@ -86,21 +77,20 @@ cdef class Replay:
         tables: of each configuration (idle_w, step_s, step_w, grid, prompt_s, prompt_w).
         sizes: of each instance size (gpus, kv_tokens, chunk, tables).
         slos: of each of the nine classes (ttft_s, tbt_s).
-        clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s: as in Options.
     """
 
-    cdef CppReplay* replay
+    cdef CppService* service
     cdef object borrowed
 
     def __cinit__(
         self, const double[::1] arrival, const int32_t[::1] input, const int32_t[::1] output,
         const uint8_t[::1] known, const uint8_t[::1] taken, tables, sizes, slos,
-        double clock_delay_s, double clock_hold_s, double clock_margin, double pack_share,
-        double slot_s, double end_s,
     ):
         cdef int64_t count = arrival.shape[0]
         if count == 0 or not count == input.shape[0] == output.shape[0] == known.shape[0] == taken.shape[0]:
             raise ValueError("requests must be there, and their arrays of one length")
+        if len(slos) != 9 or max(np.max(known), np.max(taken)) > 8:
+            raise ValueError("there are nine classes")
         self.borrowed = (arrival, input, output, known, taken)
         cdef Requests requests = Requests(count, &arrival[0], &input[0], &output[0], &known[0], &taken[0])
         cdef vector[Tables] all_tables
@@ -118,10 +108,45 @@ cdef class Replay:
             all_sizes.push_back(size)
         for ttft_s, tbt_s in slos:
             all_slos.push_back(Slo(ttft_s, tbt_s))
+        self.service = new CppService(requests, all_tables, all_sizes, all_slos)
+
+    def __dealloc__(self):
+        del self.service
+
+    def counts(self, double begin_s, double end_s):
+        """Requests by the class they are taken for that arrive in a stretch."""
+        cdef array9 found = self.service.counts(begin_s, end_s)
+        return [found[k] for k in range(9)]
+
+    def need(self, double begin_s, double end_s, uint32_t classes, int32_t size, double late):
+        """What classes (a bit for each) need of a size: instances, busy and decoding."""
+        cdef Need found
+        with nogil:
+            found = self.service.need(begin_s, end_s, classes, size, late)
+        return found.instances, found.busy, found.decoding
+
+
+cdef class Replay:
+    """A fleet that serves requests; see serving.hpp.
+
+    Args:
+        service: what is served.
+        clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s: as in
+            Options.
+    """
+
+    cdef CppReplay* replay
+    cdef object borrowed
+
+    def __cinit__(
+        self, Service service, double clock_delay_s, double clock_hold_s, double clock_margin,
+        double pack_share, double squash_s, double slot_s, double end_s,
+    ):
+        self.borrowed = service
         cdef Options options = Options(
-            clock_delay_s, clock_hold_s, clock_margin, pack_share, slot_s, end_s
+            clock_delay_s, clock_hold_s, clock_margin, pack_share, squash_s, slot_s, end_s
         )
-        self.replay = new CppReplay(requests, all_tables, all_sizes, all_slos, options)
+        self.replay = new CppReplay(service.service[0], options)
 
     def __dealloc__(self):
         del self.replay
@@ -138,12 +163,9 @@ cdef class Replay:
         """Let an instance serve another pool, or at another clock."""
         self.replay.move(instance, pool, clock, managed)
 
-    def route(self, int32_t klass, shares, helpers):
-        """Send a class to pools, [(pool, share), ...]; `helpers` take what would be late there."""
-        cdef vector[Share] found
-        for pool, share in shares:
-            found.push_back(Share(pool, share, 0.0))
-        self.replay.route(klass, found, helpers)
+    def route(self, int32_t klass, int32_t pool, helpers):
+        """Send a class to a pool; `helpers`, pools, take what would be late there."""
+        self.replay.route(klass, pool, helpers)
 
     def set_pack(self, int32_t pool, cbool pack):
         """Whether a pool fills one instance after another instead of spreading requests."""
@@ -184,7 +206,7 @@ cdef class Replay:
         return counts
 
     def results(self):
-        """Energy (J) and attained requests by slot; counts by class; clock changes; helped."""
+        """Energy (J) and attained requests by slot; counts by class; clock changes; helped; squashed."""
         cdef Counts counts = self.replay.counts()
         by_class = np.array([
             [counts.requests[k], counts.first_in_time[k], counts.tokens_in_time[k], counts.attained[k]]
@@ -193,5 +215,5 @@ cdef class Replay:
         return (
             np.array(self.replay.slot_energy(), dtype=np.float64),
             np.array(self.replay.slot_attained(), dtype=np.int64),
-            by_class, self.replay.clock_changes(), self.replay.helped(),
+            by_class, self.replay.clock_changes(), self.replay.helped(), self.replay.squashed(),
         )

@@ -11,8 +11,15 @@ constexpr double kTiny = 1e-9;
 constexpr double kFull = 1e9;      // s: a wait that tells that there is no place
 constexpr double kTbtShare = 0.8;  // of the SLO that a batch without prompts may take
 constexpr int32_t kLeast = 128;    // prompt tokens of an iteration, at least
+constexpr double kBlocked = 0.25;  // of the TTFT SLO that a slow iteration may take
 constexpr double kBin = 0.1;       // s
-constexpr int kHalvings = 12;
+constexpr double kFine = 1.005;       // precision of a need
+constexpr double kLong = 0.99;        // quantile of the prompts whose own time a deadline must leave
+constexpr int32_t kGrain = 16;        // tokens: precision of that quantile
+constexpr int32_t kLengths = 1024;    // longer inputs count as of so many grains
+constexpr double kLeastSlack = 0.02;  // s
+constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
+constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
 constexpr int kLooked = 8;  // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
@@ -36,27 +43,35 @@ double Tables::prompt_power(double tokens) const {
   return between(prompt_w, std::min(tokens / grid, static_cast<double>(prompt_w.size() - 1)));
 }
 
-Replay::Replay(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
-               std::vector<Slo> slos, Options options)
-    : requests_(requests),
-      tables_(std::move(tables)),
-      sizes_(std::move(sizes)),
-      slos_(std::move(slos)),
+Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
+                 std::vector<Slo> slos)
+    : requests(requests), tables(std::move(tables)), sizes(std::move(sizes)),
+      slos(std::move(slos)) {
+  double tbt = this->slos.front().tbt_s;
+  for (const Slo& slo : this->slos) tbt = std::min(tbt, slo.tbt_s);
+  for (Size& size : this->sizes)
+    size.shared_chunk = room(size, this->tables[size.tables.back()], kTbtShare * tbt);
+}
+
+int32_t Service::room(const Size& size, const Tables& table, double most) const {
+  int32_t tokens = size.chunk;
+  while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
+  return tokens;
+}
+
+Replay::Replay(const Service& service, Options options)
+    : service_(service),
+      requests_(service.requests),
+      tables_(service.tables),
+      sizes_(service.sizes),
+      slos_(service.slos),
       options_(options),
-      shares_(slos_.size()),
+      home_(slos_.size(), -1),
       helpers_(slos_.size()) {
   std::vector<double> strict;
   for (const Slo& slo : slos_) strict.push_back(slo.ttft_s);
   std::sort(strict.begin(), strict.end());
   strict.erase(std::unique(strict.begin(), strict.end()), strict.end());
-  double tbt = slos_.front().tbt_s;
-  for (const Slo& slo : slos_) tbt = std::min(tbt, slo.tbt_s);
-  for (Size& size : sizes_) {
-    const Tables& table = tables_[size.tables.back()];
-    size.shared_chunk = size.chunk;
-    while (size.shared_chunk > kLeast && table.prompt_time(size.shared_chunk) > kTbtShare * tbt)
-      size.shared_chunk -= kLeast;
-  }
   levels_[0] = strict.front();
   levels_[1] = strict[strict.size() / 2];
   const auto slots = static_cast<std::size_t>(std::ceil(options_.end_s / options_.slot_s)) + 1;
@@ -98,6 +113,7 @@ void Replay::know(int32_t pool) {
   const auto least = static_cast<std::size_t>(pool) + 1;
   members_.resize(std::max(members_.size(), least));
   pack_.resize(std::max(pack_.size(), least), false);
+  strict_.resize(pack_.size(), kNever);
 }
 
 void Replay::retire(int32_t id) {
@@ -127,10 +143,13 @@ void Replay::move(int32_t id, int32_t pool, int32_t clock, bool managed) {
   if (serving) members_[pool].push_back(id);
 }
 
-void Replay::route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers) {
-  for (const Share& share : shares) know(share.pool);
-  for (const int32_t pool : helpers) know(pool);
-  shares_[klass] = std::move(shares);
+void Replay::route(int32_t klass, int32_t pool, std::vector<int32_t> helpers) {
+  know(pool);
+  for (const int32_t helper : helpers) know(helper);
+  home_[klass] = pool;
+  strict_.assign(strict_.size(), kNever);
+  for (std::size_t k = 0; k < home_.size(); ++k)
+    if (home_[k] >= 0) strict_[home_[k]] = std::min(strict_[home_[k]], slos_[k].ttft_s);
   helpers_[klass] = std::move(helpers);
 }
 
@@ -244,6 +263,12 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
     i.late.push_back(i.waiting.back());
     i.waiting.pop_back();
   }
+  while (i.late_begin < i.late.size() && i.late[i.late_begin].deadline + options_.squash_s < now_) {
+    const int32_t request = i.late[i.late_begin++].request;
+    i.queued[level(request)] -= std::max(1, requests_.input[request]);
+    ++squashed_;
+    done(request, false, false);
+  }
   const bool late = i.waiting.empty();
   if (late && i.late_begin == i.late.size()) return false;
   prompt = late ? i.late[i.late_begin] : i.waiting.front();
@@ -263,20 +288,15 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
   return true;
 }
 
-// Prompt tokens of one iteration: as many as keep the batch's tokens apart by no more than a share
-// of the SLO; without a batch the whole chunk.
+// How long an iteration may take, s. With a batch, it keeps the batch's tokens apart by no more than
+// a share of the SLO. Below the highest clock, a request that comes meanwhile must still be in time.
 double Replay::iteration_limit(const Instance& i, const Tables& table) const {
-  if (i.decoding.empty()) return kNever;
+  double most = kNever;
+  if (i.managed && &table != &fastest(i)) most = kBlocked * strict_[i.pool];
+  if (i.decoding.empty()) return most;
   const std::size_t batch = std::min(i.decoding.size(), table.step_s.size() - 1);
-  return kTbtShare * slos_[requests_.known[i.decoding.front().request]].tbt_s -
-         (table.step_s[batch] - table.step_s[1]);
-}
-
-int32_t Replay::room(const Instance& i, const Tables& table) const {
-  int32_t tokens = sizes_[i.size].chunk;
-  const double most = iteration_limit(i, table);
-  while (tokens > kLeast && table.prompt_time(tokens) > most) tokens -= kLeast;
-  return tokens;
+  return std::min(most, kTbtShare * slos_[requests_.known[i.decoding.front().request]].tbt_s -
+                            (table.step_s[batch] - table.step_s[1]));
 }
 
 bool Replay::begin_prompts(Instance& i) {
@@ -284,14 +304,14 @@ bool Replay::begin_prompts(Instance& i) {
   if (i.waiting.empty() && i.late_begin == i.late.size()) return false;
   const Tables& table = tables(i);
   const double most = iteration_limit(i, table);
-  int32_t room = this->room(i, table);
+  int32_t room = service_.room(sizes_[i.size], table, most);
   double growth = 0, whole = 0;
   Waiting prompt;
   while (room > 0 && pull(i, prompt)) {
     const int32_t length = std::max(1, requests_.input[prompt.request]);
     int32_t tokens = std::min(room, length - prompt.done);
     const double before = table.prompt_time(prompt.done);
-    if (!i.decoding.empty())  // long contexts take longer
+    if (most < kNever)  // long contexts take longer
       while (tokens > kLeast && growth + table.prompt_time(prompt.done + tokens) - before > most)
         tokens -= kLeast;
     growth += table.prompt_time(prompt.done + tokens) - before;
@@ -386,7 +406,7 @@ void Replay::choose_clock(Instance& i) {
               [](const Waiting& a, const Waiting& b) { return a.deadline < b.deadline; });
     for (; wanted < top; ++wanted) {
       const Tables& table = tables_[size.tables[wanted]];
-      const int32_t room = this->room(i, table);
+      const int32_t room = service_.room(size, table, iteration_limit(i, table));
       const double token_s = table.prompt_time(room) / room;
       // The present iteration may run at the old clock; then one after the other.
       double at = now_ + options_.clock_delay_s;
@@ -479,16 +499,8 @@ int32_t Replay::best_of(int32_t pool, int32_t request, double* wait) const {
 
 void Replay::arrive(int32_t request) {
   const uint8_t klass = requests_.taken[request];
-  std::vector<Share>& shares = shares_[klass];
-  int32_t chosen = -1;
   double wait = kNever;
-  if (!shares.empty()) {
-    Share* to = &shares[0];
-    for (Share& s : shares)
-      if (s.sent / s.share < to->sent / to->share) to = &s;
-    to->sent += 1;
-    chosen = best_of(to->pool, request, &wait);
-  }
+  int32_t chosen = home_[klass] < 0 ? -1 : best_of(home_[klass], request, &wait);
   const double left = requests_.arrival[request] + slos_[requests_.known[request]].ttft_s - now_;
   if (chosen < 0 || wait > left) {
     for (const int32_t pool : helpers_[klass]) {
@@ -522,39 +534,140 @@ void Replay::arrive(int32_t request) {
   }
 }
 
-double instances_needed(int64_t count, const double* arrival, const double* work,
-                        const uint8_t* level, const std::vector<double>& slack, double duration,
-                        double late) {
-  if (count == 0) return 0.0;
-  const auto bins = static_cast<std::size_t>(duration / kBin) + 2;
-  const std::size_t levels = slack.size();
-  // By bin and level: work of this level and all stricter ones, and requests of this level.
-  std::vector<double> arriving(bins * levels, 0.0), requests(bins * levels, 0.0);
-  double all = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    const auto bin = std::min(static_cast<std::size_t>(arrival[k] / kBin), bins - 1);
-    for (std::size_t l = level[k]; l < levels; ++l) arriving[bin * levels + l] += work[k];
-    requests[bin * levels + level[k]] += 1;
-    all += work[k];
+std::array<int64_t, 9> Service::counts(double begin, double end) const {
+  std::array<int64_t, 9> found{};
+  const double* last = requests.arrival + requests.count;
+  const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
+  const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
+  for (auto k = from; k < to; ++k) ++found[requests.taken[k]];
+  return found;
+}
+
+namespace {
+
+// Work in bins, by how strict its SLO is, and how long it may wait.
+struct Queues {
+  static constexpr std::size_t kMost = 9;  // levels
+  std::size_t bins, levels;
+  std::vector<double> work;      // of a bin and level: of this and all stricter ones, s
+  std::vector<double> requests;  // of a bin and level
+  std::vector<double> slack;     // of a level, s
+  double allowed;                // requests that may be late
+
+  bool too_late(double instances) const {
+    switch (levels) {  // the usual numbers, so that the compiler knows them
+      case 1: return too_late_of<1>(instances);
+      case 2: return too_late_of<2>(instances);
+      case 3: return too_late_of<3>(instances);
+      default: return too_late_of<kMost>(instances);
+    }
   }
-  const double allowed = late * static_cast<double>(count);
-  const auto too_late = [&](double instances) {
-    std::vector<double> queue(levels, 0.0);
+
+  template <std::size_t kLevels>
+  bool too_late_of(double instances) const {
+    const std::size_t count = kLevels < kMost ? kLevels : levels;
+    double queue[kLevels] = {}, longest[kLevels];
+    for (std::size_t l = 0; l < count; ++l) longest[l] = instances * slack[l];
+    const double served = instances * kBin;
     double missed = 0;
     for (std::size_t bin = 0; bin < bins; ++bin)
-      for (std::size_t l = 0; l < levels; ++l) {
-        queue[l] = std::max(0.0, queue[l] + arriving[bin * levels + l] - instances * kBin);
-        if (queue[l] > instances * slack[l]) missed += requests[bin * levels + l];
+      for (std::size_t l = 0; l < count; ++l) {
+        queue[l] = std::max(0.0, queue[l] + work[bin * count + l] - served);
+        if (queue[l] > longest[l] && (missed += requests[bin * count + l]) > allowed) return true;
       }
-    return missed > allowed;
-  };
-  double low = 0, high = std::max(1e-3, all / duration);
-  while (too_late(high)) low = high, high *= 2;
-  for (int k = 0; k < kHalvings; ++k) {
-    const double middle = 0.5 * (low + high);
-    (too_late(middle) ? low : high) = middle;
+    return false;
   }
-  return high;
+
+  // The least number of instances at which it is not too late, to a half percent.
+  double least(double mean) const {
+    double low = 0, high = std::max(1e-3, mean);
+    while (too_late(high)) low = high, high *= 2;
+    while (high > kFine * low && high > 1e-3) {
+      const double middle = 0.5 * (low + high);
+      (too_late(middle) ? low : high) = middle;
+    }
+    return high;
+  }
+};
+
+}  // namespace
+
+Need Service::need(double begin, double end, uint32_t classes, int32_t place, double late) const {
+  const Size& size = sizes[place];
+  const Tables& table = tables[size.tables.back()];
+  const double* last = requests.arrival + requests.count;
+  const auto from = std::lower_bound(requests.arrival, last, begin) - requests.arrival;
+  const auto to = std::lower_bound(requests.arrival, last, end) - requests.arrival;
+  uint32_t present = 0;  // classes that those are of
+  for (auto k = from; k < to; ++k)
+    if (classes >> requests.taken[k] & 1) present |= 1u << requests.known[k];
+  if (present == 0) return {0, 0, 0};
+  const double duration = end - begin;
+
+  std::vector<double> limits;
+  double tbt = kNever;
+  for (std::size_t c = 0; c < slos.size(); ++c)
+    if (present >> c & 1) {
+      limits.push_back(slos[c].ttft_s);
+      tbt = std::min(tbt, slos[c].tbt_s);
+    }
+  std::sort(limits.begin(), limits.end());
+  limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
+  std::array<std::size_t, 9> level{};
+  for (std::size_t c = 0; c < slos.size(); ++c)
+    level[c] = std::lower_bound(limits.begin(), limits.end(), slos[c].ttft_s) - limits.begin();
+  const int32_t piece = room(size, table, kTbtShare * tbt);
+  const double token_s = table.prompt_time(piece) / piece;
+  const auto batches = static_cast<double>(table.step_s.size() - 2);
+  const double more_s = (table.step_s.back() - table.step_s[1]) / std::max(1.0, batches);
+  const double step_s = table.step_s[std::min<std::size_t>(16, table.step_s.size() - 1)];
+
+  Queues queues;
+  queues.levels = limits.size();
+  queues.bins = static_cast<std::size_t>(duration / kBin) + 2;
+  queues.work.assign(queues.bins * queues.levels, 0.0);
+  queues.requests = queues.work;
+  std::vector<std::array<int64_t, kLengths>> lengths(queues.levels);  // of inputs, in grains
+  std::vector<double> held(static_cast<std::size_t>(duration / kMemoryBin) + 1, 0.0);
+  double busy = 0, stays = 0;
+  int64_t count = 0;
+  for (auto k = from; k < to; ++k) {
+    if (!(classes >> requests.taken[k] & 1)) continue;
+    ++count;
+    const double at = requests.arrival[k] - begin, input = requests.input[k],
+                 output = requests.output[k];
+    const double work = input * token_s + output * more_s, stay = work + output * step_s;
+    const std::size_t l = level[requests.known[k]];
+    const auto place =
+        std::min(static_cast<std::size_t>(at / kBin), queues.bins - 1) * queues.levels + l;
+    queues.work[place] += work;
+    queues.requests[place] += 1;
+    ++lengths[l][std::min(requests.input[k] / kGrain, kLengths - 1)];
+    busy += work;
+    stays += stay;
+    held[std::min(static_cast<std::size_t>(at / kMemoryBin), held.size() - 1)] +=
+        (input + output) * stay / kMemoryBin;
+  }
+  queues.allowed = late * static_cast<double>(count);
+  for (std::size_t l = 0; l < queues.levels; ++l) {
+    int64_t mine = 0, seen = 0;
+    for (const int64_t some : lengths[l]) mine += some;
+    int32_t grain = 0;
+    while (static_cast<double>(seen += lengths[l][grain]) < kLong * static_cast<double>(mine))
+      ++grain;
+    const double tokens = (grain + 1) * kGrain;
+    const double own = std::max(table.prompt_time(tokens), tokens * token_s);
+    queues.slack.push_back(
+        std::max(kLeastSlack, limits[l] - own - table.prompt_time(1) - 0.5 * kBin));
+  }
+  for (std::size_t bin = 0; bin < queues.bins; ++bin)
+    for (std::size_t l = 1; l < queues.levels; ++l)
+      queues.work[bin * queues.levels + l] += queues.work[bin * queues.levels + l - 1];
+  const auto most =
+      static_cast<std::ptrdiff_t>(std::ceil((1 - late) * static_cast<double>(held.size() - 1)));
+  std::nth_element(held.begin(), held.begin() + most, held.end());
+  const double memory = held[most] / (kMemoryShare * size.kv_tokens);
+  return {std::max(queues.least(busy / duration), memory), busy / duration, stays / duration};
 }
 
 }  // namespace envplan::serving

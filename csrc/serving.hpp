@@ -16,12 +16,14 @@
 //   without anything  idle_w
 //
 // A request meets its SLOs if its first token comes within ttft_s of its arrival, and its further
-// tokens come tbt_s apart on average. One that is late already goes behind those that are not.
+// tokens come tbt_s apart on average. One that is late already goes behind those that are not, and
+// one that is too late to be of use is given up.
 //
 // Time is in seconds from the trace's beginning, energy in joules. Nothing here draws random
 // numbers. Not thread-safe.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -44,7 +46,14 @@ struct Size {
   double kv_tokens;             // tokens of context that fit beside the weights
   int32_t chunk;                // prompt tokens of one iteration
   std::vector<int32_t> tables;  // indices of its configurations, clocks ascending
-  int32_t shared_chunk;         // with a batch, at the highest clock: set by Replay
+  int32_t shared_chunk;         // with a batch, at the highest clock: set by Service
+};
+
+// What a stretch of requests asks of one instance size.
+struct Need {
+  double instances;  // that it needs, not rounded
+  double busy;       // instances that prompts keep busy, on average
+  double decoding;   // requests that decode at a time, on average
 };
 
 struct Requests {  // borrowed; all of length count; arrival ascends
@@ -60,11 +69,36 @@ struct Slo {
   double ttft_s, tbt_s;
 };
 
+// What is served, by which instances, within which SLOs. Never changes.
+struct Service {
+  Requests requests;
+  std::vector<Tables> tables;
+  std::vector<Size> sizes;
+  std::vector<Slo> slos;  // of the nine classes
+
+  Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
+          std::vector<Slo> slos);
+
+  // Requests by the class they are taken for that arrive in [begin, end), s.
+  std::array<int64_t, 9> counts(double begin, double end) const;
+
+  // What the requests of [begin, end) need of a size at its highest clock: those that are taken
+  // for one of `classes` (bit k: class k). instances is the least number at which no more than a
+  // share `late` of them waits too long. Work (s of one instance) arrives in bins of a tenth of a
+  // second and is done by all instances together, stricter SLOs first; a request waits too long if
+  // the work that goes before it takes longer than its SLO leaves. Contexts must fit, too.
+  Need need(double begin, double end, uint32_t classes, int32_t size, double late) const;
+
+  // Prompt tokens of an iteration: as many as take no more than `most`, s.
+  int32_t room(const Size& size, const Tables& table, double most) const;
+};
+
 struct Options {
   double clock_delay_s;  // until a managed clock is in force
   double clock_hold_s;   // before a managed clock may go down
   double clock_margin;   // share of the TTFT SLO that a managed clock leaves
   double pack_share;     // of it that a request may wait at a packed instance
+  double squash_s;       // a prompt that is so much later than its SLO is given up
   double slot_s;         // of the series
   double end_s;          // of the trace: energy counts until then
 };
@@ -108,15 +142,10 @@ struct Instance {
   std::vector<Piece> pieces;
 };
 
-struct Share {
-  int32_t pool;
-  double share, sent;
-};
-
 class Replay {
  public:
-  Replay(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
-         std::vector<Slo> slos, Options options);
+  // `service` must outlive it.
+  Replay(const Service& service, Options options);
 
   // A new instance of a pool. clock: place among its size's tables; a managed instance leaves it
   // for a higher one where prompts would be late, and comes back.
@@ -125,8 +154,8 @@ class Replay {
   void retire(int32_t instance);
   // The instance serves another pool, or at another clock, from now on.
   void move(int32_t instance, int32_t pool, int32_t clock, bool managed);
-  // Where a class goes: pools with shares; others that may help if these would be late.
-  void route(int32_t klass, std::vector<Share> shares, std::vector<int32_t> helpers);
+  // The pool that a class goes to, and others that may help if it would be late there.
+  void route(int32_t klass, int32_t pool, std::vector<int32_t> helpers);
   // pack: fill instances one after another instead of spreading requests over them.
   void set_pack(int32_t pool, bool pack);
 
@@ -140,6 +169,7 @@ class Replay {
   const Counts& counts() const { return counts_; }
   int64_t clock_changes() const { return clock_changes_; }
   int64_t helped() const { return helped_; }
+  int64_t squashed() const { return squashed_; }
 
  private:
   struct Event {
@@ -150,7 +180,6 @@ class Replay {
   const Tables& fastest(const Instance& i) const;
   int level(int32_t request) const;
   double iteration_limit(const Instance& i, const Tables& table) const;
-  int32_t room(const Instance& i, const Tables& table) const;
   void know(int32_t pool);                  // make room for its members
   void pass(Instance& i);                   // let time pass up to now_
   void settle(Instance& i);                 // begin whatever comes next, from now_ on
@@ -168,10 +197,11 @@ class Replay {
   void first_token(Instance& i, const Piece& piece);
   void done(int32_t request, bool first_ok, bool tokens_ok);
 
-  Requests requests_;
-  std::vector<Tables> tables_;
-  std::vector<Size> sizes_;
-  std::vector<Slo> slos_;
+  const Service& service_;
+  const Requests& requests_;
+  const std::vector<Tables>& tables_;
+  const std::vector<Size>& sizes_;
+  const std::vector<Slo>& slos_;
   double levels_[2];
   Options options_;
   double now_ = 0;
@@ -179,22 +209,15 @@ class Replay {
   std::vector<Instance> instances_;
   std::vector<std::vector<int32_t>> members_;  // running instances of each pool
   std::vector<bool> pack_;
-  std::vector<std::vector<Share>> shares_;
+  std::vector<double> strict_;  // the strictest TTFT SLO of what goes to a pool, s
+  std::vector<int32_t> home_;  // pool of a class; -1: none
   std::vector<std::vector<int32_t>> helpers_;
   std::vector<Event> events_;
   std::vector<int32_t> stranded_;
   std::vector<double> slot_energy_;
   std::vector<int64_t> slot_attained_;
   Counts counts_{};
-  int64_t clock_changes_ = 0, helped_ = 0;
+  int64_t clock_changes_ = 0, helped_ = 0, squashed_ = 0;
 };
-
-// The least number of instances, not rounded, at which no more than a share `late` of requests
-// waits too long. Work (s of one instance) arrives in bins of a tenth of a second and is done by
-// all instances together, stricter levels first; a request of level l waits too long if the work
-// that goes before it takes longer than slack[l]. arrival ascends from 0, level counts from 0.
-double instances_needed(int64_t count, const double* arrival, const double* work,
-                        const uint8_t* level, const std::vector<double>& slack, double duration,
-                        double late);
 
 }  // namespace envplan::serving

@@ -45,7 +45,9 @@ def inside(
     return Inside(capsys)
 
 
-@pytest.mark.parametrize("command", ["profile", "solve", "simulate", "compare", "apply", "hold"])
+@pytest.mark.parametrize(
+    "command", ["profile", "solve", "simulate", "compare", "apply", "reshard", "hold"]
+)
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["serving", command, "--help"]) == 0
     assert f"Example:\n    envplan serving {command}" in capsys.readouterr().out
@@ -121,6 +123,26 @@ def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(
     assert [i["slo_proven"] for i in instances] == [False]
     inside("solve", "p.csv", "--load", "SS=40", "-q")
     assert "warning" not in inside("apply", *clocks).out
+
+
+def test_a_new_fleet_is_put_where_the_old_ones_weights_are(inside: Inside, tmp_path: Path) -> None:
+    for name, load in (("old", "LL=9000"), ("new", "SS=2000")):
+        quick = ("--planner", "hierarchical", "-q", "-o", f"{name}.json")
+        assert inside("solve", "--load", load, *quick).code == 0
+        assert inside("apply", f"{name}.json", "-q", "-o", f"{name}.clocks.json").code == 0
+    files = ("old.clocks.json", "new.clocks.json")
+    ran = inside("reshard", *files, "-o", "moved.clocks.json", "--json")
+    document = json.loads(ran.out)
+    moved = json.loads((tmp_path / "moved.clocks.json").read_text())["instances"]
+    assert [i["tp"] for i in moved] == [
+        i["tp"] for i in json.loads((tmp_path / files[1]).read_text())["instances"]
+    ]
+    assert document["moved_copies"] == len(document["transfers"]) / 8
+    table = inside("reshard", *files).out
+    assert "copies of the weights in all; wrote new.clocks.json" in table
+    assert table.count(" sends eighth ") == len(document["transfers"])
+    assert_refused(inside("reshard", *files, "-o", files[0]), 2, "the old fleet itself")
+    assert_refused(inside("reshard", "old.json", files[1]), 2, "old.json")
 
 
 def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
@@ -349,6 +371,7 @@ def test_a_missing_highest_clock_is_said_with_everything_that_builds_on_it(
         (["5,SS,1", "4,SS,1"], ["t.csv:3, column timestamp", "sort the trace"]),
         (["0,SS,1", "60,SS,1", "180,SS,1"], ["t.csv:4, column timestamp", "gap"]),
         (["0,QQ,1", "60,SS,1"], ["t.csv:2, column class", "no class 'QQ'"]),
+        (["0,SS,-1", "60,SS,1"], ["t.csv:2, column requests", "not -1"]),
     ],
 )
 @pytest.mark.parametrize("command", ["simulate", "compare"])
@@ -372,6 +395,10 @@ def test_a_trace_with_mistakes_is_one_line(
         (["--epoch", "0"], 2, ["--epoch"]),
         (["--mispredicted", "101"], 2, ["--mispredicted"]),
         (["--headroom", "-1"], 2, ["--headroom"]),
+        (["--ready", "vm,coffee"], 2, ["--ready must name some of vm, weights, snapshot"]),
+        (["--pools", "0"], 2, ["--pools"]),
+        (["--squash", "soon"], 2, ["--squash"]),
+        (["--gpu-price", "-1"], 2, ["--gpu-price"]),
         (["--seed", "-1"], 2, ["--seed"]),
         (["--slo", "LM=0.001,0.1"], 1, ["LM its first token"]),
     ],

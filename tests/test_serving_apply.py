@@ -121,7 +121,7 @@ def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="instances"):
         ServingApplied.load(path)
     path.write_text("{}")
-    with pytest.raises(InputError, match="no file of serving clocks"):
+    with pytest.raises(InputError, match="not a file of serving clocks"):
         ServingApplied.load(path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan._serving import Replay, instances_needed
+from envplan._serving import Replay, Service
 
 IDLE, STEP_W, PROMPT_W = 100.0, 300.0, 700.0
 STEP, TOKEN = 0.02, 0.0001  # s: a decode step, a prompt token
@@ -23,20 +23,27 @@ def table(slower: float = 1.0) -> tuple[Any, ...]:
             slower * TOKEN * grid, np.full(len(grid), PROMPT_W))  # fmt: skip
 
 
-def replay(
+def service(
     requests: list[tuple[float, int, int]], *, classes: list[int] | None = None,
-    ttft: tuple[float, ...] = (1.0,), chunk: int = 1000, kv: float = 1e6, end: float = 60.0,
-) -> Replay:  # fmt: skip
-    """A fleet without instances; requests are (arrival, input, output)."""
+    ttft: tuple[float, ...] = (1.0,), chunk: int = 1000, kv: float = 1e6,
+) -> Service:  # fmt: skip
+    """What is served; requests are (arrival, input, output)."""
     arrival, given, output = (np.array(column) for column in zip(*requests, strict=True))
     known = np.array(classes or [0] * len(requests), dtype=np.uint8)
     slos = [(ttft[min(k, len(ttft) - 1)], 1.0) for k in range(9)]
-    made = Replay(
+    return Service(
         arrival.astype(float), given.astype(np.int32), output.astype(np.int32), known, known,
-        [table(2.0), table()], [(2, kv, chunk, [0, 1])], slos, 0.0, 1.0, 0.0, 0.5, 60.0, end,
+        [table(2.0), table()], [(2, kv, chunk, [0, 1])], slos,
     )  # fmt: skip
+
+
+def replay(
+    requests: list[tuple[float, int, int]], *, squash: float = 1e9, end: float = 60.0, **of: Any
+) -> Replay:
+    """A fleet without instances."""
+    made = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, end)
     for k in range(9):
-        made.route(k, [(0, 1.0)], [1])
+        made.route(k, 0, [1])
     return made
 
 
@@ -44,7 +51,7 @@ def outcome(made: Replay, end: float = 60.0) -> tuple[float, list[int]]:
     """Energy, and [requests, first in time, tokens in time, both]."""
     made.advance(end)
     made.finish()
-    energy, _, by_class, _, _ = made.results()
+    energy, _, by_class, *_ = made.results()
     return float(energy.sum()), by_class.sum(axis=0).tolist()
 
 
@@ -164,34 +171,67 @@ def test_packed_instances_are_filled_one_after_another() -> None:
         assert sorted((i[5] for i in made.instances()), reverse=True) == inside
 
 
+def test_what_is_far_too_late_is_given_up_and_costs_nothing_more() -> None:
+    requests = [(0.0, 10000, 1), *[(0.1, 10000, 1)] * 5]
+    runs = [replay(requests, ttft=(0.5,), squash=squash) for squash in (1e9, 1.0)]
+    for made in runs:
+        made.start(0, 0, 1, False, 0.0)
+    (kept, first), (given_up, second) = (outcome(made) for made in runs)
+    assert first == second == [6, 0, 6, 0] or (first[0], second[0]) == (6, 6)
+    assert runs[0].results()[5] == 0
+    squashed = runs[1].results()[5]
+    assert 0 < squashed < 6
+    assert kept - given_up == pytest.approx(squashed * (PROMPT_W - IDLE) * 10000 * TOKEN)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0, 9.9), st.floats(0.01, 2)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.floats(0, 9.9), st.integers(1, 150)), min_size=1, max_size=30),
     st.sampled_from([0.0, 0.1, 0.5]),
 )
 def test_the_least_number_of_instances_leaves_just_enough_in_time(
-    drawn: list[tuple[float, float]], late: float
+    drawn: list[tuple[float, int]], late: float
 ) -> None:
-    arrival, work = (np.array(column) for column in zip(*sorted(drawn), strict=True))
-    level, slack = np.zeros(len(arrival), dtype=np.uint8), 0.5
+    requests = [(at, 100 * size, 0) for at, size in sorted(drawn)]
+    made = service(requests, ttft=(3.0,))
+    found, busy, _ = made.need(0.0, 10.0, 1, 0, late)
+    arrival, tokens = (np.array(column) for column in list(zip(*requests, strict=True))[:2])
+    longest = 16 * (np.sort(tokens)[int(np.ceil(0.99 * len(tokens))) - 1] // 16 + 1)
+    slack = max(0.02, 3.0 - longest * TOKEN - TOKEN - 0.05)
 
     def missed(instances: float) -> int:
         queue, count = 0.0, 0
-        for k in range(101):
+        for k in range(102):
             mine = (arrival / 0.1).astype(int) == k
-            queue = max(0.0, queue + work[mine].sum() - 0.1 * instances)
+            queue = max(0.0, queue + tokens[mine].sum() * TOKEN - 0.1 * instances)
             count += mine.sum() * (queue > instances * slack)
         return count
 
-    found = instances_needed(arrival, work, level, [slack], 10.0, late)
+    assert busy == pytest.approx(tokens.sum() * TOKEN / 10)
     assert missed(found * 1.0001) <= late * len(arrival)
-    assert (
-        found <= 1e-3
-        or missed(found * 0.999) > late * len(arrival)
-        or found < 1.01 * work.sum() / 10
-    )
+    assert found < 2e-3 or found <= 1.01 * busy or missed(found * 0.99) > late * len(arrival)
 
 
-def test_arrays_of_different_lengths_are_refused() -> None:
+def test_contexts_that_are_there_at_once_must_fit_into_what_is_needed() -> None:
+    requests = [(0.1 * k, 100, 500) for k in range(100)]  # each stays ten seconds
+    wide, narrow = (service(requests, kv=kv).need(0.0, 10.0, 1, 0, 0.0) for kv in (1e9, 1e4))
+    assert narrow[1:] == wide[1:]
+    assert narrow[0] > 2 * wide[0]
+
+
+def test_only_the_classes_that_are_asked_for_count() -> None:
+    made = service([(0.0, 100, 1), (1.0, 100, 1), (2.0, 100, 1)], classes=[0, 1, 1])
+    assert made.counts(0.0, 10.0) == [1, 2, *[0] * 7]
+    assert made.counts(0.5, 1.5) == [0, 1, *[0] * 7]
+    one, both = (made.need(0.0, 10.0, mask, 0, 0.0) for mask in (1, 3))
+    assert both[1] == pytest.approx(3 * one[1])
+    assert made.need(5.0, 10.0, 3, 0, 0.0) == (0.0, 0.0, 0.0)
+
+
+def test_arrays_of_different_lengths_and_unknown_classes_are_refused() -> None:
+    of_two, ints, bytes_ = np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint8)
+    rest: Any = ([table()], [(2, 1e6, 1000, [0])], [(1.0, 1.0)] * 9)
     with pytest.raises(ValueError, match="one length"):
-        instances_needed(np.zeros(2), np.zeros(3), np.zeros(2, dtype=np.uint8), [1.0], 1.0, 0.0)
+        Service(np.zeros(3), ints, ints, bytes_, bytes_, *rest)
+    with pytest.raises(ValueError, match="nine classes"):
+        Service(of_two, ints, ints, bytes_ + np.uint8(9), bytes_, *rest)

@@ -1,44 +1,44 @@
 """Types of the compiled replay; see csrc/serving.hpp for what it does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-def instances_needed(
-    arrival: NDArray[np.float64],
-    work: NDArray[np.float64],
-    level: NDArray[np.uint8],
-    slack: Sequence[float],
-    duration_s: float,
-    late: float,
-) -> float: ...
+class Service:
+    def __init__(
+        self,
+        arrival: npt.NDArray[np.float64],
+        input: npt.NDArray[np.int32],  # noqa: A002 - as the extension has it
+        output: npt.NDArray[np.int32],
+        known: npt.NDArray[np.uint8],
+        taken: npt.NDArray[np.uint8],
+        tables: Iterable[Any],
+        sizes: Iterable[Any],
+        slos: Iterable[tuple[float, float]],
+    ) -> None: ...
+    def counts(self, begin_s: float, end_s: float) -> list[int]: ...
+    def need(
+        self, begin_s: float, end_s: float, classes: int, size: int, late: float
+    ) -> tuple[float, float, float]: ...
 
 class Replay:
     def __init__(
         self,
-        arrival: NDArray[np.float64],
-        input: NDArray[np.int32],  # noqa: A002 - as the extension has it
-        output: NDArray[np.int32],
-        known: NDArray[np.uint8],
-        taken: NDArray[np.uint8],
-        tables: Iterable[Any],
-        sizes: Iterable[Any],
-        slos: Iterable[tuple[float, float]],
+        service: Service,
         clock_delay_s: float,
         clock_hold_s: float,
         clock_margin: float,
         pack_share: float,
+        squash_s: float,
         slot_s: float,
         end_s: float,
     ) -> None: ...
     def start(self, pool: int, size: int, clock: int, managed: bool, ready_at: float) -> int: ...
     def retire(self, instance: int) -> None: ...
     def move(self, instance: int, pool: int, clock: int, managed: bool) -> None: ...
-    def route(
-        self, klass: int, shares: Iterable[tuple[int, float]], helpers: Sequence[int]
-    ) -> None: ...
+    def route(self, klass: int, pool: int, helpers: Iterable[int]) -> None: ...
     def set_pack(self, pool: int, pack: bool) -> None: ...
     def advance(self, until: float) -> None: ...
     def finish(self) -> None: ...
@@ -46,4 +46,6 @@ class Replay:
     def gpus(self) -> dict[int, int]: ...
     def results(
         self,
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], int, int]: ...
+    ) -> tuple[
+        npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64], int, int, int
+    ]: ...

@@ -6,23 +6,24 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from envplan.cli.command import check_type, name_bare_plot
-from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite
+from envplan.cli.command import JOB, MONEY, MOST, OUTPUT, add, file_of, one_of, option, plot_option
+from envplan.cli.inputs import check_outputs
+from envplan.cli.options import ForceOption, OutputOptions, ProfileOption, RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
+from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs.rates import Rate
-    from envplan.enforce.clocks import Clocks
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
@@ -30,43 +31,11 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
     from envplan.serving.trace import Trace
 
+FLEET, FORECAST, START = "Fleet", "Forecast", "Start-up and clocks"
 _BUILTIN = "h100-llama2-70b"
-_TRACE = "azure-2023-conversation"
-_MOST_FACTOR = 100.0
 _PLOT_TYPES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 8
 _LOOK_S = 0.5
-_MOST_HEADROOM = 1e4  # percent
-_LONGEST_EPOCH = 1e6  # minutes
-_MOST_SLO_SCALE = 1e6
-
-
-class _PlotCommand(TyperCommand):
-    """A command with a `--plot` that may stand alone."""
-
-    default = "serving.png"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, name_bare_plot(args, self.default))
-
-
-class ServingProfileCommand(_PlotCommand):
-    """`serving profile`."""
-
-    default = "serving-profile.png"
-
-
-class ServingSolveCommand(_PlotCommand):
-    """`serving solve`."""
-
-    default = "serving-plan.png"
-
-
-class ServingTimeCommand(_PlotCommand):
-    """`serving simulate` and `serving compare`."""
-
-    default = "serving-week.png"
-
 
 serving = typer.Typer(
     name="serving",
@@ -75,82 +44,313 @@ serving = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ProfileArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="[PROFILE]", help=f"Serving profile CSV, or the built-in {_BUILTIN} (the default)."
-    ),
-]
-GpusOption = Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs of the fleet.")]
-SloOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--slo",
-        metavar="CLASS=TTFT,TBT",
-        help="SLO of a class: seconds to the first token, and between tokens. May be repeated.",
-    ),
-]
-SloScaleOption = Annotated[
-    float, typer.Option("--slo-scale", metavar="X", help="All SLOs, X times as long.")
-]
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="[FILE]", help="Draw it, as .png, .svg or .pdf; the name may be left out."
-    ),
-]
-TimePlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot",
-        metavar="[FILE]",
-        help="Draw it, as .png, .svg or .pdf, or write a page to open, as .html; the name may be "
-        "left out.",
-    ),
-]
-TraceOption = Annotated[
-    str,
-    typer.Option(
-        "--trace",
-        metavar="TRACE",
-        help="Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or "
-        "token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour each, "
-        "real), coding-week, conversation-week (real-shaped).",
-    ),
-]
-EpochOption = Annotated[float, typer.Option(metavar="MINUTES", help="Between two looks ahead.")]
-QuantileOption = Annotated[
-    float,
-    typer.Option("--slo-quantile", metavar="PCT", help="Share of SLOs that fleets are sized for."),
-]
-HeadroomOption = Annotated[float, typer.Option(metavar="PCT", help="Room above what is needed.")]
-MispredictOption = Annotated[
-    float,
-    typer.Option(
-        "--mispredicted",
-        metavar="PCT",
-        help="Requests whose output is predicted one length too short or too long.",
-    ),
-]
-PreparedOption = Annotated[
-    bool,
-    typer.Option(
-        "--prepared", help="Machines are kept ready with weights and snapshot: a start takes 33 s."
-    ),
-]
-FactorOption = Annotated[
-    float, typer.Option("--load-factor", metavar="X", help="So many times the trace's requests.")
-]
-PriceOption = Annotated[
-    str | None, typer.Option(metavar="PRICE", help="Per kWh: a number, or a CSV file over time.")
-]
-CarbonOption = Annotated[
-    str | None, typer.Option(metavar="G", help="gCO2 per kWh: a number, or a CSV file over time.")
-]
-StartOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="When the trace begins, for files over time.")
-]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Of what is drawn.")]
+GpusOption = Annotated[int, option("--gpus N", FLEET, "GPUs of the fleet.", COUNT)]
+ClocksFile = typer.Argument(metavar="FILE", help="What `envplan serving apply` wrote.")
+
+
+def _picture(default: str, what: str, *more: str) -> Any:
+    hint = "those are the pictures there are"
+    return plot_option(default, (*_PLOT_TYPES, *more), what, hint)
+
+
+def _table(help_text: str) -> Any:
+    return option("-o, --output FILE", OUTPUT, help_text, file_of((".csv",), "it is a CSV file"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """A serving profile, and the SLOs to be met with it."""
+
+    profile: Annotated[
+        str, typer.Argument(metavar="[PROFILE]", help=f"Serving profile CSV; default: {_BUILTIN}.")
+    ] = _BUILTIN
+    slo: Annotated[
+        list[str] | None,
+        option(
+            "--slo CLASS=TTFT,TBT",
+            JOB,
+            "SLO of a class: seconds to the first token, and between tokens. May be repeated.",
+        ),
+    ] = None
+    slo_scale: Annotated[
+        float, option("--slo-scale X", JOB, "All SLOs, X times as long.", NUMBER.within(1e-6, 1e6))
+    ] = 1.0
+
+    @cached_property
+    def known(self) -> ServingProfile:
+        """The profile, with these SLOs."""
+        from envplan.serving.classes import Slo, check_class
+        from envplan.serving.profile import ServingProfile, with_slos
+
+        given = {}
+        for text in self.slo or []:
+            name, _, values = text.partition("=")
+            try:
+                ttft, tbt = (float(value) for value in values.split(","))
+            except ValueError:
+                raise InputError(
+                    f"--slo must be CLASS=TTFT,TBT in seconds, as in LL=2,0.1, not {text}"
+                ) from None
+            if not (0 < ttft < 1e9 and 0 < tbt < 1e9):
+                raise InputError(f"--slo {text}: both must be seconds above 0")
+            given[check_class(name)] = Slo(ttft, tbt)
+        profile = ServingProfile.open(self.profile)
+        return (
+            with_slos(profile, given, self.slo_scale) if given or self.slo_scale != 1 else profile
+        )
+
+    def check_outputs(self, *outputs: Path | None, trace: str | None = None) -> None:
+        """Raises: InputError: an output cannot be written, or would replace what is read."""
+        from envplan.serving.profile import sidecar_path
+
+        path = self.known.path
+        check_outputs(
+            *outputs,
+            inputs=[
+                ("the profile", path),
+                ("the profile's sidecar", path and sidecar_path(path)),
+                ("the trace", trace),
+            ],
+        )
+
+    def print_written(self, *files: Path | None) -> None:
+        """Name what the profile lacks though no SLO explains it, and say what was written."""
+        from envplan.cli.output import say
+
+        if gaps := self.known.gaps():
+            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps[:_MOST_NAMED]]
+            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
+            say(
+                f"warning: {self.known.name} has no rows for {', '.join(named)}{more}, but for "
+                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
+                "baselines can use it"
+            )
+        for file in files:
+            if file is not None:
+                say(f"wrote {file}")
+
+
+def _ready(text: str, name: str) -> str:
+    from envplan.serving.simulation import READY
+
+    words = [word.strip() for word in text.split(",")]
+    if not all(word in READY for word in words):
+        raise InputError(
+            f"{name} must name some of {', '.join(READY)}, as in vm,weights, not {text}"
+        )
+    return ",".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """A trace, and how its replay is run; the defaults are those of Settings."""
+
+    trace: Annotated[
+        str,
+        option(
+            "--trace TRACE",
+            MOST,
+            "Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or "
+            "token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour "
+            "each, real), coding-week, conversation-week (real-shaped).",
+        ),
+    ] = "azure-2023-conversation"
+    load_factor: Annotated[
+        float,
+        option("--load-factor X", JOB, "X times the trace's requests.", NUMBER.within(1e-6, 100)),
+    ] = 1.0
+    gpus: GpusOption = 1024
+    pools: Annotated[
+        int, option("--pools N", FLEET, "Pools of policy DynamoLLM, at most.", COUNT.within(1, 9))
+    ] = 9
+    epoch: Annotated[
+        float,
+        option(
+            "--epoch TIME",
+            FLEET,
+            "Between two looks ahead, as in 30min or 30 (minutes).",
+            TIME.plainly("min").within(1, 6e7),
+        ),
+    ] = 1800.0
+    slo_quantile: Annotated[
+        float,
+        option(
+            "--slo-quantile PCT",
+            FLEET,
+            "Share of SLOs that fleets are sized for.",
+            PERCENT.within(0.01, 99.9999),
+        ),
+    ] = 99.95
+    headroom: Annotated[
+        float, option("--headroom PCT", FLEET, "Room above what is needed.", PERCENT.within(0, 1e4))
+    ] = 10.0
+    squash: Annotated[
+        float, option("--squash TIME", FLEET, "A first token so much too late is given up.", TIME)
+    ] = 60.0
+    mispredicted: Annotated[
+        float,
+        option(
+            "--mispredicted PCT",
+            FORECAST,
+            "Requests whose output is predicted one length too short or too long.",
+            PERCENT.within(0, 100),
+        ),
+    ] = 5.0
+    underestimated: Annotated[
+        float,
+        option(
+            "--underestimated PCT",
+            FORECAST,
+            "Of these, the share that is predicted too short.",
+            PERCENT.within(0, 100),
+        ),
+    ] = 50.0
+    ready: Annotated[
+        str | None,
+        option(
+            "--ready NAME[,NAME...]",
+            START,
+            "What is ready before an instance is needed: vm (machines are booted, 90 s less), "
+            "weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s less).",
+            _ready,
+        ),
+    ] = None
+    clock_delay: Annotated[
+        float,
+        option(
+            "--clock-delay TIME",
+            START,
+            "A clock comes so long after it is asked for, as in 30ms or 30 (milliseconds).",
+            TIME.plainly("ms"),
+        ),
+    ] = 0.03
+    seed: Annotated[
+        int, option("--seed N", FORECAST, "Of what is drawn.", WHOLE.within(0, 2**63 - 1))
+    ] = 0
+    gpu_price: Annotated[
+        float | None,
+        option("--gpu-price P", MONEY, "Price of a GPU for an hour.", NUMBER.within(0, 1e9)),
+    ] = None
+    start: Annotated[
+        str | None,
+        option("--start TIME", MONEY, "When the trace begins, for files of rates over time."),
+    ] = None
+    plot: Annotated[
+        Path | None,
+        _picture("serving-week.png", "what happens over time, or write a page", ".html"),
+    ] = None
+
+    def settings(self) -> Settings:
+        """What the policies are told."""
+        from envplan.serving.policies import Settings
+        from envplan.serving.simulation import Overheads
+
+        ready = frozenset((self.ready or "").split(",")) - {""}
+        return Settings(
+            gpus=self.gpus, epoch_s=self.epoch, late=1 - self.slo_quantile / 100,
+            headroom=self.headroom / 100, mispredicted=self.mispredicted / 100,
+            underestimated=self.underestimated / 100, pools=self.pools, squash_s=self.squash,
+            seed=self.seed, overheads=Overheads(clock=self.clock_delay, ready=ready),
+        )  # fmt: skip
+
+
+@dataclass
+class _Replays:
+    """A trace replayed under some policies, and how that is shown."""
+
+    service: ServiceOptions
+    options: ReplayOptions
+    trace: Trace
+    rates: dict[str, Rate]
+    results: list[Simulation]
+
+    @classmethod
+    def of(
+        cls, service: ServiceOptions, options: ReplayOptions, money: RateOptions,
+        names: Sequence[str], *, quiet: bool, output: Path | None = None,
+    ) -> _Replays:  # fmt: skip
+        """Read everything, replay, and draw what --plot asks for."""
+        from envplan.cli.output import progress_bar
+        from envplan.costs.rates import read_rate
+        from envplan.serving.policies import compare_policies
+        from envplan.serving.trace import Trace
+
+        service.check_outputs(output, options.plot, trace=options.trace)
+        rates = {}
+        for name, kind, given in (
+            (money.currency or "money", "price", money.price),
+            ("carbon_g", "carbon", money.carbon),
+        ):
+            if given is not None:
+                rates[name] = read_rate(given, kind, start=options.start, repeats=True)  # type: ignore[arg-type]
+        trace = Trace.open(options.trace)
+        if options.load_factor != 1:
+            trace = trace.scaled(options.load_factor, options.seed)
+        with progress_bar(f"replaying {trace.name}", quiet=quiet) as bar:
+
+            def progress(done: int, of: int) -> None:
+                if bar is not None:
+                    bar(of - done, 0)
+
+            progress(0, len(names))
+            results = compare_policies(
+                service.known, trace, options.settings(), policies=names, progress=progress
+            )
+        found = cls(service, options, trace, rates, results)
+        if options.plot is not None:
+            from envplan.plotting.figures import save_figure
+            from envplan.plotting.page import save_page
+            from envplan.plotting.serving import comparison_page, over_time_figure
+
+            if options.plot.suffix.lower() == ".html":
+                page = comparison_page(results, found.title, service.known.source)
+                save_page(page, options.plot)
+            else:
+                save_figure(over_time_figure(results, found.title), options.plot)
+        return found
+
+    @property
+    def title(self) -> str:
+        """What is replayed on what."""
+        profile = self.service.known
+        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
+        known = "" if profile.source in (None, "measured") else f" ({profile.source})"
+        return f"{self.trace.name}{made} on {profile.name}{known}"
+
+    def costs(self, result: Simulation) -> dict[str, float]:
+        """What a result costs by the rates that are given."""
+        found = {name: result.at_rate(rate) for name, rate in self.rates.items()}
+        if self.options.gpu_price is not None:
+            found["gpus_money"] = result.gpu_hours * self.options.gpu_price
+        return found
+
+    def document(self, result: Simulation) -> dict[str, Any]:
+        """A result for --json."""
+        from envplan.serving.classes import CLASSES
+
+        return {
+            "policy": result.policy,
+            "energy_j": result.energy_j,
+            "requests": result.requests,
+            "slo_attainment": result.attainment,
+            "slo_attainment_by_class": {
+                name: int(row[3]) / int(row[0])
+                for name, row in zip(CLASSES, result.by_class, strict=True)
+                if row[0]
+            },
+            "first_tokens_in_time": int(result.by_class[:, 1].sum()) / result.requests,
+            "further_tokens_in_time": int(result.by_class[:, 2].sum()) / result.requests,
+            "instances_started": result.started,
+            "instances_resharded": result.resharded,
+            "weights_moved_copies": result.moved,
+            "clock_changes": result.clock_changes,
+            "requests_helped": result.helped,
+            "requests_squashed": result.squashed,
+            "gpus_mean": float(result.series.gpus.mean()),
+            "gpus_most": float(result.series.gpus.max()),
+            "gpu_hours": result.gpu_hours,
+            **self.costs(result),
+        }
 
 
 @serving.callback(invoke_without_command=True)
@@ -168,21 +368,16 @@ def serving_fleet(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@serving.command("profile", cls=ServingProfileCommand)
-def serving_profile(
-    profile: ProfileArgument = _BUILTIN,
+def profile(
+    service: ServiceOptions,
+    *,
     load: Annotated[
-        float, typer.Option(metavar="TOKENS/S", help="The load to show energies at.")
+        float,
+        option("--load TOKENS/S", MOST, "The load to show energies at.", NUMBER.within(1e-6, 1e9)),
     ] = 2000.0,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the profile's CSV there."),
-    ] = None,
-    plot: PlotOption = None,
-    slo: SloOption = None,
-    slo_scale: SloScaleOption = 1.0,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Annotated[Path | None, _table("Write the profile's CSV there.")] = None,
+    plot: Annotated[Path | None, _picture("serving-profile.png", "energies over clocks")] = None,
+    show: OutputOptions,
 ) -> None:
     """Check a serving profile and print its energy per request; blank where the SLO is violated.
 
@@ -192,15 +387,10 @@ def serving_profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    from envplan.cli.output import print_json, say
+    from envplan.cli.output import print_json
 
-    check_type(plot, "--plot", _PLOT_TYPES, "those are the pictures there are")
-    check_type(output, "--output", (".csv",), "a profile is a CSV file")
-    finite(load, "--load")
-    if load == 0:
-        raise InputError("--load must be above 0: a request's energy means nothing without load")
-    known = _profile(profile, slo, slo_scale)
-    _check_outputs(known, output, plot)
+    service.check_outputs(output, plot)
+    known = service.known
     if output is not None:
         _write_copy(known, output)
     if plot is not None:
@@ -208,13 +398,11 @@ def serving_profile(
         from envplan.plotting.serving import serving_profile_figure
 
         save_figure(serving_profile_figure(known), plot)
-    if json:
+    if show.json:
         print_json(_profile_document(known, load))
-    elif not quiet:
+    elif not show.quiet:
         _print_profile(known, load)
-        for written in (output, plot):
-            if written is not None:
-                say(f"wrote {written}")
+        service.print_written(output, plot)
 
 
 def _write_copy(profile: ServingProfile, output: Path) -> None:
@@ -228,13 +416,9 @@ def _write_copy(profile: ServingProfile, output: Path) -> None:
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
+    facts = ("name", "gpu", "model", "source", "modelled", "sha256")
     return {
-        "name": profile.name,
-        "gpu": profile.gpu,
-        "model": profile.model,
-        "source": profile.source,
-        "modelled": profile.modelled,
-        "sha256": profile.sha256,
+        **{fact: getattr(profile, fact) for fact in facts},
         "load_tokens_s": load,
         "gaps": [
             {"class": name, "tp": tp, "frequency_mhz": clock} for name, tp, clock in profile.gaps()
@@ -292,55 +476,44 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
     print_table(
         f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", headers, rows
     )
-    _warn_of_gaps(profile)
 
 
-def _warn_of_gaps(profile: ServingProfile) -> None:
-    """Name what the profile lacks though no SLO explains it: nothing can be planned there."""
-    from envplan.cli.output import say
-
-    if gaps := profile.gaps():
-        named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps[:_MOST_NAMED]]
-        more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-        say(
-            f"warning: {profile.name} has no rows for {', '.join(named)}{more}, but for fewer GPUs "
-            "or a lower clock; no SLO explains that, and neither plans nor baselines can use it"
-        )
-
-
-@serving.command("solve", cls=ServingSolveCommand)
-def serving_solve(
-    profile: ProfileArgument = _BUILTIN,
+def solve(
+    service: ServiceOptions,
+    *,
     load: Annotated[
         list[str] | None,
-        typer.Option(
-            "--load",
-            metavar="CLASS=TOKENS/S[,...]",
-            help="Tokens per second of each class, as in SS=2000,LL=500. May be repeated.",
+        option(
+            "--load CLASS=TOKENS/S[,...]",
+            MOST,
+            "Tokens per second of each class, as in SS=2000,LL=500. May be repeated.",
         ),
     ] = None,
     gpus: GpusOption = 1024,
-    planner: Annotated[str, typer.Option(metavar="NAME", help="exact or hierarchical.")] = "exact",
-    slo: SloOption = None,
-    slo_scale: SloScaleOption = 1.0,
+    planner: Annotated[
+        str,
+        option("--planner NAME", FLEET, "exact or hierarchical.", one_of("exact", "hierarchical")),
+    ] = "exact",
     no_merge: Annotated[
-        bool, typer.Option("--no-merge", help="Every class in a pool of its own.")
+        bool, option("--no-merge", FLEET, "Every class in a pool of its own.")
     ] = False,
     one_frequency: Annotated[
-        bool,
-        typer.Option(
-            "--one-frequency", help="One clock for all instances of a pool with the same TP."
-        ),
+        bool, option("--one-frequency", FLEET, "One clock for a pool's instances with the same TP.")
     ] = False,
     time_limit: Annotated[
-        float, typer.Option(metavar="S", help="For the exact planner; then the gap is stated.")
+        float,
+        option(
+            "--time-limit TIME",
+            FLEET,
+            "For the exact planner; then the gap is stated.",
+            TIME.within(0.1),
+        ),
     ] = 6.0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the plan goes.")
-    ] = Path("serving-plan.json"),
-    plot: PlotOption = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the plan goes.")] = Path(
+        "serving-plan.json"
+    ),
+    plot: Annotated[Path | None, _picture("serving-plan.png", "the pools")] = None,
+    show: OutputOptions,
 ) -> None:
     """Find the fleet that serves a load within its SLOs with the least power.
 
@@ -350,74 +523,71 @@ def serving_solve(
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
     from envplan.cli.output import print_json, spinner
+    from envplan.serving.exact import exact_plan
+    from envplan.serving.hierarchy import hierarchical_plan
 
-    check_type(plot, "--plot", _PLOT_TYPES, "those are the pictures there are")
     loads = _loads(load or [])
-    at_least(gpus, "--gpus", 1)
-    finite(time_limit, "--time-limit", least=0.1)
-    known = _profile(profile, slo, slo_scale)
-    _check_outputs(known, output, plot)
-    with spinner("looking for the least power", quiet=quiet):
-        plan = _planned(planner, known, loads, gpus, not no_merge, one_frequency, time_limit)
+    if planner == "hierarchical" and one_frequency:
+        raise InputError("--one-frequency goes with planner exact, not hierarchical")
+    service.check_outputs(output, plot)
+    asked = (service.known, loads, gpus)
+    with spinner("looking for the least power", quiet=show.quiet):
+        plan = (
+            hierarchical_plan(*asked, merge=not no_merge)
+            if planner == "hierarchical"
+            else exact_plan(
+                *asked, merge=not no_merge, one_frequency=one_frequency, time_limit=time_limit
+            )
+        )
     plan.save(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure
         from envplan.plotting.serving import plan_figure
 
         save_figure(plan_figure(plan), plot)
-    if json:
+    if show.json:
         print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
-    elif not quiet:
-        _print_plan(plan, known, [output, plot])
+    elif not show.quiet:
+        _print_plan(plan)
+        service.print_written(output, plot)
 
 
-def _planned(
-    planner: str,
-    profile: ServingProfile,
-    loads: dict[str, float],
-    gpus: int,
-    merge: bool,
-    one_frequency: bool,
-    time_limit: float,
-) -> ServingPlan:
-    if planner == "hierarchical":
-        if one_frequency:
-            raise InputError("--one-frequency goes with planner exact, not hierarchical")
-        from envplan.serving.hierarchy import hierarchical_plan
+def _loads(texts: list[str]) -> dict[str, float]:
+    """The loads that --load options give."""
+    from envplan.serving.classes import check_class
 
-        return hierarchical_plan(profile, loads, gpus, merge=merge)
-    if planner != "exact":
-        raise InputError(f"--planner must be exact or hierarchical, not {planner}")
-    from envplan.serving.exact import exact_plan
+    loads: dict[str, float] = {}
+    for part in (part for text in texts for part in text.split(",")):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if not value:
+            raise InputError(f"--load must be CLASS=TOKENS/S, as in SS=2000,LL=500, not {part!r}")
+        if check_class(name) in loads:
+            raise InputError(f"--load gives {name} twice")
+        loads[name] = NUMBER.parse(value, f"--load {name}")
+    if not loads:
+        raise InputError("which load? Give --load CLASS=TOKENS/S, as in SS=2000,LL=500")
+    return loads
 
-    return exact_plan(
-        profile, loads, gpus, merge=merge, one_frequency=one_frequency, time_limit=time_limit
+
+def _print_plan(plan: ServingPlan) -> None:
+    from envplan.cli.output import print_columns, say, titled
+
+    each = [(pool, group) for pool in plan.pools for group in pool.groups]
+    print_columns(
+        titled(f"{plan.planner} plan, figures per instance", plan.profile.source),
+        {
+            "classes": [" + ".join(s.request_class for s in pool.serves) for pool, _ in each],
+            "pool": [pool.request_class for pool, _ in each],
+            "instances": [str(group.instances) for _, group in each],
+            "on": [f"TP{group.tp}" for _, group in each],
+            "MHz": [str(group.frequency_mhz) for _, group in each],
+            "tokens/s": [f"{group.load_tokens_s:.0f}" for _, group in each],
+            "W": [f"{group.power_w:.0f}" for _, group in each],
+            "TTFT (s)": [f"{group.ttft_s:.3f}" for _, group in each],
+            "TBT (s)": [f"{group.tbt_s:.3f}" for _, group in each],
+        },
+        words=2,
     )
-
-
-def _print_plan(plan: ServingPlan, profile: ServingProfile, written: list[Path | None]) -> None:
-    from envplan.cli.output import print_table, say
-
-    modelled = ", modelled" if profile.source == "modelled" else ""
-    rows = []
-    for pool in plan.pools:
-        served = " + ".join(s.request_class for s in pool.serves)
-        for group in pool.groups:
-            rows.append(
-                [
-                    served,
-                    pool.request_class,
-                    str(group.instances),
-                    f"TP{group.tp}",
-                    str(group.frequency_mhz),
-                    f"{group.load_tokens_s:.0f}",
-                    f"{group.power_w:.0f}",
-                    f"{group.ttft_s:.3f}",
-                    f"{group.tbt_s:.3f}",
-                ]
-            )
-    headers = ("classes", "pool", "instances", "on", "MHz", "tokens/s", "W", "TTFT (s)", "TBT (s)")
-    print_table(f"{plan.planner} plan, figures per instance{modelled}", headers, rows, words=2)
     predicted = plan.predicted
     say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
@@ -430,39 +600,18 @@ def _print_plan(plan: ServingPlan, profile: ServingProfile, written: list[Path |
             f"at maximum frequency on the highest TP: {predicted.baseline.gpus} GPUs, "
             f"{predicted.baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
-    _warn_of_gaps(profile)
-    for file in written:
-        if file is not None:
-            say(f"wrote {file}")
 
 
-@serving.command("simulate", cls=ServingTimeCommand)
-def serving_simulate(
-    profile: ProfileArgument = _BUILTIN,
-    trace: TraceOption = _TRACE,
+def simulate(
+    service: ServiceOptions,
+    replay: ReplayOptions,
+    *,
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="One of those that `serving compare` names.")
+        str, option("--policy NAME", MOST, "One of those that `serving compare` names.")
     ] = "envplan",
-    gpus: GpusOption = 1024,
-    epoch: EpochOption = 30.0,
-    quantile: QuantileOption = 99.95,
-    headroom: HeadroomOption = 10.0,
-    mispredicted: MispredictOption = 5.0,
-    prepared: PreparedOption = False,
-    load_factor: FactorOption = 1.0,
-    seed: SeedOption = 0,
-    slo: SloOption = None,
-    slo_scale: SloScaleOption = 1.0,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    start: StartOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write what happens over time as CSV."),
-    ] = None,
-    plot: TimePlotOption = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    money: RateOptions,
+    output: Annotated[Path | None, _table("Write what happens over time as CSV.")] = None,
+    show: OutputOptions,
 ) -> None:
     """Replay a trace request by request: energy, SLOs and changes of a fleet under one policy.
 
@@ -472,49 +621,62 @@ def serving_simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    check_type(output, "--output", (".csv",), "what happens is written as CSV")
-    job = _Job.of(profile, slo, slo_scale, trace, load_factor, (price, carbon, start), plot, output)
-    settings = _settings(gpus, epoch, quantile, headroom, mispredicted, prepared, seed)
-    result = job.run(settings, [policy], quiet=quiet)[0]
+    from envplan.cli.output import print_json, print_table, say
+    from envplan.plotting.serving import kwh
+
+    found = _Replays.of(service, replay, money, [policy], quiet=show.quiet, output=output)
+    (result,) = found.results
+    document = found.document(result)
     if output is not None:
         _write_series(result, output)
-    if json:
-        job.print_json(
-            {**job.document(result), "trace": job.trace.name, "profile": job.profile.name}
-        )
-    elif not quiet:
-        job.print_one(result)
-        job.print_written(output, plot)
+    if show.json:
+        print_json({**document, "trace": found.trace.name, "profile": service.known.name})
+    elif not show.quiet:
+        rows = [
+            ["energy (kWh)", kwh(result.energy_j)],
+            ["requests", str(result.requests)],
+            ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
+            ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
+            ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
+            ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
+            ["GPUs, most", f"{document['gpus_most']:.0f}"],
+            ["instances started", str(result.started)],
+            ["instances re-sharded", str(result.resharded)],
+            ["clock changes", str(result.clock_changes)],
+            ["requests that another pool took", str(result.helped)],
+            ["requests given up", str(result.squashed)],
+            *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
+        ]
+        say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
+        print_table("", ("", "in all"), rows)
+        service.print_written(output, replay.plot)
 
 
-@serving.command("compare", cls=ServingTimeCommand)
-def serving_compare(
-    profile: ProfileArgument = _BUILTIN,
-    trace: TraceOption = _TRACE,
-    gpus: GpusOption = 1024,
-    epoch: EpochOption = 30.0,
-    quantile: QuantileOption = 99.95,
-    headroom: HeadroomOption = 10.0,
-    mispredicted: MispredictOption = 5.0,
-    prepared: PreparedOption = False,
-    load_factor: FactorOption = 1.0,
-    seed: SeedOption = 0,
-    slo: SloOption = None,
-    slo_scale: SloScaleOption = 1.0,
-    price: PriceOption = None,
-    carbon: CarbonOption = None,
-    start: StartOption = None,
+def _write_series(result: Simulation, path: Path) -> None:
+    from envplan._files import atomic_write
+
+    columns = ("time_s", "power_w", "load_tokens_s", "gpus", "requests", "attained")
+    lines = [",".join(columns)]
+    arrays = [getattr(result.series, column) for column in columns]
+    lines += [",".join(f"{value:.10g}" for value in row) for row in zip(*arrays, strict=True)]
+    atomic_write(path, "\n".join(lines) + "\n")
+
+
+def compare(
+    service: ServiceOptions,
+    replay: ReplayOptions,
+    *,
     policies: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Only these, savings against the first; default: SinglePool, MultiPool, "
-            "ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, envplan, static, exact.",
+        option(
+            "--policies NAME[,NAME...]",
+            MOST,
+            "Only these, savings against the first; default: SinglePool, MultiPool, ScaleInst, "
+            "ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.",
         ),
     ] = None,
-    plot: TimePlotOption = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    money: RateOptions,
+    show: OutputOptions,
 ) -> None:
     """Replay a trace under every policy, request by request, and put them side by side.
 
@@ -524,65 +686,60 @@ def serving_compare(
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
+    from envplan.cli.output import print_json, print_table, say
     from envplan.plotting.serving import HEADERS, comparison_rows
+    from envplan.serving.policies import POLICIES
 
-    job = _Job.of(profile, slo, slo_scale, trace, load_factor, (price, carbon, start), plot, None)
-    settings = _settings(gpus, epoch, quantile, headroom, mispredicted, prepared, seed)
-    chosen = _policies(policies)
-    results = job.run(settings, chosen, quiet=quiet)
-    if json:
-        job.print_json({
-            "trace": job.trace.name,
-            "made": job.trace.made,
-            "profile": job.profile.name,
-            "source": job.profile.source,
+    names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
+    if len(set(names)) < len(names):
+        raise InputError(f"--policies names a policy twice: {policies}")
+    found = _Replays.of(service, replay, money, names, quiet=show.quiet)
+    results = found.results
+    if show.json:
+        print_json({
+            "trace": found.trace.name,
+            "made": found.trace.made,
+            "profile": service.known.name,
+            "source": service.known.source,
             "policies": [
-                job.document(r) | {"savings_percent": r.saved_percent(results[0])} for r in results
+                found.document(r) | {"savings_percent": r.saved_percent(results[0])}
+                for r in results
             ],
         })  # fmt: skip
-    elif not quiet:
-        from envplan.cli.output import print_table, say
-        from envplan.serving.policies import POLICIES
-
-        print_table(job.title, HEADERS, comparison_rows(results))
-        if job.rates:
-            costs = [
-                [r.policy, *(f"{r.at_rate(rate):.6g}" for rate in job.rates.values())]
-                for r in results
+    elif not show.quiet:
+        print_table(found.title, HEADERS, comparison_rows(results))
+        if costs := found.costs(results[0]):
+            rows = [
+                [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())] for r in results
             ]
-            print_table("", ("policy", *job.rates), costs)
-        for name in chosen:
+            print_table("", ("policy", *costs), rows)
+        for name in names:
             say(f"{name}: {POLICIES[name].about}")
-        job.print_written(plot)
+        service.print_written(replay.plot)
 
 
-@serving.command("apply")
-def serving_apply(
+def apply(
     plan: Annotated[
         Path, typer.Argument(metavar="[PLAN]", help="The plan of `envplan serving solve`.")
     ] = Path("serving-plan.json"),
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="PROFILE", help="The plan's profile, if it is not where it was."),
-    ] = None,
+    *,
+    profile: ProfileOption = None,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", metavar="N", help="GPUs of a machine.")
+        int, option("--gpus-per-node N", FLEET, "GPUs of a machine.", COUNT)
     ] = 8,
     clocks: Annotated[
         str | None,
-        typer.Option(
-            metavar="MHZ,...",
-            help="Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
+        option(
+            "--clocks MHZ[,MHZ...]",
+            FLEET,
+            "Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Go on though the profile has changed since.")
-    ] = False,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the clocks go.")
-    ] = Path("serving.clocks.json"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    force: ForceOption = False,
+    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the clocks go.")] = Path(
+        "serving.clocks.json"
+    ),
+    show: OutputOptions,
 ) -> None:
     """Put a plan's instances on nodes and GPUs, each with its parallelism and clock.
 
@@ -596,11 +753,11 @@ def serving_apply(
     from hashlib import sha256
 
     from envplan.cli.output import print_json, say
+    from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
     from envplan.serving.tables import read_bytes
 
-    at_least(gpus_per_node, "--gpus-per-node", 1)
     content = read_bytes(plan)
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
@@ -608,24 +765,21 @@ def serving_apply(
     applied = apply_serving_plan(
         loaded,
         known,
-        clocks=_clocks(clocks),
+        clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node,
         force=force,
         plan_sha256=sha256(content).hexdigest(),
     )
     applied.save(output)
-    if json:
+    if show.json:
         print_json({"clocks": str(output), **applied.model_dump(by_alias=True)})
-    elif not quiet:
+    elif not show.quiet:
         used = sum(instance.tp for instance in applied.instances)
         say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
-        changed = {
-            instance.planned_mhz: instance.clock_mhz
-            for instance in applied.instances
-            if instance.planned_mhz != instance.clock_mhz
-        }
-        for asked, given in sorted(changed.items()):
-            say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+        changed = {(i.planned_mhz, i.clock_mhz) for i in applied.instances}
+        for asked, given in sorted(changed):
+            if asked != given:
+                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
         if unproven := [i for i in applied.instances if not i.slo_proven]:
             numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
             more = ", ..." if len(unproven) > _MOST_NAMED else ""
@@ -637,20 +791,76 @@ def serving_apply(
         say(f"wrote {output}; on each node: envplan serving hold {output} --node K")
 
 
-@serving.command("hold")
-def serving_hold(
+def reshard(
+    before: Annotated[Path, ClocksFile],
+    after: Annotated[Path, ClocksFile],
+    *,
+    output: Annotated[
+        Path | None,
+        option("-o, --output FILE", OUTPUT, "Where the new fleet goes; default: AFTER."),
+    ] = None,
+    show: OutputOptions,
+) -> None:
+    """Put a new fleet where an old one's weights are: which GPU sends which part to which.
+
+    Nodes and GPUs of AFTER are chosen anew, such that the fewest weights are moved.
+
+    \b
+    Example:
+      envplan serving reshard old.clocks.json new.clocks.json
+    """
+    from envplan.cli.output import print_columns, print_json, say
+    from envplan.serving.apply import ServingApplied
+    from envplan.serving.reshard import move_fleet
+
+    target = output or after
+    check_outputs(target, inputs=[("the old fleet", before)])
+    moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
+    moved.save(target)
+    plans = [(change, change.plan) for change in changes if change.plan is not None]
+    copies = sum(plan.moved for _, plan in plans)
+    if show.json:
+        transfers = [
+            {"node": change.node, **transfer._asdict()}
+            for change, plan in plans
+            for transfer in plan.transfers
+        ]
+        print_json({"clocks": str(target), "moved_copies": copies, "transfers": transfers})
+    elif not show.quiet:
+
+        def sizes(tps: tuple[int, ...]) -> str:
+            return " + ".join(f"TP{tp}" for tp in tps) or "-"
+
+        print_columns(
+            "Eighths of the weights that GPUs send each other",
+            {
+                "node": [str(change.node) for change in changes],
+                "before": [sizes(change.before) for change in changes],
+                "after": [sizes(change.after) for change in changes],
+                "sent": [str(len(c.plan.transfers)) if c.plan else "-" for c in changes],
+                "one after another": [str(c.plan.longest) if c.plan else "-" for c in changes],
+            },
+            words=3,
+        )
+        for change, plan in plans:
+            for part, source, end in plan.transfers:
+                say(f"node {change.node}: GPU {source} sends eighth {part} to GPU {end}")
+        say(f"{copies:g} copies of the weights in all; wrote {target}")
+
+
+def hold(
     file: Annotated[
         Path, typer.Argument(metavar="[FILE]", help="What `envplan serving apply` wrote.")
     ] = Path("serving.clocks.json"),
-    node: Annotated[int, typer.Option(metavar="K", help="Which node this is, from 0.")] = 0,
+    *,
+    node: Annotated[int, option("--node K", FLEET, "Which node this is, from 0.", WHOLE)] = 0,
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="nvml: this machine's GPUs; modelled: none needed.")
+        str, option("--backend NAME", FLEET, "nvml: this machine's GPUs; modelled: none needed.")
     ] = "nvml",
     seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", metavar="S", help="So long; default: until interrupted."),
+        float | None, option("--seconds S", FLEET, "So long; default: until interrupted.", TIME)
     ] = None,
-    quiet: QuietOption = False,
+    quiet: Annotated[bool, option("-q, --quiet", OUTPUT, "Print nothing but errors.")] = False,
 ) -> None:
     """Hold the clocks of this node's GPUs until interrupted, then give them back.
 
@@ -664,20 +874,18 @@ def serving_hold(
     from envplan.cli.output import say
     from envplan.serving.apply import ServingApplied, hold_clocks
 
-    if seconds is not None:
-        finite(seconds, "--seconds")
     applied = ServingApplied.load(file)
     options = _modelled_options(applied) if backend == "modelled" else {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with hold_clocks(applied, node, backend=backend, **options) as guards:
-            if not quiet:
-                for device, mhz in sorted(applied.clocks_of(node).items()):
-                    say(f"GPU {device}: {mhz} MHz")
-            with suppress(KeyboardInterrupt):  # the usual end of holding
-                _watch(guards, seconds)
-    except KeyboardInterrupt:
-        pass
+    with (
+        suppress(KeyboardInterrupt),  # the usual end of holding
+        hold_clocks(applied, node, backend=backend, **options) as guards,
+        suppress(KeyboardInterrupt),
+    ):
+        if not quiet:
+            for device, mhz in sorted(applied.clocks_of(node).items()):
+                say(f"GPU {device}: {mhz} MHz")
+        _watch(guards, seconds)
     if not quiet:
         say("clocks given back")
 
@@ -711,250 +919,8 @@ def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
         raise DeviceError(lasting)
 
 
-def _settings(
-    gpus: int, epoch: float, quantile: float, headroom: float, mispredicted: float,
-    prepared: bool, seed: int,
-) -> Settings:  # fmt: skip
-    from envplan.serving.policies import Settings
-    from envplan.serving.simulation import Overheads
-
-    at_least(gpus, "--gpus", 1)
-    at_least(seed, "--seed", 0, 2**63 - 1)
-    finite(headroom, "--headroom", most=_MOST_HEADROOM)
-    if finite(epoch, "--epoch", most=_LONGEST_EPOCH) == 0:
-        raise InputError("--epoch must be above 0")
-    if finite(mispredicted, "--mispredicted") > 100:
-        raise InputError(f"--mispredicted must be at most 100, not {mispredicted:g}")
-    if not 0 < finite(quantile, "--slo-quantile") < 100:
-        raise InputError(f"--slo-quantile must lie between 0 and 100, not {quantile:g}")
-    return Settings(
-        gpus=gpus, epoch_s=60 * epoch, late=1 - quantile / 100, headroom=headroom / 100,
-        mispredicted=mispredicted / 100, seed=seed, overheads=Overheads(prepared=prepared),
-    )  # fmt: skip
-
-
-@dataclass
-class _Job:
-    """What simulate and compare work on, and how they show it."""
-
-    profile: ServingProfile
-    trace: Trace
-    rates: dict[str, Rate]
-    plot: Path | None
-
-    @classmethod
-    def of(
-        cls, profile: str, slo: list[str] | None, slo_scale: float, trace: str, factor: float,
-        rates: tuple[str | None, str | None, str | None], plot: Path | None, output: Path | None,
-    ) -> _Job:  # fmt: skip
-        """Read everything.
-
-        Args:
-            rates: price, carbon and start, as given.
-        """
-        from envplan.costs.rates import read_rate
-        from envplan.serving.trace import Trace
-
-        check_type(plot, "--plot", (*_PLOT_TYPES, ".html"), "choose one of them")
-        if not 0 < finite(factor, "--load-factor") <= _MOST_FACTOR:
-            raise InputError(f"--load-factor must be above 0 and at most {_MOST_FACTOR:g}")
-        known = _profile(profile, slo, slo_scale)
-        _check_outputs(known, output, plot, trace=trace)
-        price, carbon, start = rates
-        found = {}
-        if price is not None:
-            found["money"] = read_rate(price, "price", start=start, repeats=True)
-        if carbon is not None:
-            found["carbon_g"] = read_rate(carbon, "carbon", start=start, repeats=True)
-        loads = Trace.open(trace)
-        return cls(known, loads if factor == 1 else loads.scaled(factor), found, plot)
-
-    @property
-    def title(self) -> str:
-        """What is replayed on what."""
-        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
-        known = "" if self.profile.source in (None, "measured") else f" ({self.profile.source})"
-        return f"{self.trace.name}{made} on {self.profile.name}{known}"
-
-    def run(self, settings: Settings, names: Sequence[str], *, quiet: bool) -> list[Simulation]:
-        """Replay, and draw what --plot asks for."""
-        from envplan.cli.output import progress_bar
-        from envplan.serving.policies import compare_policies
-
-        with progress_bar(f"replaying {self.trace.name}", quiet=quiet) as bar:
-            if bar is not None:
-                bar(len(names), 0)
-
-            def progress(done: int, of: int) -> None:
-                if bar is not None:
-                    bar(of - done, 0)
-
-            results = compare_policies(
-                self.profile, self.trace, settings, policies=names, progress=progress
-            )
-        if self.plot is not None:
-            from envplan.plotting.figures import save_figure
-            from envplan.plotting.page import save_page
-            from envplan.plotting.serving import comparison_page, over_time_figure
-
-            if self.plot.suffix.lower() == ".html":
-                save_page(comparison_page(results, self.title, self.profile.source), self.plot)
-            else:
-                save_figure(over_time_figure(results, self.title), self.plot)
-        return results
-
-    def document(self, result: Simulation) -> dict[str, Any]:
-        """A result for --json."""
-        from envplan.serving.classes import CLASSES
-
-        return {
-            "policy": result.policy,
-            "energy_j": result.energy_j,
-            "requests": result.requests,
-            "slo_attainment": result.attainment,
-            "slo_attainment_by_class": {
-                name: int(row[3]) / int(row[0])
-                for name, row in zip(CLASSES, result.by_class, strict=True)
-                if row[0]
-            },
-            "first_tokens_in_time": int(result.by_class[:, 1].sum()) / result.requests,
-            "further_tokens_in_time": int(result.by_class[:, 2].sum()) / result.requests,
-            "instances_started": result.started,
-            "instances_resharded": result.resharded,
-            "clock_changes": result.clock_changes,
-            "requests_helped": result.helped,
-            "gpus_mean": float(result.series.gpus.mean()),
-            "gpus_most": float(result.series.gpus.max()),
-            "gpu_hours": result.gpu_hours,
-            **{name: result.at_rate(rate) for name, rate in self.rates.items()},
-        }
-
-    def print_json(self, document: dict[str, Any]) -> None:
-        """Print a document."""
-        from envplan.cli.output import print_json
-
-        print_json(document)
-
-    def print_one(self, result: Simulation) -> None:
-        """Print one result as a table."""
-        from envplan.cli.output import print_table, say
-        from envplan.plotting.serving import kwh
-
-        found = self.document(result)
-        rows = [
-            ["energy (kWh)", kwh(result.energy_j)],
-            ["requests", str(result.requests)],
-            ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
-            ["first token in time (%)", f"{100 * found['first_tokens_in_time']:.3f}"],
-            ["further tokens in time (%)", f"{100 * found['further_tokens_in_time']:.3f}"],
-            ["GPUs, mean", f"{found['gpus_mean']:.1f}"],
-            ["GPUs, most", f"{found['gpus_most']:.0f}"],
-            ["instances started", str(result.started)],
-            ["instances re-sharded", str(result.resharded)],
-            ["clock changes", str(result.clock_changes)],
-            ["requests that another pool took", str(result.helped)],
-            *([name, f"{result.at_rate(rate):.6g}"] for name, rate in self.rates.items()),
-        ]
-        say(f"{result.policy}: {self.title}, {result.duration_s / 3600:.3g} hours")
-        print_table("", ("", "in all"), rows)
-
-    def print_written(self, *files: Path | None) -> None:
-        """Say what is lacking in the profile, and what was written."""
-        from envplan.cli.output import say
-
-        _warn_of_gaps(self.profile)
-        for file in files:
-            if file is not None:
-                say(f"wrote {file}")
-
-
-def _profile(name: str, slos: list[str] | None, scale: float) -> ServingProfile:
-    """The profile, with the SLOs that options set."""
-    from envplan.serving.classes import Slo, check_class
-    from envplan.serving.profile import ServingProfile, with_slos
-
-    if finite(scale, "--slo-scale", most=_MOST_SLO_SCALE) == 0:
-        raise InputError("--slo-scale must be above 0")
-    given = {}
-    for text in slos or []:
-        name_of, _, values = text.partition("=")
-        try:
-            ttft, tbt = (float(value) for value in values.split(","))
-        except ValueError:
-            raise InputError(
-                f"--slo must be CLASS=TTFT,TBT in seconds, as in LL=2,0.1, not {text}"
-            ) from None
-        if not (0 < ttft < 1e9 and 0 < tbt < 1e9):
-            raise InputError(f"--slo {text}: both must be seconds above 0")
-        given[check_class(name_of)] = Slo(ttft, tbt)
-    profile = ServingProfile.open(name)
-    return with_slos(profile, given, scale) if given or scale != 1 else profile
-
-
-def _policies(text: str | None) -> tuple[str, ...]:
-    """The policies that --policies names; all of them without it."""
-    from envplan.serving.policies import POLICIES
-
-    if text is None:
-        return tuple(POLICIES)
-    names = tuple(name.strip() for name in text.split(","))
-    if len(set(names)) < len(names):
-        raise InputError(f"--policies names a policy twice: {text}")
-    return names
-
-
-def _clocks(text: str | None) -> Clocks | None:
-    if text is None:
-        return None
-    from envplan.enforce.clocks import given_clocks
-
-    return given_clocks(text)
-
-
-def _loads(texts: list[str]) -> dict[str, float]:
-    """The loads that --load options give."""
-    from envplan.serving.classes import check_class
-
-    loads: dict[str, float] = {}
-    for part in (part for text in texts for part in text.split(",")):
-        name, _, value = part.partition("=")
-        try:
-            load = float(value)
-        except ValueError:
-            raise InputError(
-                f"--load must be CLASS=TOKENS/S, as in SS=2000,LL=500, not {part!r}"
-            ) from None
-        check_class(name.strip())
-        if name.strip() in loads:
-            raise InputError(f"--load gives {name.strip()} twice")
-        loads[name.strip()] = finite(load, f"--load {name.strip()}")
-    if not loads:
-        raise InputError("which load? Give --load CLASS=TOKENS/S, as in SS=2000,LL=500")
-    return loads
-
-
-def _check_outputs(
-    profile: ServingProfile, *outputs: Path | None, trace: str | None = None
-) -> None:
-    from envplan.serving.profile import sidecar_path
-
-    sidecar = None if profile.path is None else sidecar_path(profile.path)
-    check_outputs(
-        *outputs,
-        inputs=[
-            ("the profile", profile.path),
-            ("the profile's sidecar", sidecar),
-            ("the trace", trace),
-        ],
-    )
-
-
-def _write_series(result: Simulation, path: Path) -> None:
-    from envplan._files import atomic_write
-
-    series = result.series
-    columns = ("time_s", "power_w", "load_tokens_s", "gpus", "requests", "attained")
-    lines = [",".join(columns)]
-    arrays = [getattr(series, column) for column in columns]
-    lines += [",".join(f"{value:.10g}" for value in row) for row in zip(*arrays, strict=True)]
-    atomic_write(path, "\n".join(lines) + "\n")
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    profile, solve, simulate, compare, apply, reshard, hold,
+)  # fmt: skip
+for _command in _COMMANDS:
+    add(serving, _command)

@@ -16,16 +16,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from envplan._documents import json_schema, readable_json
+from envplan._documents import json_schema, read_document, readable_json
 from envplan._files import atomic_write
+from envplan._model import Model
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.serving.plan import Group, Pool, ServingPlan, read_model
+from envplan.serving.plan import Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
 __all__ = [
@@ -47,11 +48,7 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Instance(_Model):
+class Instance(Model):
     """One instance of the model.
 
     Attributes:
@@ -88,7 +85,7 @@ class Instance(_Model):
         )
 
 
-class ServingApplied(_Model):
+class ServingApplied(Model):
     """The file: all instances, and what they come from."""
 
     schema_id: Literal["envplan/serving-clocks/v1"] = Field(alias="schema")
@@ -115,7 +112,7 @@ class ServingApplied(_Model):
         Raises:
             InputError: it is none, or an instance's GPUs are not those of a node for it alone.
         """
-        applied = read_model(cls, path, CLOCKS_SCHEMA, "file of serving clocks")
+        applied = read_document(path, cls, kind="file of serving clocks", schema=CLOCKS_SCHEMA)
         taken: dict[tuple[int, int], int] = {}
         for instance in applied.instances:
             if not instance.fits(applied.nodes, applied.gpus_per_node):

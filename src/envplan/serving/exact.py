@@ -46,7 +46,7 @@ from envplan.serving.plan import (
 )
 from envplan.serving.profile import Curve, Segment, ServingProfile
 
-__all__ = ["TIME_LIMIT_S", "exact_fleet", "exact_plan", "pool_slos"]
+__all__ = ["TIME_LIMIT_S", "exact_plan"]
 
 #: For the solver, s.
 TIME_LIMIT_S: Final = 6.0
@@ -85,37 +85,24 @@ def exact_plan(
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
     wanted = check_demand(loads, gpus)
-    fleet = exact_fleet(
-        profile, wanted, gpus, merge=merge, one_frequency=one_frequency, time_limit=time_limit
-    )
+    fleet = _fleet(profile, wanted, gpus, merge, one_frequency, time_limit)
     return make_plan(fleet, profile, wanted, gpus, merge=merge, one_frequency=one_frequency)
 
 
-def exact_fleet(
+def _fleet(
     profile: ServingProfile,
     loads: Mapping[str, float],
     gpus: int,
-    *,
-    merge: bool = True,
-    one_frequency: bool = False,
-    time_limit: float = TIME_LIMIT_S,
-    gap: float = _RELATIVE_GAP,
-    at_any_load: bool = False,
+    merge: bool,
+    one_frequency: bool,
+    time_limit: float,
 ) -> Fleet:
-    """As exact_plan, for loads that are checked, and without the statement of a plan.
-
-    Args:
-        gap: relative to the power, at which the solver may stop.
-        at_any_load: every instance keeps its SLO at any lower load, too.
-    """
     check_reachable(profile, loads, merge=merge)
-    sites = _sites(
-        profile, loads, merge=merge, one_frequency=one_frequency, at_any_load=at_any_load
-    )
+    sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
     _check_sites(profile, loads, sites, merge=merge)
     program = _Program(profile, loads, sites, merge=merge, one_frequency=one_frequency)
     begin = time.monotonic()
-    fleet = program.least_power(gpus, time_limit, gap)
+    fleet = program.least_power(gpus, time_limit)
     if fleet is not None:
         return fleet
     left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
@@ -136,7 +123,7 @@ def exact_fleet(
     return smallest
 
 
-def pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
+def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
     """The SLOs that a pool might promise: those of all sets of classes it may serve."""
     found: set[Slo] = set()
     for other in demanded:
@@ -184,19 +171,15 @@ def _sites(
     *,
     merge: bool,
     one_frequency: bool,
-    at_any_load: bool,
 ) -> list[_Site]:
     sites = []
     demanded = list(loads)
     for name in CLASSES if merge else demanded:
-        slos = pool_slos(profile, name, demanded) if merge else [profile.classes[name].slo]
+        slos = _pool_slos(profile, name, demanded) if merge else [profile.classes[name].slo]
         known: list[Any] = []
         for slo in slos:  # the strictest first: another that leaves no more loads adds nothing
             pairs = [
-                (curve, segment)
-                for curve in profile.of(name)
-                for segment in curve.segments(slo)
-                if not at_any_load or segment.high <= curve.capacity(slo)
+                (curve, segment) for curve in profile.of(name) for segment in curve.segments(slo)
             ]
             if pairs and pairs not in known:
                 known.append(pairs)
@@ -313,11 +296,11 @@ class _Program:
         self._power = sum(self._powers())
         self._gpus = sum(self._gpu_counts())
 
-    def least_power(self, gpus: int, time_limit: float, gap: float) -> Fleet | None:
+    def least_power(self, gpus: int, time_limit: float) -> Fleet | None:
         """The fleet of at most so many GPUs with the least power; None if none was found."""
         limit = self._model.add_linear_constraint(self._gpus <= gpus)
         self._model.minimize(self._power)
-        result = self._solve(time_limit, gap)
+        result = self._solve(time_limit)
         self._model.delete_linear_constraint(limit)
         if not result.has_primal_feasible_solution():
             return None
@@ -330,7 +313,7 @@ class _Program:
     def fewest_gpus(self, time_limit: float) -> tuple[Fleet | None, int]:
         """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""
         self._model.minimize(self._gpus)
-        result = self._solve(time_limit, _RELATIVE_GAP)
+        result = self._solve(time_limit)
         bound = result.termination.objective_bounds.dual_bound
         needed = math.ceil(bound - _WHOLE) if 0 < bound < math.inf else 0
         if not result.has_primal_feasible_solution():
@@ -440,35 +423,35 @@ class _Program:
                 terms.append(stretch.curve.tp * there)
         return terms
 
-    def _solve(self, time_limit: float, gap: float) -> Any:
+    def _solve(self, time_limit: float) -> Any:
         """What the solver finds; without presolve if its best was lost on the way back from it.
 
         HiGHS then claims an optimum whose bounds lie further apart than was asked for.
         """
         begin = time.monotonic()
-        result = self._solve_once(time_limit, gap)
-        if not self._claims_too_much(result, gap):
+        result = self._solve_once(time_limit)
+        if not self._claims_too_much(result):
             return result
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        again = self._solve_once(left, gap, presolve=self._mathopt.Emphasis.OFF)
+        again = self._solve_once(left, presolve=self._mathopt.Emphasis.OFF)
         return again if again.has_primal_feasible_solution() else result
 
-    def _solve_once(self, time_limit: float, gap: float, presolve: Any = None) -> Any:
+    def _solve_once(self, time_limit: float, presolve: Any = None) -> Any:
         mathopt = self._mathopt
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=time_limit),
-            relative_gap_tolerance=gap,
+            relative_gap_tolerance=_RELATIVE_GAP,
             random_seed=1,
             presolve=presolve,
         )
         with _silenced():
             return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
 
-    def _claims_too_much(self, result: Any, gap: float) -> bool:
+    def _claims_too_much(self, result: Any) -> bool:
         if result.termination.reason != self._mathopt.TerminationReason.OPTIMAL:
             return False
         bounds = result.termination.objective_bounds
-        allowed: float = max(2 * gap * abs(bounds.primal_bound), _NO_GAP)
+        allowed: float = max(2 * _RELATIVE_GAP * abs(bounds.primal_bound), _NO_GAP)
         return bool(bounds.primal_bound - bounds.dual_bound > allowed)
 
     def _pools(self, result: Any) -> list[Pool]:

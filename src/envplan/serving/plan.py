@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from envplan._documents import first_problem, json_schema, read_json, readable_json
+from envplan._documents import json_schema, read_document, readable_json
 from envplan._files import atomic_write
+from envplan._model import Model
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, check_class, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_names
@@ -31,7 +32,6 @@ __all__ = [
     "make_plan",
     "max_frequency_fleet",
     "needed_for",
-    "read_model",
 ]
 
 PLAN_SCHEMA: Final = "envplan/serving-plan/v1"
@@ -47,34 +47,7 @@ Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-_Read = TypeVar("_Read", bound=BaseModel)
-
-
-def read_model(model: type[_Read], path: str | os.PathLike[str], schema: str, kind: str) -> _Read:
-    """A JSON file of a format, its form checked.
-
-    Args:
-        model: of the format.
-        schema: what the file must name as its own.
-        kind: what such a file is, in words.
-
-    Raises:
-        InputError: it is no such file.
-    """
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("schema") != schema:
-        raise InputError(f"is no {kind}: its schema is not {schema}", path=path)
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise InputError(first_problem(error, kind), path=path) from None
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class SloModel(_Model):
+class SloModel(Model):
     """Seconds at most: time to first token, time between tokens."""
 
     ttft_s: Positive
@@ -85,7 +58,7 @@ class SloModel(_Model):
         return Slo(self.ttft_s, self.tbt_s)
 
 
-class Served(_Model):
+class Served(Model):
     """A class, or a share of it, that a pool serves.
 
     Attributes:
@@ -97,7 +70,7 @@ class Served(_Model):
     load_tokens_s: Amount
 
 
-class Group(_Model):
+class Group(Model):
     """Instances of a pool that are alike; powers, latencies and load are of each of them."""
 
     tp: Count
@@ -114,7 +87,7 @@ class Group(_Model):
         return self.tp * self.instances
 
 
-class Pool(_Model):
+class Pool(Model):
     """Instances that serve a class and, maybe, lower ones as if they were of it.
 
     Attributes:
@@ -140,7 +113,7 @@ class Pool(_Model):
         return sum(group.instances * group.power_w for group in self.groups)
 
 
-class ProfileReference(_Model):
+class ProfileReference(Model):
     """The profile a plan was made from."""
 
     name: str
@@ -149,7 +122,7 @@ class ProfileReference(_Model):
     source: str | None
 
 
-class Asked(_Model):
+class Asked(Model):
     """What a plan was asked for.
 
     Attributes:
@@ -167,14 +140,14 @@ class Asked(_Model):
     one_frequency: bool
 
 
-class Baseline(_Model):
+class Baseline(Model):
     """The same loads on TP8 at maximum frequency; the highest TP a class has, where it lacks 8."""
 
     gpus: Count
     power_w: Amount
 
 
-class Predicted(_Model):
+class Predicted(Model):
     """What a plan comes to, by its profile.
 
     Attributes:
@@ -194,7 +167,7 @@ class Predicted(_Model):
     savings_percent: float | None
 
 
-class ServingPlan(_Model):
+class ServingPlan(Model):
     """A plan and what it was made from and for."""
 
     schema_id: Literal["envplan/serving-plan/v1"] = Field(alias="schema")
@@ -236,7 +209,7 @@ class ServingPlan(_Model):
         Raises:
             InputError: it is no serving plan.
         """
-        plan = read_model(cls, path, PLAN_SCHEMA, "serving plan")
+        plan = read_document(path, cls, kind="serving plan", schema=PLAN_SCHEMA)
         names = [pool.request_class for pool in plan.pools]
         names += [served.request_class for pool in plan.pools for served in pool.serves]
         for name in [*names, *plan.asked.loads_tokens_s, *plan.asked.slos]:

@@ -537,10 +537,7 @@ def _classes(given: Any, where: Path | None) -> dict[str, RequestClass]:
             name,
             said.get("input_tokens", usual.input_tokens),
             said.get("output_tokens", usual.output_tokens),
-            Slo(
-                said.get("ttft_slo_s", usual.slo.ttft_s),
-                said.get("tbt_slo_s", usual.slo.tbt_s),
-            ),
+            Slo(said.get("ttft_slo_s", usual.slo.ttft_s), said.get("tbt_slo_s", usual.slo.tbt_s)),
             said.get("shared_by", 1.0),
         )
     return classes

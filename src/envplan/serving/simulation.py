@@ -6,9 +6,10 @@ start, move, change their clocks and leave, each with the time that takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,33 +18,32 @@ from envplan._serving import Replay
 from envplan.costs.rates import Rate
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import hosts
-from envplan.serving.plan import Fleet
+from envplan.serving.reshard import transfer_plan
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
-__all__ = [
-    "FleetSpec",
-    "Key",
-    "Machines",
-    "Overheads",
-    "PoolSpec",
-    "Series",
-    "Simulation",
-    "spec_of",
-]
+__all__ = ["READY", "FleetSpec", "Machines", "Overheads", "PoolSpec", "Series", "Simulation"]
 
 FloatArray = npt.NDArray[np.float64]
-Key = tuple[str, Slo]
 
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
+_PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at least an instance
 _PACK_SHARE: Final = 0.3  # of it that a request may wait at an instance that is filled up
+
+
+#: What may be ready before an instance is needed, and the steps of its start that this saves.
+READY: Final[Mapping[str, tuple[str, ...]]] = {
+    "vm": ("new_vm",),
+    "weights": ("download",),
+    "snapshot": ("distributed_setup", "engine_setup"),
+}
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """How long changes take, s (DynamoLLM): the middle where a range is stated.
+    """How long changes take, s (DynamoLLM, section IV): the middle where a range is stated.
 
     Attributes:
         new_vm: a machine is booted.
@@ -52,8 +52,8 @@ class Overheads:
         engine_setup: the engine starts.
         install: weights and KV cache are put into the GPUs.
         clock: until a clock that was asked for is in force.
-        prepared: machines are kept booted, with the weights and a snapshot of the engine on their
-            disks, so that only the engine and the weights remain.
+        ready: of READY: machines booted ahead ("vm"), weights on their disks ("weights"), and
+            engines started from a snapshot of their whole state ("snapshot").
     """
 
     new_vm: float = 90.0
@@ -62,28 +62,31 @@ class Overheads:
     engine_setup: float = 18.0
     install: float = 15.0
     clock: float = 0.03
-    prepared: bool = False
+    ready: frozenset[str] = frozenset()
 
     @property
     def start(self) -> float:
         """Until a new instance serves, s."""
-        cold = 0.0 if self.prepared else self.new_vm + self.distributed_setup + self.download
-        return cold + self.reshard
+        steps = ("new_vm", "distributed_setup", "download", "engine_setup", "install")
+        saved = {step for name in self.ready for step in READY[name]}
+        return sum(float(getattr(self, step)) for step in steps if step not in saved)
 
     @property
     def reshard(self) -> float:
         """Until GPUs that already hold the weights serve as instances of another TP, s."""
-        return self.engine_setup + self.install
+        return min(self.start, self.engine_setup + self.install)
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A pool as a policy wants it.
+    """A pool as a policy wants it: alike instances.
 
     Attributes:
-        name: its class.
+        name: the class whose configurations it runs.
         slo: what it promises.
-        groups: instances by TP and clock, MHz.
+        tp: GPUs of an instance.
+        clock: MHz.
+        count: of instances.
         managed: the clock is where instances are without need; it goes up where prompts would be
             late, and comes down again.
         packs: one instance is filled after another, so that the last ones idle.
@@ -91,55 +94,24 @@ class PoolSpec:
 
     name: str
     slo: Slo
-    groups: Mapping[tuple[int, int], int]
+    tp: int
+    clock: int
+    count: int
     managed: bool = False
     packs: bool = False
-
-    @property
-    def key(self) -> Key:
-        """What tells pools apart."""
-        return self.name, self.slo
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of its instances."""
-        return sum(tp * n for (tp, _), n in self.groups.items())
 
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """All pools, and what share of a class goes to which of them."""
+    """All pools by a name of their own, and which of them a class goes to."""
 
-    pools: Mapping[Key, PoolSpec]
-    routes: Mapping[str, tuple[tuple[Key, float], ...]]
+    pools: Mapping[str, PoolSpec]
+    routes: Mapping[str, str]
 
     @property
     def gpus(self) -> int:
         """GPUs of all instances."""
-        return sum(pool.gpus for pool in self.pools.values())
-
-
-def spec_of(fleet: Fleet, *, managed: bool) -> FleetSpec:
-    """What a planner decided, for the replay; `managed` clocks may rise where requests are late."""
-    pools: dict[Key, PoolSpec] = {}
-    routes: dict[str, list[tuple[Key, float]]] = {}
-    for pool in fleet.pools:
-        key = (pool.request_class, pool.slo.slo())
-        groups = dict(pools[key].groups) if key in pools else {}
-        for group in pool.groups:
-            kind = (group.tp, group.frequency_mhz)
-            groups[kind] = groups.get(kind, 0) + group.instances
-        pools[key] = PoolSpec(*key, groups, managed)
-        for served in pool.serves:
-            routes.setdefault(served.request_class, []).append((key, served.load_tokens_s))
-    totals = {name: sum(load for _, load in shares) for name, shares in routes.items()}
-    return FleetSpec(
-        pools,
-        {
-            name: tuple((key, load / totals[name]) for key, load in shares)
-            for name, shares in routes.items()
-        },
-    )
+        return sum(pool.tp * pool.count for pool in self.pools.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +146,8 @@ class Simulation:
         resharded: instances made of other instances' GPUs.
         clock_changes: of instances.
         helped: requests that another pool took because they would have been late in their own.
+        squashed: requests given up because they waited too long; their SLOs are missed.
+        moved: weights sent from GPU to GPU to re-shard instances, in whole copies of the model.
         series: over time.
     """
 
@@ -183,6 +157,8 @@ class Simulation:
     resharded: int
     clock_changes: int
     helped: int
+    squashed: int
+    moved: float
     series: Series
 
     @property
@@ -226,7 +202,29 @@ class Simulation:
         return SLOT_S * len(self.series.time_s)
 
 
-@dataclass
+class _Start(NamedTuple):
+    """An instance that is to be started."""
+
+    pool: int
+    size: int
+    clock: int
+    managed: bool
+
+
+class _Step(NamedTuple):
+    """A part of a change of the fleet that is still to come.
+
+    Attributes:
+        at: when, s.
+        leave: instances that take nothing more from then on.
+        begin: instances that their GPUs become.
+    """
+
+    at: float
+    leave: list[int]
+    begin: list[_Start]
+
+
 class Machines:
     """The fleet in the replay: makes it what a policy wants.
 
@@ -234,128 +232,141 @@ class Machines:
         stream: what arrives.
         overheads: of changes.
         gpus: at most.
+        squash_s: a request that is so much later than its SLO allows is given up.
     """
 
-    stream: Stream
-    overheads: Overheads
-    gpus: int
-    started: int = 0
-    resharded: int = 0
-    _pools: dict[Key, int] = field(default_factory=dict)
-    _leaving: list[tuple[float, list[int]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        stream, profile = self.stream, self.stream.profile
-        tables: list[Any] = []
-        self._sizes: dict[tuple[str, int], int] = {}
-        self._clocks: dict[int, list[int]] = {}
-        sizes: list[Any] = []
-        for name in CLASSES if not profile.phases else CLASSES[-1:]:
-            for tp in profile.degrees(name):
-                clocks = sorted({f for n, t, f in profile.curves if n == name and t == tp})
-                phases = [profile.phases_of(name, tp, clock) for clock in clocks]
-                places = list(range(len(tables), len(tables) + len(clocks)))
-                tables += [each.tables() for each in phases]
-                self._sizes[name, tp] = len(sizes)
-                self._clocks[len(sizes)] = clocks
-                sizes.append((tp, phases[-1].kv_tokens, phases[-1].chunk_tokens, places))
-        self._gpus_of = [size[0] for size in sizes]
-        slos = [profile.classes[name].slo for name in CLASSES]
-        trace = stream.trace
+    def __init__(
+        self, stream: Stream, overheads: Overheads, gpus: int, squash_s: float = math.inf
+    ) -> None:
+        self.stream, self.overheads, self.gpus = stream, overheads, gpus
+        self.started = self.resharded = 0
+        self.moved = 0.0
+        self._pools: dict[str, int] = {}
+        self._steps: list[_Step] = []
         self.replay = Replay(
-            trace.arrival, stream.input_tokens, stream.output_tokens, trace.known, stream.taken,
-            tables, sizes, [(slo.ttft_s, slo.tbt_s) for slo in slos],
-            self.overheads.clock, _CLOCK_HOLD_S, _CLOCK_MARGIN, _PACK_SHARE,
-            SLOT_S, trace.duration_s,
+            stream.service, overheads.clock, _CLOCK_HOLD_S, _CLOCK_MARGIN, _PACK_SHARE,
+            min(squash_s, 1e9), SLOT_S, stream.trace.duration_s,
         )  # fmt: skip
 
-    def size(self, pool: str, tp: int) -> int:
-        """The replay's number of an instance size."""
-        return self._sizes[CLASSES[-1] if self.stream.profile.phases else pool, tp]
-
     def adopt(self, fleet: FleetSpec, now: float, *, warm: bool = False) -> None:
-        """Go over to a fleet: keep what fits, move it between pools, start the rest.
+        """Go over to a fleet: keep what fits, move it between pools, re-shard or start the rest.
 
-        What is too much leaves as soon as what starts is ready, so that a change never takes away
-        what serves. Where the GPUs do not suffice for both, it leaves at once, and its GPUs serve
-        again after the time that re-sharding takes.
+        A change never takes away what serves. What is too much leaves at once if nothing else
+        changes. Otherwise GPUs are re-sharded in place, part after part: as many GPUs as are
+        re-sharded at a time are started beforehand, unless there are more than enough, and serve
+        meanwhile. Where too few GPUs are free for that, a part leaves without a substitute.
         """
-        wanted: dict[tuple[int, int], list[tuple[int, bool]]] = {}  # by pool and size: clocks
+        wanted: dict[tuple[int, int], list[_Start]] = {}  # by pool and size
         for key, pool in fleet.pools.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
-            for (tp, mhz), count in sorted(pool.groups.items()):
-                size = self.size(pool.name, tp)
-                clock = self._clocks[size].index(mhz)
-                wanted.setdefault((number, size), []).extend([(clock, pool.managed)] * count)
+            size = self.stream.size(pool.name, pool.tp)
+            start = _Start(number, size, self.stream.clocks[size].index(pool.clock), pool.managed)
+            wanted[number, size] = [start] * pool.count
         self._route(fleet)
-        going = {instance for _, some in self._leaving for instance in some}
-        there = [i for i in self.replay.instances() if i[0] not in going]
+        self._steps.clear()  # of the last change: what was to come of it is in `wanted`
+        there = self.replay.instances()
         there.sort(key=lambda i: (i[4], -i[5]))  # those that serve first, the fullest of them
         spare: dict[int, list[int]] = {}
-        for instance, pool_number, size, *_ in there:
-            slots = wanted.get((pool_number, size))
-            if slots:
-                self.replay.move(instance, pool_number, *slots.pop(0))
+        for instance, number, size, *_ in there:
+            if slots := wanted.get((number, size)):
+                self._move(instance, slots.pop(0))
             else:
                 spare.setdefault(size, []).append(instance)
-        for (pool_number, size), slots in wanted.items():
+        for (_, size), slots in wanted.items():
             while slots and spare.get(size):
-                self.replay.move(spare[size].pop(0), pool_number, *slots.pop(0))
-        lacking = [(k, clock) for k, slots in wanted.items() for clock in slots]
-        left = [instance for some in spare.values() for instance in some]
-        if not lacking:
-            for instance in left:
-                self.replay.retire(instance)
-            return
-        more = sum(self._gpus_of[size] for (_, size), _ in lacking)
-        in_place = self.in_use() + more > self.gpus
-        delay = 0.0 if warm else self.overheads.reshard if in_place else self.overheads.start
-        for (pool_number, size), (clock, managed) in lacking:
-            self.replay.start(pool_number, size, clock, managed, now + delay)
-        self.resharded += len(lacking) * (in_place and not warm)
-        self.started += len(lacking) * (not in_place and not warm)
-        if in_place:
-            for instance in left:
-                self.replay.retire(instance)
-        elif left:
-            self._leaving.append((now + delay, left))
+                self._move(spare[size].pop(0), slots.pop(0))
+        lacking = [start for slots in wanted.values() for start in slots]
+        left = [
+            (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
+        ]
+        if warm:
+            self._begin(lacking, now)
+        else:
+            self._change(lacking, left, now)
+
+    def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
+        """Start what is lacking, and let go what is left over when it is not needed any more."""
+        sizes = self.stream.gpus
+        need, have = sum(sizes[s.size] for s in lacking), sum(gpus for _, gpus in left)
+        part = 0  # GPUs that are re-sharded at a time
+        if lacking and left:
+            largest = max(*(sizes[s.size] for s in lacking), *(gpus for _, gpus in left))
+            part = max(largest, math.ceil(need / _PARTS))
+        fresh = min(max(0, need - have + part), self.gpus - self.in_use())
+        first = now
+        while lacking and sizes[lacking[0].size] <= fresh:
+            fresh -= sizes[lacking[0].size]
+            self.started += 1
+            first = now + self.overheads.start
+            self._begin([lacking.pop(0)], first)
+        while lacking:
+            step = _Step(first, [], [])
+            free, wanted, before = 0, part or sizes[lacking[0].size], list[int]()
+            while left and free < wanted:
+                instance, gpus = left.pop(0)
+                step.leave.append(instance)
+                before.append(gpus)
+                free += gpus
+            while lacking and sizes[lacking[0].size] <= free:
+                free -= sizes[lacking[0].size]
+                step.begin.append(lacking.pop(0))
+            if not step.begin:
+                break  # no GPUs are left to make an instance of
+            after = sorted((sizes[start.size] for start in step.begin), reverse=True)
+            self.moved += transfer_plan(tuple(sorted(before, reverse=True)), tuple(after)).moved
+            self._steps.append(step)
+            first += self.overheads.reshard
+        self._steps.append(_Step(first, [instance for instance, _ in left], []))
+        self.advance(now)
+
+    def _begin(self, starts: list[_Start], ready_at: float) -> None:
+        for start in starts:
+            self.replay.start(*start, ready_at)
+
+    def _move(self, instance: int, start: _Start) -> None:
+        self.replay.move(instance, start.pool, start.clock, start.managed)
 
     def advance(self, until: float) -> None:
         """Serve until a time, s."""
-        for at, some in [entry for entry in self._leaving if entry[0] <= until]:
-            self.replay.advance(at)
-            for instance in some:
+        while self._steps and self._steps[0].at <= until:
+            step = self._steps.pop(0)
+            self.replay.advance(step.at)
+            for instance in step.leave:
                 self.replay.retire(instance)
-            self._leaving.remove((at, some))
+            self._begin(step.begin, step.at + self.overheads.reshard)
+            self.resharded += len(step.begin)
         self.replay.advance(until)
 
     def in_use(self) -> int:
         """GPUs that serve, start or leave."""
-        return sum(self._gpus_of[size] * n for size, n in self.replay.gpus().items())
+        return sum(self.stream.gpus[size] * n for size, n in self.replay.gpus().items())
 
     def _route(self, fleet: FleetSpec) -> None:
+        """Send classes where they belong; pools that could serve them help, the best ones first.
+
+        A pool that is given up helps, too, as long as it has instances.
+        """
+        old = [number for key, number in self._pools.items() if key not in fleet.pools]
         for place, name in enumerate(CLASSES):
             slo = self.stream.profile.classes[name].slo
-            able = [
-                key
-                for host in [*hosts(name, merge=True), *reversed(CLASSES)]
-                for key in fleet.pools
-                if key[0] == host
-            ]
-            able = sorted(
-                dict.fromkeys(able),
-                key=lambda key: not (key[1].covers(slo) and serves(key[0], name)),
-            )
-            shares = fleet.routes.get(name) or tuple((key, 1.0) for key in able[:1])
-            mine = {key for key, _ in shares}
-            helpers = [self._pools[key] for key in able if key not in mine]
-            self.replay.route(place, [(self._pools[k], s) for k, s in shares if s > 0], helpers)
+            order = [*hosts(name, merge=True), *reversed(CLASSES)]
+            rank = {
+                key: (
+                    not (pool.slo.covers(slo) and serves(pool.name, name)),
+                    order.index(pool.name),
+                )
+                for key, pool in fleet.pools.items()
+            }
+            able = sorted(rank, key=lambda key: rank[key])
+            home = fleet.routes.get(name, able[0])
+            helpers = [self._pools[key] for key in able if key != home]
+            self.replay.route(place, self._pools[home], helpers + old)
 
     def result(self, policy: str, gpus: list[int]) -> Simulation:
         """What came of it, once the trace is over."""
         self.replay.finish()
-        energy, attained, by_class, changes, helped = self.replay.results()
+        energy, attained, by_class, changes, helped, squashed = self.replay.results()
         trace, slots = self.stream.trace, len(gpus)
         tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
         series = Series(
@@ -366,4 +377,7 @@ class Machines:
             requests=trace.counts.sum(axis=1).astype(np.float64),
             attained=attained[:slots].astype(np.float64),
         )
-        return Simulation(policy, by_class, self.started, self.resharded, changes, helped, series)
+        return Simulation(
+            policy, by_class, self.started, self.resharded, changes, helped, squashed,
+            self.moved, series,
+        )  # fmt: skip

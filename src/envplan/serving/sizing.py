@@ -5,40 +5,27 @@ second, and N instances do N seconds of it per second, the nearest deadline firs
 if the work that goes before it takes longer than its SLO leaves. The least N at which no more than
 the wanted share of requests is late is what the stretch needs: how bursty the traffic is, which
 lengths come together and which quantile is asked for are all in it. Memory is the other limit: the
-contexts of the requests that are there at once must fit.
+contexts of the requests that are there at once must fit. csrc/serving.hpp counts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envplan._serving import instances_needed
-from envplan.serving.classes import CLASSES, RequestClass
-from envplan.serving.phases import Phases
+from envplan._serving import Service
+from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
-from envplan.serving.trace import IntArray, Trace
+from envplan.serving.trace import Trace
 
-__all__ = ["Need", "Stream", "needed"]
-
-FloatArray = npt.NDArray[np.float64]
-
-_HALF_BIN_S: Final = 0.05  # of the bins of instances_needed
-_LEAST_SLACK_S: Final = 0.02
-_MEMORY_S: Final = 5.0  # over which contexts are averaged
-_MEMORY_SHARE: Final = 0.6  # of the memory that can be filled, for contexts come in large pieces
-_TBT_SHARE: Final = 0.8  # of the SLO that an iteration with prompts may take, as in the replay
-_LONG: Final = 0.99  # quantile of the prompts whose own time a deadline must leave
-_LEAST_PIECE: Final = 128
+__all__ = ["Need", "Stream"]
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What a stretch of requests asks of one instance size.
 
     Attributes:
@@ -56,30 +43,59 @@ class Need:
         return Need(factor * self.instances, factor * self.busy, factor * self.decoding)
 
 
-@dataclass(frozen=True, eq=False)
 class Stream:
-    """Requests of a trace as a policy may know them: when, how long, which class they look like."""
+    """Requests of a trace as a policy may know them: when, how long, which class they look like.
 
-    trace: Trace
-    profile: ServingProfile
-    input_tokens: IntArray
-    output_tokens: IntArray
-    taken: npt.NDArray[np.uint8]
+    Args:
+        trace: what arrives.
+        profile: of the instances, with the SLOs.
+        taken: uint8, the class that each request looks like on arrival.
 
-    @classmethod
-    def of(cls, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> Stream:
-        """The stream of a trace; `taken` are the classes that requests look like on arrival."""
-        return cls(trace, profile, *trace.lengths(profile), taken)
+    Attributes:
+        service: the same and the profile's tables, compiled.
+        clocks: of each instance size of the service, MHz, ascending.
+    """
 
-    def between(self, begin_s: float, end_s: float) -> slice:
-        """The requests that arrive in a stretch."""
-        first, last = np.searchsorted(self.trace.arrival, (begin_s, end_s))
-        return slice(int(first), int(last))
+    def __init__(self, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> None:
+        self.trace, self.profile = trace, profile
+        self.clocks: list[list[int]] = []
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._needs: dict[tuple[Any, ...], Need] = {}
+        tables: list[Any] = []
+        sizes: list[Any] = []
+        for name in self._pools:
+            for tp in profile.degrees(name):
+                clocks = profile.frequencies(name, tp)
+                phases = [profile.phases_of(name, tp, clock) for clock in clocks]
+                places = list(range(len(tables), len(tables) + len(clocks)))
+                tables += [each.tables() for each in phases]
+                self._sizes[name, tp] = len(sizes)
+                self.clocks.append(clocks)
+                sizes.append((tp, phases[-1].kv_tokens, phases[-1].chunk_tokens, places))
+        self.gpus = [size[0] for size in sizes]
+        slos = [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)]
+        self.service = Service(
+            trace.arrival, *trace.lengths(profile), trace.known, taken, tables, sizes, slos
+        )
+
+    @cached_property
+    def _pools(self) -> tuple[str, ...]:
+        """Classes whose instances differ: one for all where the profile is by phases."""
+        return CLASSES[-1:] if self.profile.phases else CLASSES
+
+    def size(self, pool: str, tp: int) -> int:
+        """The service's number of an instance size."""
+        return self._sizes[pool if pool in self._pools else CLASSES[-1], tp]
+
+    def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
+        """Requests that arrive in a stretch, by the class they look like; none that has none."""
+        found = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
+        return {name: count for name, count in found if count}
 
     def need(
         self, begin_s: float, end_s: float, classes: Iterable[str], pool: str, tp: int, late: float
     ) -> Need:
-        """What the requests of some classes in a stretch need.
+        """What the requests of some classes in a stretch need; counted once.
 
         Args:
             begin_s, end_s: of the stretch.
@@ -88,67 +104,9 @@ class Stream:
             tp: GPUs of an instance; at its highest clock.
             late: share of requests that may be late.
         """
-        found = self.between(begin_s, end_s)
-        wanted = np.zeros(len(CLASSES), dtype=bool)
-        wanted[[CLASSES.index(name) for name in classes]] = True
-        kept = np.flatnonzero(wanted[self.taken[found]]) + found.start
-        clock = self.profile.frequencies(pool, tp)[-1]
-        requests = [self.profile.classes[name] for name in CLASSES]
-        return needed(
-            self.trace.arrival[kept] - begin_s, self.input_tokens[kept], self.output_tokens[kept],
-            self.trace.known[kept], end_s - begin_s, requests,
-            self.profile.phases_of(pool, tp, clock), late,
-        )  # fmt: skip
-
-
-def _piece(phases: Phases, tbt_s: float) -> int:
-    """Prompt tokens of an iteration that keeps decoding requests' tokens apart by no more."""
-    tokens = phases.chunk_tokens
-    while tokens > _LEAST_PIECE and phases.prompt_time(tokens) > _TBT_SHARE * tbt_s:
-        tokens -= _LEAST_PIECE
-    return tokens
-
-
-def needed(
-    arrival: FloatArray, input_tokens: IntArray, output_tokens: IntArray,
-    known: npt.NDArray[np.uint8], duration_s: float, classes: Sequence[RequestClass],
-    phases: Phases, late: float,
-) -> Need:  # fmt: skip
-    """What requests need of instances with these phases.
-
-    Args:
-        arrival: s from the stretch's beginning, ascending.
-        input_tokens, output_tokens, known: of each request; `known` is its place in `classes`.
-        duration_s: of the stretch.
-        classes: with their SLOs.
-        phases: of the configuration at its highest clock.
-        late: share of requests that may be late.
-    """
-    if not len(arrival):
-        return Need(0.0, 0.0, 0.0)
-    tbt = min(classes[k].slo.tbt_s for k in np.unique(known))
-    piece = _piece(phases, tbt)
-    token_s = float(phases.prompt_time(piece)) / piece
-    more_s = (phases.step_s[-1] - phases.step_s[0]) / (phases.batch[-1] - phases.batch[0] or 1.0)
-    work = input_tokens * token_s + output_tokens * more_s
-    limits = np.array([request.slo.ttft_s for request in classes])
-    slos = np.unique(limits[np.unique(known)])
-    level = np.searchsorted(slos, limits)[known].astype(np.uint8)
-    slack = []
-    for k, slo in enumerate(slos):
-        longest = float(np.quantile(input_tokens[level == k], _LONG))
-        own = max(float(phases.prompt_time(longest)), longest * token_s)
-        slack.append(max(_LEAST_SLACK_S, slo - own - float(phases.prompt_time(1)) - _HALF_BIN_S))
-    instances = instances_needed(arrival, work, level, slack, duration_s, late)
-    stays = work + output_tokens * float(phases.step_time(16))
-    memory = _memory(arrival, (input_tokens + output_tokens) * stays, duration_s, late)
-    instances = max(instances, memory / (_MEMORY_SHARE * phases.kv_tokens))
-    return Need(instances, float(work.sum()) / duration_s, float(stays.sum()) / duration_s)
-
-
-def _memory(arrival: FloatArray, token_s: Any, duration_s: float, late: float) -> float:
-    """Tokens of context that are there at once, but for a share of the time."""
-    place = (arrival / _MEMORY_S).astype(np.int64)
-    count = max(1, math.ceil(duration_s / _MEMORY_S))
-    held = np.bincount(place, weights=token_s, minlength=count) / _MEMORY_S
-    return float(np.quantile(held, 1 - late))
+        key = (begin_s, end_s, sum(1 << CLASSES.index(name) for name in set(classes)),
+               self.size(pool, tp), late)  # fmt: skip
+        found = self._needs.get(key)
+        if found is None:
+            found = self._needs[key] = Need(*self.service.need(*key))
+        return found

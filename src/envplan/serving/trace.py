@@ -35,12 +35,7 @@ from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 from envplan.serving.tables import exists
 
-__all__ = [
-    "WEEKS",
-    "Trace",
-    "builtin_traces",
-    "make_week",
-]
+__all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
@@ -369,7 +364,8 @@ def _piece(
         """Raise for the first row that `bad` marks; {} stands for its cell."""
         if bad.any():
             row = int(np.argmax(np.asarray(bad)))
-            cell = shown(frame[column].iloc[row])
+            cell = frame[column].iloc[row]
+            cell = shown(cell.item() if isinstance(cell, np.generic) else cell)
             place = None if column == _MORE else column
             raise InputError(message.format(cell), path=path, line=line + row, column=place)
 

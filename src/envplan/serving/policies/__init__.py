@@ -25,14 +25,23 @@ import numpy.typing as npt
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
 from envplan.serving.demand import check_reachable, hosts
-from envplan.serving.policies import dynamo, packing, planned
+from envplan.serving.policies import dynamo, exact, packing
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import FleetSpec, Machines, Simulation
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S, Trace
 
-__all__ = ["POLICIES", "Settings", "compare_policies", "dynamo", "packing", "planned", "simulate"]
+__all__ = [
+    "POLICIES",
+    "Settings",
+    "compare_policies",
+    "dynamo",
+    "exact",
+    "packing",
+    "predicted",
+    "simulate",
+]
 
 _HOUR_S: Final = 3600.0
 _SEASONS_S: Final = (24 * _HOUR_S, 7 * 24 * _HOUR_S)
@@ -46,20 +55,21 @@ _MOST: Final = 3.0  # times another day's hours
 def _stream(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
     known = profile.with_lengths(trace.mean_lengths())
     check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
-    taken = _taken(trace, settings)
+    taken = predicted(trace, settings)
     homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
     if any(homeless):  # nothing is predicted that nothing serves
         taken = np.where(np.array(homeless)[taken], trace.known, taken)
-    return Stream.of(trace, known, taken)
+    return Stream(trace, known, taken)
 
 
-def _taken(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
+def predicted(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
     """The classes that requests are taken for: some outputs are predicted one length off."""
     random = np.random.default_rng(settings.seed)
     draw = random.random(len(trace), dtype=np.float32)  # one draw says whether, and which way
     made = (trace.known % 3).astype(np.int8)
     wrong = draw < settings.mispredicted
-    made[wrong] += np.where(draw[wrong] < 0.5 * settings.mispredicted, -1, 1).astype(np.int8)
+    short = draw < settings.underestimated * settings.mispredicted
+    made[wrong] += np.where(short[wrong], -1, 1).astype(np.int8)
     return (trace.known // 3 * 3 + np.clip(made, 0, 2)).astype(np.uint8)
 
 
@@ -84,9 +94,7 @@ def expected(stream: Stream, now: float, ahead: float) -> list[Stretch]:
     for season in _SEASONS_S:
         then = now - season
         if then - _HOUR_S >= 0:
-            last, before = (
-                (span := stream.between(at - _HOUR_S, at)).stop - span.start for at in (now, then)
-            )
+            last, before = (sum(stream.counts(at - _HOUR_S, at).values()) for at in (now, then))
             factor = min(_MOST, last / before) if before else 1.0
             found.append(Stretch(then, min(now, then + ahead), factor))
     return found
@@ -103,91 +111,79 @@ def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
 
 
 def _run(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
-    duration = stream.trace.duration_s
-    machines = Machines(stream, settings.overheads, settings.gpus)
-    outlook = Outlook(stream, settings, _peak(stream))
-    fleet = _plan(policy, outlook)
+    machines = Machines(stream, settings.overheads, settings.gpus, settings.squash_s)
+    fleet = _plan(policy, Outlook(stream, settings, _peak(stream)))
     machines.adopt(fleet, 0.0, warm=True)
     epoch = max(1, round(settings.epoch_s / SLOT_S))
     gpus: list[int] = []
-    for slot in range(round(duration / SLOT_S)):
+    for slot in range(round(stream.trace.duration_s / SLOT_S)):
         now = slot * SLOT_S
         if policy.scales and now >= _YOUNG_S:
-            fleet = _next(policy, outlook, fleet, now, slot % epoch == 0, machines)
+            wanted = _next(policy, stream, settings, fleet, now, shrinks=slot % epoch == 0)
+            if wanted != fleet:
+                fleet = wanted
+                machines.adopt(fleet, now)
         machines.advance(now + SLOT_S)
         gpus.append(machines.in_use())
     return machines.result(policy.name, gpus)
 
 
 def _next(
-    policy: Policy, first: Outlook, fleet: FleetSpec, now: float, look: bool, machines: Machines
+    policy: Policy,
+    stream: Stream,
+    settings: Settings,
+    fleet: FleetSpec,
+    now: float,
+    *,
+    shrinks: bool,
 ) -> FleetSpec:
     """The fleet from now on; a new one at an epoch, or where the present one falls short."""
-    settings = first.settings
-    ahead = settings.epoch_s + settings.overheads.start + SLOT_S
-    stretches = expected(first.stream, now, ahead)
-    if not look:
-        recent = Stretch(now - _RECENT_S, now, _RECENT)
-        usual = max(_rate(first.stream, stretch) for stretch in stretches)
-        if _rate(first.stream, recent) <= usual:  # what is expected covers it
-            return fleet
-        if not _short(fleet, Outlook(first.stream, settings, [recent])):
-            return fleet
+    stretches = expected(stream, now, settings.epoch_s + settings.overheads.start + SLOT_S)
+    recent = Stretch(now - _RECENT_S, now, _RECENT)
+    unusual = _rate(stream, recent) > max(_rate(stream, stretch) for stretch in stretches)
+    if not shrinks and not (unusual and _short(fleet, Outlook(stream, settings, [recent]))):
+        return fleet
+    if unusual:
         stretches.append(recent)
-    present = {pool.name: tp for pool in fleet.pools.values() for tp, _ in pool.groups}
-    coming = Outlook(first.stream, settings, stretches, first.needs, present)
+    coming = Outlook(stream, settings, stretches, fleet)
+    if not shrinks:
+        coming = replace(coming, worth=0.0)
     if not coming.classes:
         return fleet
     try:
         wanted = _plan(policy, coming)
     except NoAnswerError:  # more than the GPUs can carry is expected: what runs stays
         return fleet
-    if not look:
-        wanted = _at_least(wanted, fleet)
-    if wanted == fleet:
-        return fleet
-    machines.adopt(wanted, now)
-    return wanted
+    return wanted if shrinks else _at_least(wanted, fleet)
 
 
 def _rate(stream: Stream, stretch: Stretch) -> float:
     """Requests per second of a stretch, times its factor."""
-    found = stream.between(stretch.begin_s, stretch.end_s)
-    return float(stretch.factor * (found.stop - found.start) / (stretch.end_s - stretch.begin_s))
+    begin, end, factor = stretch
+    return factor * sum(stream.counts(begin, end).values()) / (end - begin)
 
 
 def _at_least(wanted: FleetSpec, fleet: FleetSpec) -> FleetSpec:
     """`wanted`, but with no fewer instances of a kind than a pool has: only more."""
-    pools = {}
-    for key, pool in wanted.pools.items():
-        there = fleet.pools[key].groups if key in fleet.pools else {}
-        groups = {kind: max(n, there.get(kind, 0)) for kind, n in pool.groups.items()}
-        pools[key] = replace(pool, groups=groups)
+    pools = dict(wanted.pools)
+    for key, pool in pools.items():
+        there = fleet.pools.get(key)
+        if there and (there.tp, there.clock) == (pool.tp, pool.clock):
+            pools[key] = replace(pool, count=max(pool.count, there.count))
     return replace(wanted, pools=pools)
 
 
 def _short(fleet: FleetSpec, recent: Outlook) -> bool:
     """Whether some pool has fewer instances than what it serves needed of late."""
-    served: dict[object, list[str]] = {}
-    for name in recent.classes:
-        for key, _ in fleet.routes.get(name, ())[:1]:
-            served.setdefault(key, []).append(name)
     for key, pool in fleet.pools.items():
-        if classes := served.get(key):
-            there = sum(
-                n / max(1e-9, recent.need(classes, pool.name, tp).instances)
-                for (tp, _), n in pool.groups.items()
-            )
-            if there < 1:
-                return True
+        served = [name for name in recent.classes if fleet.routes.get(name) == key]
+        if served and recent.need(served, pool.name, pool.tp).instances > pool.count:
+            return True
     return any(name not in fleet.routes for name in recent.classes)
 
 
 def simulate(
-    profile: ServingProfile,
-    trace: Trace,
-    policy: str = "envplan",
-    settings: Settings | None = None,
+    profile: ServingProfile, trace: Trace, policy: str = "envplan", settings: Settings | None = None
 ) -> Simulation:
     """Replay a trace under a policy.
 

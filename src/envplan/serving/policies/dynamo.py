@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from envplan.serving.demand import hosts
@@ -30,7 +30,7 @@ def _by_class(outlook: Outlook, *, managed: bool = False) -> FleetSpec:
 
 @policy("SinglePool", "one pool on TP8 at the highest clock, sized for the peak", scales=False)
 def single_pool(outlook: Outlook) -> FleetSpec:
-    name = outlook.one_home()
+    name = outlook.the_home(outlook.classes)
     size = _highest(outlook, outlook.classes, name)
     return fleet_of({name: (outlook.pool(outlook.classes, name, *size), outlook.classes)})
 
@@ -70,14 +70,31 @@ def scale_freq(outlook: Outlook) -> FleetSpec:
 @policy("DynamoLLM", "all three, and small pools are merged into higher ones", scales=True)
 def dynamo_llm(outlook: Outlook) -> FleetSpec:
     served = outlook.homes()
-    for name in list(served):
-        tp = outlook.able(served[name], name)[-1]
-        higher = [host for host in hosts(name, merge=True)[1:] if host in served]
-        if higher and outlook.need(served[name], name, tp).instances < _SMALL:
-            served[higher[0]] = [*served.pop(name), *served[higher[0]]]
+    while merged := _merged(outlook, served):
+        served = merged
     pools = {}
     for name, classes in served.items():
         tp = outlook.thriftiest(classes, name, packs=False)
         count = outlook.count(classes, name, tp)
         pools[name] = (outlook.pool(classes, name, tp, count, managed=True), classes)
     return fleet_of(pools)
+
+
+def _merged(outlook: Outlook, served: Mapping[str, list[str]]) -> dict[str, list[str]] | None:
+    """The pools with the smallest one put into a higher one; None if nothing is to be merged."""
+
+    def need(name: str) -> float:
+        return outlook.need(served[name], name, outlook.able(served[name], name)[-1]).instances
+
+    for name in sorted(served, key=need):
+        if need(name) >= _SMALL and len(served) <= outlook.settings.pools:
+            return None
+        rest = {other: classes for other, classes in served.items() if other != name}
+        if higher := [host for host in hosts(name, merge=True) if host in rest]:
+            return {**rest, higher[0]: [*served[name], *rest[higher[0]]]}
+        if len(served) > outlook.settings.pools:
+            for other in rest:
+                if home := outlook.one_home([name, other]):
+                    kept = {key: classes for key, classes in rest.items() if key != other}
+                    return {**kept, home: [*served[name], *rest[other], *kept.get(home, ())]}
+    return None

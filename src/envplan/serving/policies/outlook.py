@@ -7,7 +7,7 @@ as time passes. A new one is a file in this folder with a function under `@polic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.demand import LEAST_LOAD, check_reachable, hosts
+from envplan.serving.demand import hosts
 from envplan.serving.profile import ServingProfile
-from envplan.serving.simulation import FleetSpec, Key, Overheads, PoolSpec
+from envplan.serving.simulation import FleetSpec, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
 
 __all__ = ["POLICIES", "Outlook", "Policy", "Settings", "Stretch", "fleet_of", "policy"]
@@ -36,7 +36,11 @@ class Settings:
             fleet still suffices.
         late: share of requests that may miss their SLOs, which fleets are sized for.
         headroom: fraction by which what is needed is exceeded.
-        mispredicted: share of requests whose output is predicted one length too short or too long.
+        mispredicted: share of requests whose output is predicted one length too short or too long;
+            a short one cannot be too short, nor a long one too long.
+        underestimated: share of these that are predicted too short.
+        pools: at most, for policies that sort classes into pools.
+        squash_s: a request whose first token is so much too late is given up.
         seed: of whatever is drawn.
         overheads: how long changes take.
     """
@@ -46,6 +50,9 @@ class Settings:
     late: float = 0.0005
     headroom: float = 0.1
     mispredicted: float = 0.05
+    underestimated: float = 0.5
+    pools: int = len(CLASSES)
+    squash_s: float = 60.0
     seed: int = 0
     overheads: Overheads = field(default_factory=Overheads)
 
@@ -66,15 +73,16 @@ class Outlook:
         stream: what arrived.
         settings: of the simulation.
         stretches: whose likes are expected.
-        needs: of stretches, kept between outlooks of one simulation.
-        present: TP of each pool's instances as it is; kept unless another saves enough.
+        present: the fleet that runs; None: none yet.
+        worth: share of what the present TPs draw that others must stay below to be worth a change;
+            0: none is, because instances are needed soon.
     """
 
     stream: Stream
     settings: Settings
     stretches: Sequence[Stretch]
-    needs: dict[tuple[float, float, frozenset[str], str, int], Need] = field(default_factory=dict)
-    present: Mapping[str, int] = field(default_factory=dict)
+    present: FleetSpec | None = None
+    worth: float = _WORTH
 
     @property
     def profile(self) -> ServingProfile:
@@ -84,11 +92,8 @@ class Outlook:
     @cached_property
     def classes(self) -> list[str]:
         """Those that come, in the order of CLASSES."""
-        found = np.zeros(len(CLASSES), dtype=bool)
-        for stretch in self.stretches:
-            taken = self.stream.taken[self.stream.between(stretch.begin_s, stretch.end_s)]
-            found |= np.bincount(taken, minlength=len(CLASSES)) > 0
-        return [name for name, there in zip(CLASSES, found, strict=True) if there]
+        found = [self.stream.counts(begin, end) for begin, end, _ in self.stretches]
+        return [name for name in CLASSES if any(name in counts for counts in found)]
 
     def homes(self) -> dict[str, list[str]]:
         """The classes that come, by the lowest class with configurations that serves each."""
@@ -98,30 +103,30 @@ class Outlook:
             found.setdefault(able[0], []).append(name)
         return found
 
-    def one_home(self) -> str:
-        """The lowest class with configurations that serves all that come.
-
-        Raises:
-            NoAnswerError: there is none.
-        """
+    def one_home(self, classes: Sequence[str]) -> str | None:
+        """The lowest class with configurations that serves all of these; None: there is none."""
         for host in CLASSES:
-            if self.profile.degrees(host) and all(serves(host, name) for name in self.classes):
+            if self.profile.degrees(host) and all(serves(host, name) for name in classes):
                 return host
+        return None
+
+    def the_home(self, classes: Sequence[str]) -> str:
+        """As one_home. Raises: NoAnswerError: there is none."""
+        if found := self.one_home(classes):
+            return found
         raise NoAnswerError(
-            f"no configuration of {self.profile.name} serves all classes in one pool"
+            f"no configuration of {self.profile.name} serves {', '.join(classes)} in one pool"
         )
 
     def need(self, classes: Iterable[str], pool: str, tp: int) -> Need:
         """What these classes need in a class's pool on instances of a TP, headroom included."""
-        names, most = frozenset(classes), Need(0.0, 0.0, 0.0)
-        for begin, end, factor in self.stretches:
-            key = (begin, end, names, pool, tp)
-            if key not in self.needs:
-                self.needs[key] = self.stream.need(begin, end, names, pool, tp, self.settings.late)
-            here = self.needs[key]
-            if here.instances * factor > most.instances:
-                most = here.times(factor)
-        return replace(most, instances=most.instances * (1 + self.settings.headroom))
+        names, late = frozenset(classes), self.settings.late
+        needs = [
+            self.stream.need(begin, end, names, pool, tp, late).times(factor)
+            for begin, end, factor in self.stretches
+        ]
+        most = max(needs, key=lambda need: need.instances)
+        return most._replace(instances=most.instances * (1 + self.settings.headroom))
 
     def count(self, classes: Iterable[str], pool: str, tp: int) -> int:
         """Whole instances that these classes need."""
@@ -164,8 +169,10 @@ class Outlook:
 
         def watts(tp: int) -> float:
             least = self.power(classes, pool, tp, self.count(classes, pool, tp), packs)
-            return least * (_WORTH if tp == self.present.get(pool) else 1.0)
+            return least * (self.worth if tp in present else 1.0)
 
+        fleet = self.present.pools.values() if self.present else ()
+        present = [there.tp for there in fleet if there.name == pool]
         return min(self.able(classes, pool), key=watts)
 
     def clock(self, pool: str, tp: int) -> int:
@@ -183,32 +190,13 @@ class Outlook:
     ) -> PoolSpec:  # fmt: skip
         """A pool of alike instances: at the highest clock, or managed from the thriftiest up."""
         clock = self.clock(name, tp) if managed else self.profile.frequencies(name, tp)[-1]
-        return PoolSpec(name, self.slo(classes), {(tp, clock): count}, managed, packs)
-
-    def loads(self) -> dict[str, float]:
-        """tokens/s by class that a planner for steady loads must plan for.
-
-        A load of which an instance of the highest TP and clock carries as much as what is needed of
-        these instances says: bursts are in it.
-        """
-        found = {}
-        check_reachable(self.profile, self.classes, merge=True)
-        for name in self.classes:
-            slo = self.profile.classes[name].slo
-            able = [curve for curve in self.profile.of(name) if curve.capacity(slo)]
-            if able:
-                most = max(able, key=lambda curve: (curve.tp, curve.frequency_mhz))
-                need = self.need([name], name, most.tp).instances
-                found[name] = max(LEAST_LOAD, need * most.capacity(slo))
-        return found
+        return PoolSpec(name, self.slo(classes), tp, clock, count, managed, packs)
 
 
 def fleet_of(pools: Mapping[str, tuple[PoolSpec, Sequence[str]]]) -> FleetSpec:
-    """A fleet of pools by class, each with the classes it serves."""
-    routes: dict[str, tuple[tuple[Key, float], ...]] = {}
-    for pool, classes in pools.values():
-        routes |= dict.fromkeys(classes, ((pool.key, 1.0),))
-    return FleetSpec({pool.key: pool for pool, _ in pools.values()}, routes)
+    """A fleet of pools, each with the classes it serves."""
+    routes = {name: key for key, (_, classes) in pools.items() for name in classes}
+    return FleetSpec({key: pool for key, (pool, _) in pools.items()}, routes)
 
 
 @dataclass(frozen=True)

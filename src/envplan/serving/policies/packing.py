@@ -16,8 +16,9 @@ def packing(outlook: Outlook) -> FleetSpec:
     Prompts with near deadlines go first in every instance, so short requests do not wait for long
     ones. Requests go to the first instance that answers in time: what is kept for bursts idles.
     """
-    name = outlook.one_home()
-    tp = outlook.thriftiest(outlook.classes, name, packs=True)
-    count = outlook.count(outlook.classes, name, tp)
-    pool = outlook.pool(outlook.classes, name, tp, count, managed=True, packs=True)
-    return fleet_of({name: (pool, outlook.classes)})
+    classes = outlook.classes
+    name = outlook.the_home(classes)
+    tp = outlook.thriftiest(classes, name, packs=True)
+    count = outlook.count(classes, name, tp)
+    pool = outlook.pool(classes, name, tp, count, managed=True, packs=True)
+    return fleet_of({name: (pool, classes)})

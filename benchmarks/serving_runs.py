@@ -1,0 +1,168 @@
+"""Replays for the page of serving results: python -m benchmarks.serving_runs [GROUP ...]
+
+Runs every replay that the page shows, or those of some groups, one after another, and keeps what
+came of them in benchmarks/data/serving.json. The weeks take most of an hour; --missing leaves out
+what the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.running import note
+from envplan._files import atomic_write
+from envplan.costs.rates import Rate
+from envplan.serving import ServingProfile, Simulation, Trace, simulate
+from envplan.serving.policies import POLICIES, Settings
+from envplan.serving.simulation import Overheads
+from envplan.serving.trace import make_week
+from envplan.units import J_PER_KWH
+
+STORE: Final = Path(__file__).parent / "data" / "serving.json"
+HOURS: Final = ("azure-2023-code", "azure-2023-conversation")
+WEEKS: Final = ("coding-week", "conversation-week")
+SMALL: Final = ("coding-week/3 days", 0.1)  # what sensitivities are measured on, and its load
+LOADS: Final = (0.1, 0.3, 1.0, 3.0)
+QUANTILES: Final = (90.0, 99.0, 99.5, 99.9, 99.95, 99.99)
+POOLS: Final = (1, 2, 3, 5, 9)
+WRONG: Final = ((0.0, 0.5), (0.05, 0.5), (0.2, 0.5), (0.5, 0.5), (0.2, 1.0), (0.2, 0.0))
+READY: Final = ((), ("vm",), ("vm", "weights"), ("vm", "weights", "snapshot"))
+DELAYS_S: Final = (0.0, 0.03, 0.2, 1.0)
+SQUASH_S: Final = (1.0, 10.0, 60.0, 1e9)
+
+#: Rates for carbon and cost: assumed, not of any grid or cloud. Solar power at noon halves carbon.
+CARBON: Final = Rate(
+    begins_s=[0.0, 8 * 3600.0, 17 * 3600.0], per_kwh=[450.0, 225.0, 450.0], end_s=86_400.0,
+    repeats=True,
+)  # fmt: skip
+PRICE_KWH: Final = 0.12
+PRICE_GPU_HOUR: Final = 2.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replay of the page: its group, trace, times the load, policy, and what it varies."""
+
+    group: str
+    trace: str
+    load: float
+    policy: str
+    varied: str
+    settings: Settings
+
+    @property
+    def key(self) -> str:
+        """Its name in the store."""
+        return f"{self.group}/{self.trace}/x{self.load:g}/{self.policy}/{self.varied}"
+
+
+def jobs() -> Iterator[Job]:
+    """All of them, quick groups first."""
+    usual = Settings()
+    for trace in HOURS:
+        for policy in POLICIES:
+            yield Job("hours", trace, 1.0, policy, "", usual)
+        for policy in ("ScaleFreq", "envplan"):
+            for delay in DELAYS_S:
+                slow = replace(usual, overheads=Overheads(clock=delay))
+                yield Job("clocks", trace, 1.0, policy, f"{delay:g} s", slow)
+    for wrong, under in WRONG:
+        settings = replace(usual, mispredicted=wrong, underestimated=under)
+        for policy in ("MultiPool", "DynamoLLM", "envplan"):
+            yield Job("predictor", HOURS[1], 1.0, policy, f"{wrong:g} {under:g}", settings)
+    for squash in SQUASH_S:
+        few = replace(usual, late=0.2, headroom=0.0, squash_s=squash)
+        yield Job("squash", HOURS[0], 1.0, "SinglePool", f"{squash:g} s", few)
+    for trace in (*HOURS, SMALL[0]):
+        for load in LOADS:
+            for policy in ("SinglePool", "DynamoLLM", "envplan"):
+                if trace in HOURS or load < 1:
+                    yield Job("load", trace, load, policy, "", usual)
+    for trace, load in ((HOURS[0], 1.0), (HOURS[1], 1.0), SMALL):
+        for pools in POOLS:
+            yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(usual, pools=pools))
+    for policy in ("DynamoLLM", "envplan"):
+        for quantile in QUANTILES:
+            settings = replace(usual, late=1 - quantile / 100, headroom=0.0)
+            yield Job("frontier", *SMALL, policy, f"{quantile:g}", settings)
+        for ready in READY:
+            settings = replace(usual, overheads=Overheads(ready=frozenset(ready)))
+            yield Job("start", *SMALL, policy, ", ".join(ready) or "nothing", settings)
+    for trace in WEEKS:
+        for policy in POLICIES:
+            yield Job("weeks", trace, 1.0, policy, "", usual)
+
+
+@lru_cache(maxsize=1)
+def _trace(name: str, load: float) -> Trace:
+    name, _, days = name.partition("/")
+    trace = make_week(name, days=float(days.removesuffix(" days"))) if days else Trace.open(name)
+    return trace if load == 1 else trace.scaled(load)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """What comes of a job: everything that the page states of it."""
+    return outcome(simulate(
+        ServingProfile.builtin(), _trace(job.trace, job.load), job.policy, job.settings
+    ))  # fmt: skip
+
+
+def outcome(result: Simulation) -> dict[str, Any]:
+    """The figures of a simulation, energies in kWh."""
+    energy = result.energy_j / J_PER_KWH
+    return {
+        "requests": result.requests,
+        "kwh": round(energy, 4),
+        "slo_percent": round(100 * result.attainment, 4),
+        "first_percent": round(100 * int(result.by_class[:, 1].sum()) / result.requests, 4),
+        "further_percent": round(100 * int(result.by_class[:, 2].sum()) / result.requests, 4),
+        "gpus_mean": round(float(result.series.gpus.mean()), 2),
+        "gpus_most": int(result.series.gpus.max()),
+        "gpu_hours": round(result.gpu_hours, 1),
+        "carbon_kg": round(result.at_rate(CARBON) / 1e3, 3),
+        "cost": round(energy * PRICE_KWH + result.gpu_hours * PRICE_GPU_HOUR, 2),
+        "started": result.started,
+        "resharded": result.resharded,
+        "copies_moved": round(result.moved, 3),
+        "clock_changes": result.clock_changes,
+        "helped": result.helped,
+        "squashed": result.squashed,
+    }
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """What the store holds, by key."""
+    known: dict[str, dict[str, Any]] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    return known
+
+
+def main() -> None:
+    """Run jobs and keep what comes of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="*", help="of jobs; default: all")
+    parser.add_argument("--missing", action="store_true", help="only what the file lacks")
+    options = parser.parse_args()
+    for job in jobs():
+        found = stored()
+        if (options.groups and job.group not in options.groups) or (
+            options.missing and job.key in found
+        ):
+            continue
+        begin = time.process_time()
+        result = run(job)
+        found = {**stored(), job.key: result}
+        order = {each.key: place for place, each in enumerate(jobs())}
+        kept = {key: found[key] for key in sorted(order, key=order.__getitem__) if key in found}
+        atomic_write(STORE, json.dumps(kept, indent=1) + "\n")
+        note(f"{job.key}: {time.process_time() - begin:.1f} s, {result['slo_percent']}%")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Re-sharding in place: which GPU sends which part of the weights to which, with the least moved.
+
+An instance on n GPUs cuts the weights into n equal shards, one for each rank. Cut into eighths, a
+GPU of a TP8 instance holds one of them, of TP4 two, of TP2 four. When GPUs go over to instances of
+other TPs, each new rank goes to the GPU that already holds most of it: an assignment problem, which
+is solved exactly. What a GPU still lacks comes from one that held it, the one that has sent the
+least so far. (DynamoLLM, section IV-B, names the problem; its unit of time is that of an eighth.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from envplan.errors import InputError
+
+if TYPE_CHECKING:
+    from envplan.serving.apply import Instance, ServingApplied
+
+__all__ = ["PARTS", "NodeChange", "Transfer", "TransferPlan", "move_fleet", "transfer_plan"]
+
+#: Equal parts of the weights in which transfers are counted: all shards are made of whole ones.
+PARTS: Final = 8
+
+
+class Transfer(NamedTuple):
+    """One part of the weights that goes from a GPU to another."""
+
+    part: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """How GPUs go over from some instances to others.
+
+    Attributes:
+        gpus: of each new instance, by rank: places in the list of GPUs there were.
+        transfers: what is sent; those of different sources and targets at the same time.
+    """
+
+    gpus: tuple[tuple[int, ...], ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def moved(self) -> float:
+        """Weights that are sent, in whole copies of the model."""
+        return len(self.transfers) / PARTS
+
+    @property
+    def longest(self) -> int:
+        """Parts that the busiest GPU sends or receives; the time of the transfers, in parts."""
+        sent = Counter(transfer.source for transfer in self.transfers)
+        received = Counter(transfer.target for transfer in self.transfers)
+        return max([*sent.values(), *received.values()], default=0)
+
+
+def _shard(tp: int, rank: int) -> range:
+    """The parts that a rank of an instance holds."""
+    each = PARTS // tp
+    return range(rank * each, (rank + 1) * each)
+
+
+@lru_cache(maxsize=4096)
+def transfer_plan(before: Sequence[int], after: Sequence[int], idle: int = 0) -> TransferPlan:
+    """The plan that moves the fewest parts.
+
+    Args:
+        before: TPs of the instances there are, as a tuple; GPUs are counted through them, by rank.
+        after: TPs of the instances to make of their GPUs, as a tuple.
+        idle: GPUs beside them that hold nothing.
+
+    Raises:
+        ValueError: there are too few GPUs, or no instance to copy from.
+    """
+    held = [frozenset(_shard(tp, rank)) for tp in before for rank in range(tp)]
+    held += [frozenset()] * idle
+    wanted = [frozenset(_shard(tp, rank)) for tp in after for rank in range(tp)]
+    if len(wanted) > len(held) or not before:
+        raise ValueError(f"{len(held)} GPUs cannot become instances on {len(wanted)}")
+    place = _cheapest([[len(need - have) for have in held] for need in wanted])
+    sent = [0] * len(held)
+    transfers = []
+    lacking = [
+        (part, target) for slot, target in enumerate(place) for part in wanted[slot] - held[target]
+    ]
+    sources = {part: [g for g, parts in enumerate(held) if part in parts] for part in range(PARTS)}
+    for part, target in sorted(lacking, key=lambda lack: len(sources[lack[0]])):
+        source = min(sources[part], key=lambda gpu: sent[gpu])
+        sent[source] += 1
+        transfers.append(Transfer(part, source, target))
+    ranks = iter(place)
+    gpus = tuple(tuple(next(ranks) for _ in range(tp)) for tp in after)
+    return TransferPlan(gpus, tuple(sorted(transfers, key=lambda t: (t.source, t.target, t.part))))
+
+
+def _cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
+    """A column for each row, all different, with the least sum of costs."""
+    from ortools.graph.python.linear_sum_assignment import SimpleLinearSumAssignment
+
+    if not costs:
+        return []
+    square = np.zeros((len(costs[0]), len(costs[0])), dtype=np.int64)
+    square[: len(costs)] = costs
+    rows, columns = np.indices(square.shape)
+    solver = SimpleLinearSumAssignment()
+    solver.add_arcs_with_cost(rows.ravel(), columns.ravel(), square.ravel())
+    solver.solve()
+    return [solver.right_mate(row) for row in range(len(costs))]
+
+
+class NodeChange(NamedTuple):
+    """What happens on a machine: TPs there were and are, and what its GPUs send each other.
+
+    `plan` is None where nothing is sent from GPU to GPU: the node had no instance, or has none.
+    """
+
+    node: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    plan: TransferPlan | None
+
+
+def move_fleet(
+    before: ServingApplied, after: ServingApplied
+) -> tuple[ServingApplied, list[NodeChange]]:
+    """A new fleet put where the old one's weights are, and what its GPUs then send each other.
+
+    Which node of the old fleet becomes which of the new one, and on it which GPU becomes which
+    rank, is chosen such that the fewest parts of the weights are moved.
+
+    Args:
+        before: the fleet that runs.
+        after: the fleet that is to run, on nodes of as many GPUs.
+
+    Returns:
+        `after` on other nodes and GPUs, and what changes on each node.
+
+    Raises:
+        InputError: the nodes have different numbers of GPUs.
+    """
+    size = after.gpus_per_node
+    if before.gpus_per_node != size:
+        raise InputError(
+            f"the fleets' nodes have {before.gpus_per_node} and {size} GPUs; they must be the same"
+        )
+    count = max(before.nodes, after.nodes)
+    old = [_on_node(before, node) for node in range(count)]
+    new = [_on_node(after, node) for node in range(count)]
+
+    def plan(here: list[Instance], there: list[Instance]) -> TransferPlan | None:
+        tps = tuple(i.tp for i in here)
+        return transfer_plan(tps, tuple(i.tp for i in there), size - sum(tps)) if here else None
+
+    def cost(here: list[Instance], there: list[Instance]) -> int:
+        found = plan(here, there)  # without an old instance, all weights come from elsewhere
+        return len(found.transfers) if found else 2 * PARTS * len(there)
+
+    places = _cheapest([[cost(here, there) for here in old] for there in new])
+    moved, changes = [], []
+    for there, node in zip(new, places, strict=True):
+        here, found = old[node], plan(old[node], there)
+        devices = [device for instance in here for device in instance.devices]
+        devices += [device for device in range(size) if device not in devices]
+        for k, instance in enumerate(there):
+            gpus = [devices[g] for g in found.gpus[k]] if found else instance.devices
+            moved.append(instance.model_copy(update={"node": node, "devices": gpus}))
+        if found:
+            transfers = (Transfer(part, devices[a], devices[b]) for part, a, b in found.transfers)
+            found = replace(found, transfers=tuple(transfers))
+        was, now = (tuple(instance.tp for instance in each) for each in (here, there))
+        changes.append(NodeChange(node, was, now, found if there else None))
+    nodes = max(instance.node for instance in moved) + 1
+    moved.sort(key=lambda instance: instance.instance)
+    return after.model_copy(update={"instances": moved, "nodes": nodes}), sorted(changes)
+
+
+def _on_node(fleet: ServingApplied, node: int) -> list[Instance]:
+    return [instance for instance in fleet.instances if instance.node == node]
