@@ -11,7 +11,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from benchmarks import against_flow, against_lowtime, growth, quality, schedules
+from benchmarks import against_flow, against_lowtime, growth, parts, quality, schedules
 from benchmarks.machine import describe_machine
 from benchmarks.report import Section, Target, table
 from benchmarks.running import ROOT, note
@@ -22,6 +22,7 @@ SECTIONS = {
     "c": growth.run,
     "d": quality.run,
     "e": schedules.run,
+    "f": parts.run,
 }
 
 

@@ -189,7 +189,7 @@ def test_higher_clock_that_was_measured_slower_is_passed_over() -> None:
     profile, pipeline = Profile.from_rows(rows), Pipeline("1f1b", 1, 1)
     plan = at(profile, pipeline, [1000, 1000])
     assert flat(applied(plan, profile, clocks=given_clocks("1015,1030"))) == [1030, 1030]
-    with pytest.raises(InputError, match="no clock that the GPU has from there up is as fast"):
+    with pytest.raises(InputError, match="by the profile none above it is as fast"):
         applied(plan, profile, clocks=given_clocks("1015"))
 
 
@@ -230,7 +230,7 @@ def test_anything_but_clocks_is_refused(text: str) -> None:
 def test_gpu_is_found_by_either_name_and_else_the_profile_says_its_clocks() -> None:
     assert modelled_clocks("a40") == modelled_clocks("NVIDIA A40")
     assert modelled_clocks("a40").mhz[-1] == 1740
-    with pytest.raises(InputError, match="there are: v100"):
+    with pytest.raises(InputError, match="known: v100"):
         modelled_clocks("b9000")
     assert profile_clocks(small_profile()) == Clocks(tuple(sorted(CLOCKS)), "profile", None)
     rows = [(0, name, 900, 0.1, 5.0) for name in ("forward", "backward")]

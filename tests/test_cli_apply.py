@@ -178,7 +178,7 @@ def test_sha256_is_that_of_the_plan_file(folder: Path) -> None:
         (["--min-dwell", "-1"], ["--min-dwell"]),
         (["--clocks", "fast"], ["--clocks must list MHz"]),
         (["--clocks", "100-200:10"], ["1740 MHz", "highest clock of the GPU is 200 MHz"]),
-        (["--gpu", "b9000"], ['"b9000"', "did you mean b200"]),
+        (["--gpu", "b9000"], ["'b9000'", "did you mean b200"]),
         (["--gpu", "v100"], ["1740 MHz", "1530 MHz"]),
         (["--backend", "amd"], ["--backend must be nvml"]),
         (["--backend", "nvml", "--gpu", "a40"], ["leave out"]),

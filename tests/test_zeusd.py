@@ -50,7 +50,7 @@ class StandIn(ThreadingUnixStreamServer):
         groups: the API groups that are enabled.
         tokens: what each bearer token may do; none: no authentication.
         order: the NVML index of each GPU, by zeusd's own number.
-        tells_addresses: as daemons from 0.6 on do.
+        tells_addresses: as daemons after 0.5 do.
     """
 
     daemon_threads = True

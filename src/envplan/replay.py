@@ -324,6 +324,13 @@ class Replay:
         return busy
 
     @cached_property
+    def stage_energies_fj(self) -> NDArray[np.int64]:
+        """Energy of each stage, its waiting until the makespan included, int64 (num_stages,)."""
+        energies = self.problem.blocking_power_uw * (self.makespan_ns - self.busy_ns)
+        np.add.at(energies, self.problem.stage, self.energies_fj)
+        return energies
+
+    @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:
         """The clock that each operation asks for, int64 (N,), MHz; 0: none."""
         return self.problem.frequency_mhz[self.problem.over_all(self.rows)]

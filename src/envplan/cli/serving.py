@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from envplan.cli.frontier import check_type, name_bare_plot
+from envplan.cli.command import check_type, name_bare_plot
 from envplan.cli.inputs import JsonOption, QuietOption, at_least, check_outputs, finite
 from envplan.devices import DeviceError
 from envplan.errors import InputError
@@ -204,9 +204,10 @@ def serving_profile(
     if output is not None:
         _write_copy(known, output)
     if plot is not None:
-        from envplan.plotting.serving import plot_serving_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.serving import serving_profile_figure
 
-        plot_serving_profile(known, plot)
+        save_figure(serving_profile_figure(known), plot)
     if json:
         print_json(_profile_document(known, load))
     elif not quiet:
@@ -360,9 +361,10 @@ def serving_solve(
         plan = _planned(planner, known, loads, gpus, not no_merge, one_frequency, time_limit)
     plan.save(output)
     if plot is not None:
-        from envplan.plotting.serving import plot_plan
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.serving import plan_figure
 
-        plot_plan(plan, plot)
+        save_figure(plan_figure(plan), plot)
     if json:
         print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
     elif not quiet:
@@ -791,12 +793,14 @@ class _Job:
                 self.profile, self.trace, settings, policies=names, progress=progress
             )
         if self.plot is not None:
-            from envplan.plotting.serving import plot_over_time, save_comparison_page
+            from envplan.plotting.figures import save_figure
+            from envplan.plotting.page import save_page
+            from envplan.plotting.serving import comparison_page, over_time_figure
 
             if self.plot.suffix.lower() == ".html":
-                save_comparison_page(results, self.title, self.profile.source, self.plot)
+                save_page(comparison_page(results, self.title, self.profile.source), self.plot)
             else:
-                plot_over_time(results, self.title, self.plot)
+                save_figure(over_time_figure(results, self.title), self.plot)
         return results
 
     def document(self, result: Simulation) -> dict[str, Any]:

@@ -43,6 +43,7 @@ __all__ = [
     "RaisedClock",
     "RankPlan",
     "StageClocks",
+    "StageEnergy",
     "parse_zeus",
     "read_zeus",
 ]
@@ -83,6 +84,13 @@ class StageClocks(Model):
     gpu: str | None = None
     clocks_source: ClockSource
     supported_clocks_mhz: list[Megahertz]
+
+
+class StageEnergy(Model):
+    """J that one GPU of a stage uses in an iteration by the profile, waiting included."""
+
+    planned_j: Joules = Field(description="with the clocks written here")
+    baseline_j: Joules = Field(description="with every operation at its highest frequency")
 
 
 class RaisedClock(Model):
@@ -168,6 +176,7 @@ class FrequencyPlan(Model):
         deadline_s: the time the plan is for.
         iteration_time_s: replayed with the clocks written here; no later than the plan's.
         energy_j: per iteration over all GPUs, waiting included.
+        stage_energies: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: absent if --min-dwell was not asked for.
         ranks: every global rank, in order; those of one stage have the same operations.
@@ -186,6 +195,7 @@ class FrequencyPlan(Model):
     deadline_s: Seconds
     iteration_time_s: Seconds
     energy_j: Joules
+    stage_energies: list[StageEnergy] | None = None
     raised: list[RaisedClock]
     dwell: Dwell | None = None
     ranks: list[RankPlan]
@@ -420,7 +430,7 @@ class FrequencyPlan(Model):
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
             supported = known[rank.stage]
-            asked = set(rank.frequencies) | clocks_within(rank.configs) - {0}
+            asked = (set(rank.frequencies) | clocks_within(rank.configs)) - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
             )

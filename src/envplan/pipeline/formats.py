@@ -85,8 +85,8 @@ class Job(Model):
     """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
 
     Attributes:
-        forwards_ahead, microbatch_group, extras, in_turn: as the job has
-            them; Pipeline checks them.
+        forwards_ahead, microbatch_group, extras, in_turn: as the job has them; Pipeline checks
+            them.
         dag: a DAG document, for schedule `dag` alone.
     """
 

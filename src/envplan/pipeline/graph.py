@@ -556,6 +556,14 @@ def _checked_ahead(
     return tuple(checked)
 
 
+def _checked_group(microbatch_group: object, schedule: str) -> int | None:
+    if microbatch_group is None:
+        return None
+    if schedule != "interleaved":
+        raise InputError(f"microbatch_group goes with schedule interleaved, not {schedule}")
+    return whole_number(microbatch_group, "microbatch_group", least=1)
+
+
 def _checked_turns(in_turn: object, num_stages: int, num_chunks: int) -> tuple[int, ...]:
     """The stages that take turns with the next one, ascending."""
     if not isinstance(in_turn, list | tuple):
@@ -567,14 +575,6 @@ def _checked_turns(in_turn: object, num_stages: int, num_chunks: int) -> tuple[i
                 f"{num_stages} stages of {num_chunks} chunks"
             )
     return tuple(sorted(set(in_turn)))
-
-
-def _checked_group(microbatch_group: object, schedule: str) -> int | None:
-    if microbatch_group is None:
-        return None
-    if schedule != "interleaved":
-        raise InputError(f"microbatch_group goes with schedule interleaved, not {schedule}")
-    return whole_number(microbatch_group, "microbatch_group", least=1)
 
 
 def _refuse_too_large(count: int) -> None:

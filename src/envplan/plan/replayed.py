@@ -181,8 +181,8 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         wanted.recompute,
         wanted.backward_input_share,
         join_backward=wanted.joined_backward,
-        raw=not wanted.smoothed,
         by_parts=wanted.by_parts,
+        raw=not wanted.smoothed,
     )
 
 

@@ -82,7 +82,8 @@ def advise(
     traced, recompute = [frontier], frontier.profile.adjustments.recompute
     for done, (pipeline, replicas) in enumerate(shapes, 1):
         needed = {op.instruction for op in pipeline.operations}
-        profile = frontier.profile.fitted(needed, recompute=recompute)
+        by_parts = frontier.profile.adjustments.by_parts
+        profile = frontier.profile.fitted(needed, recompute=recompute, by_parts=by_parts)
         traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
         show(done, len(shapes) + 1)
     reference, rows = frontier.plan(), list[Advice]()

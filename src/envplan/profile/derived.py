@@ -47,13 +47,11 @@ class Adjustments(Model):
     joined_backward: bool = Field(
         False, description="backward is the sum of backward_input and backward_weight"
     )
+    smoothed: bool = Field(False, description="the noise was taken out of the measured rows")
     by_parts: ByParts | None = Field(
         None,
         description="operations that the file splits into parts, unless changed by the above, run "
         "these at clocks of their own; absent: every operation has one clock",
-    )
-    smoothed: bool = Field(
-        False, description="the noise was taken out of the measured rows before all else"
     )
 
     def __bool__(self) -> bool:
@@ -101,7 +99,8 @@ def adjusted_tables(
         InputError: two tables to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    adjusted = smoothed_tables(tables) if adjustments.smoothed else dict(tables)
+    rows = smoothed_tables(tables) if adjustments.smoothed else tables
+    adjusted = dict(rows)
     stages = sorted({stage for stage, _ in tables})
     for stage in stages:
         if adjustments.joined_backward:
@@ -112,8 +111,8 @@ def adjusted_tables(
             _add_recomputation(adjusted, stage)
     if adjustments.by_parts is not None:
         for key, some in parts.items():
-            if adjusted[key] is tables[key]:
-                adjusted[key] = by_parts(tables[key], some, adjustments.by_parts)
+            if adjusted[key] is rows[key]:
+                adjusted[key] = by_parts(rows[key], some, adjustments.by_parts)
     return adjusted
 
 

@@ -18,12 +18,13 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError, unknown
+from envplan.errors import InputError, meant, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     OptionTable,
+    Part,
 )
 from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
@@ -101,6 +102,13 @@ class Profile:
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
         return adjusted_tables(self._measured, self.adjustments, self._parts)
 
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation has a row at, MHz, ascending."""
+        return sorted(
+            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
+        )
+
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
 
@@ -149,6 +157,10 @@ class Profile:
         if self.adjustments.makes_operations:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
+
+    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
+        """The parts that the file splits an operation into, in order of execution; maybe none."""
+        return self._parts.get((stage, instruction), ())
 
     @property
     def has_parts(self) -> bool:
@@ -210,8 +222,8 @@ class Profile:
         backward_input_share: float | None = None,
         *,
         join_backward: bool = False,
-        raw: bool | None = None,
         by_parts: ByParts | None = None,
+        raw: bool | None = None,
     ) -> Profile:
         """This profile with what can be derived from its rows, and what it was derived with.
 
@@ -226,9 +238,9 @@ class Profile:
                 make it of `backward`: this share of its time and energy at each frequency is
                 backward_input, the rest backward_weight. None: do not.
             join_backward: where the profile lacks `backward`, make it the sum of both.
-            raw: whether the rows keep their noise; None: as they do now.
             by_parts: how operations are made of their parts, as far as they have some and are not
                 derived from others; None: each has one clock.
+            raw: whether the rows keep their noise; None: as they do now.
 
         Raises:
             InputError: the share is not between 0 and 1, rows to be added have no frequency and
@@ -241,14 +253,15 @@ class Profile:
                 "--recompute out",
                 path=self.path,
             )
-        other = copy.copy(self)
-        other.adjustments = Adjustments.of(
+        adjustments = Adjustments.of(
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
-            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
             smoothed=self.adjustments.smoothed if raw is None else not raw,
+            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
         )
+        other = copy.copy(self)
+        other.adjustments = adjustments
         other.__dict__.pop("_tables", None)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
@@ -353,8 +366,8 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
-            "lists them)",
+            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            "profiles` lists them)",
             path=path_or_name,
         )
 
