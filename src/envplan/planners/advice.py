@@ -150,7 +150,9 @@ def _pipeline(
     activation_slots: int | Sequence[int] | None,
 ) -> Pipeline | None:
     """The pipeline of a schedule; None where it has no such shape."""
-    latency, own = job.pipeline.p2p_latency, (job.pipeline.num_stages, 1)
+    if job.pipeline.in_turn:  # known of the job's own order alone
+        return None
+    latency = job.pipeline.p2p_latency
     if isinstance(latency, list) and len(latency) != stages - 1:
         latency = max(latency)
     ahead = None
@@ -166,7 +168,6 @@ def _pipeline(
             p2p_latency=latency,
             forwards_ahead=ahead,
             extras=job.pipeline.extras,
-            in_turn=job.pipeline.in_turn if (stages, chunks) == own else (),
         )
     except InputError:
         return None

@@ -234,6 +234,8 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
                 f"{pipeline.schedule}"
             )
         return frontier
+    if pipeline.in_turn:  # known of this order alone
+        return frontier
     ahead = forwards_ahead(frontier.profile, pipeline.num_microbatches, activation_slots)
     rescheduled = Pipeline(
         "envpipe",
@@ -242,7 +244,6 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         p2p_latency=pipeline.p2p_latency,
         forwards_ahead=ahead,
         extras=pipeline.extras,
-        in_turn=pipeline.in_turn,
     )
     return frontier.retraced(rescheduled, frontier.profile)
 
