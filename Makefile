@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
-.PHONY: demo test test-slow lint format docs package bench profiles results validate clean
+.PHONY: demo test test-slow test-versions soak fuzz lint format docs package bench profiles results \
+	validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -27,6 +28,21 @@ test: $(VENV)/.installed-test
 # Property tests on examples drawn anew, many of them, and what takes too long for `make test`.
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or hypothesis" --hypothesis-profile free
+
+# Half an hour of training and of a sweep while drivers fail and processes are killed; MINUTES=1 is
+# the short form.
+MINUTES ?= 30
+soak: $(VENV)/.installed-test
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
+
+# Random input: EXAMPLES for every reader, SECONDS for the compiled core, which sanitizers watch.
+EXAMPLES ?= 1000
+SECONDS ?= 60
+fuzz: $(VENV)/.installed-test
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
+	$(BIN)/cmake -S csrc -B build/fuzz -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/fuzz.log
+	$(BIN)/cmake --build build/fuzz >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	build/fuzz/fuzz_core $(SECONDS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
@@ -76,9 +92,23 @@ results: $(VENV)/.installed
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
-# measured profiles themselves come from `python -m tools.sosp24 profiles`. Two minutes each.
+# measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.
 validate: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.validate
+
+# The newest PyTorch (`make test` has the oldest that pyproject.toml allows) and the frameworks that
+# run on CPUs, in environments of their own below $ENVPLAN_COMPAT, which are built once.
+test-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tools.compat --only torch-newest frameworks
+
+# All of these, and the page that says what worked.
+compat: $(VENV)/.installed-test
+	$(BIN)/python -m tools.compat docs/compatibility.md
+
+# All that needs a GPU, in ten minutes, into docs/gpu.md; no clock is set. SET_CLOCKS=--set-clocks
+# adds what sets clocks, never on a borrowed card. Without a GPU it runs against a stand-in.
+gpu: $(VENV)/.installed-test
+	$(BIN)/python -m tools.gpu_page docs/gpu.md $(SET_CLOCKS)
 
 clean:
 	rm -rf $(VENV) build out

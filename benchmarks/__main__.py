@@ -11,7 +11,15 @@ import time
 from datetime import date
 from pathlib import Path
 
-from benchmarks import against_flow, against_lowtime, growth, quality, schedules, serving_speed
+from benchmarks import (
+    against_flow,
+    against_lowtime,
+    growth,
+    parts,
+    quality,
+    schedules,
+    serving_speed,
+)
 from benchmarks.machine import describe_machine
 from benchmarks.report import Section, Target, table
 from benchmarks.running import ROOT, note
@@ -22,7 +30,8 @@ SECTIONS = {
     "c": growth.run,
     "d": quality.run,
     "e": schedules.run,
-    "f": serving_speed.run,
+    "f": parts.run,
+    "g": serving_speed.run,
 }
 
 

@@ -225,6 +225,11 @@ cdef class Trace:
         """T_max, ns: the longest path with every activity at its slowest."""
         return self._walk.max_time()
 
+    @property
+    def time(self):
+        """Where the walk stands before run(), ns."""
+        return self._walk.time()
+
     def start(self, const int64_t[::1] guess, int64_t flow, cbool rough):
         """Jump to the least cost at flow value `flow` (uW), from a guessed flow int64 (arcs,).
 
@@ -244,16 +249,23 @@ cdef class Trace:
         return self._state(self._walk)
 
     def run(self, int64_t from_flow=-1, progress=None, int64_t until=0):
-        """Walk to T_min, recording from the first breakpoint with flow above `from_flow` (uW).
+        """Walk to T_min, recording from the first breakpoint with flow above `from_flow` (uW), or
+        from where the walk stands if that is negative.
 
         Args:
             until: end the walk at this time, ns, or at the first breakpoint recorded if it is later.
             progress: called now and then with (time now, T_min), ns. Ctrl-C is honoured as often.
         """
-        cdef cbool more = True
         del self._trace
         self._trace = NULL
         self._trace = new CppTrace(self._walk[0], from_flow)
+        self.go_on(until, progress)
+
+    def go_on(self, int64_t until=0, progress=None):
+        """Go on walking after run(). As there."""
+        if self._trace == NULL:
+            raise RuntimeError("run() comes first")
+        cdef cbool more = True
         while more:
             with nogil:
                 more = self._trace.run(WORK_BETWEEN_SIGNALS, until)
@@ -690,7 +702,8 @@ def compose(
         (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
 
     Raises:
-        ValueError: there are more choices than that, or arrays differ in length.
+        OverflowError: there are more choices than that.
+        ValueError: arrays differ in length.
     """
     cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
     if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (

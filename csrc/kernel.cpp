@@ -443,6 +443,7 @@ Index Walk::pop(Time* key) {
 
 bool Trace::run(std::uint64_t work, Time until) {
   const std::uint64_t end = walk_.touched() + work;
+  if (times_.empty() && from_flow_ < 0) record();
   while (walk_.touched() < end) {
     const bool more = walk_.step(times_.empty() ? 0 : until);
     if (walk_.flow() > from_flow_ || !more) record();

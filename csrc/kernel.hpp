@@ -172,11 +172,11 @@ class Walk {
 class Trace {
  public:
   // Records from the first breakpoint whose flow below it is more than `from_flow` (T_star where
-  // from_flow is the power that waiting draws; every breakpoint where it is -1).
+  // from_flow is the power that waiting draws), or from where the walk stands if that is negative.
   Trace(const Walk& walk, Power from_flow) : walk_(walk), cursor_(walk), from_flow_(from_flow) {}
 
   // Walks on until about `work` nodes have been touched. Returns false when it has come to `until`
-  // and recorded a breakpoint at least, or to T_min.
+  // and recorded a breakpoint at least, or to T_min. May be called again with an earlier `until`.
   bool run(std::uint64_t work, Time until = 0);
 
   const Walk& walk() const { return walk_; }

@@ -17,7 +17,7 @@ constexpr int64_t kFew = 4096;    // candidates that are sorted without a filter
 constexpr Index kBuckets = 8192;  // of the filter
 
 [[noreturn]] void too_many() {
-  throw std::length_error("an operation has more options by parts than can be kept");
+  throw std::overflow_error("an operation has more options by parts than can be kept");
 }
 
 // A choice for the next few parts, and what it takes.
@@ -49,6 +49,42 @@ struct Candidates {
 int64_t share(int64_t energy, Time part, Time whole) {
   const Wide twice = 2 * static_cast<Wide>(energy) * static_cast<Wide>(part);
   return static_cast<int64_t>((twice + static_cast<Wide>(whole)) / (2 * static_cast<Wide>(whole)));
+}
+
+// Sorts, and leaves out what another beats or, unless on the lower hull, nearly does.
+void keep_best(std::vector<Node>* nodes, int64_t slack) {
+  std::sort(nodes->begin(), nodes->end(), [](const Node& a, const Node& b) {
+    return a.time != b.time ? a.time < b.time : a.cost < b.cost;
+  });
+  std::size_t size = 0;
+  for (const Node& node : *nodes) {
+    if (size == 0 || node.cost < (*nodes)[size - 1].cost) (*nodes)[size++] = node;
+  }
+  nodes->resize(size);
+  if (slack == 0) return;
+  std::vector<std::size_t> hull;
+  const auto& all = *nodes;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    while (hull.size() >= 2) {
+      const Node &a = all[hull[hull.size() - 2]], &b = all[hull.back()];
+      if (static_cast<__int128>(b.cost - a.cost) * (all[k].time - a.time) <
+          static_cast<__int128>(all[k].cost - a.cost) * (b.time - a.time)) {
+        break;
+      }
+      hull.pop_back();
+    }
+    hull.push_back(k);
+  }
+  std::vector<Node> kept;
+  std::size_t vertex = 0;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    const bool on_hull = vertex < hull.size() && hull[vertex] == k;
+    vertex += on_hull;
+    if (on_hull || (slack != kHullOnly && all[k].cost < kept.back().cost - slack)) {
+      kept.push_back(all[k]);
+    }
+  }
+  nodes->swap(kept);
 }
 
 class Composition {
@@ -110,8 +146,7 @@ class Composition {
   }
 
   // Goes on at a clock until it has been kept for `missing` more, from the start of a part.
-  void extend(const Run& run, Front from, Index part, Index clock, Time missing,
-              bool may_end) {
+  void extend(const Run& run, Front from, Index part, Index clock, Time missing, bool may_end) {
     if (missing <= 0 || part == p_.num_parts) {
       if (missing <= 0 || may_end) add(from, part, free_ ? 0 : clock, run);
       return;
@@ -155,8 +190,8 @@ class Composition {
     const auto product = static_cast<Wide>(left) * static_cast<Wide>(p_.time[after]);
     const auto rest =
         static_cast<Time>((product + static_cast<Wide>(whole - 1)) / static_cast<Wide>(whole));
-    const int64_t energy = share(p_.energy[before], p_.latency, whole) +
-                           share(p_.energy[after], rest, p_.time[after]);
+    const int64_t energy =
+        share(p_.energy[before], p_.latency, whole) + share(p_.energy[after], rest, p_.time[after]);
     return {p_.latency + rest, energy - p_.waiting * (p_.latency + rest), {after}};
   }
 
@@ -202,7 +237,8 @@ class Composition {
         int64_t& best = least_cost[std::min(kBuckets, bucket(node.time))];
         best = std::min(best, node.cost);
       });
-      for (Index b = 1; b <= kBuckets; ++b) least_cost[b] = std::min(least_cost[b], least_cost[b - 1]);
+      for (Index b = 1; b <= kBuckets; ++b)
+        least_cost[b] = std::min(least_cost[b], least_cost[b - 1]);
       each_of(all, [&](const Node& node) {
         if (node.cost < least_cost[std::min(kBuckets, bucket(node.time)) - 1]) kept.push_back(node);
       });
@@ -212,42 +248,6 @@ class Composition {
     const auto begin = static_cast<Index>(nodes_.size());
     nodes_.insert(nodes_.end(), kept.begin(), kept.end());
     return {begin, static_cast<Index>(nodes_.size())};
-  }
-
-  // Sorts, and leaves out what another beats or, unless on the lower hull, nearly does.
-  static void keep_best(std::vector<Node>* nodes, int64_t slack) {
-    std::sort(nodes->begin(), nodes->end(), [](const Node& a, const Node& b) {
-      return a.time != b.time ? a.time < b.time : a.cost < b.cost;
-    });
-    std::size_t size = 0;
-    for (const Node& node : *nodes) {
-      if (size == 0 || node.cost < (*nodes)[size - 1].cost) (*nodes)[size++] = node;
-    }
-    nodes->resize(size);
-    if (slack == 0) return;
-    std::vector<std::size_t> hull;
-    const auto& all = *nodes;
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      while (hull.size() >= 2) {
-        const Node &a = all[hull[hull.size() - 2]], &b = all[hull.back()];
-        if (static_cast<__int128>(b.cost - a.cost) * (all[k].time - a.time) <
-            static_cast<__int128>(all[k].cost - a.cost) * (b.time - a.time)) {
-          break;
-        }
-        hull.pop_back();
-      }
-      hull.push_back(k);
-    }
-    std::vector<Node> kept;
-    std::size_t vertex = 0;
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      const bool on_hull = vertex < hull.size() && hull[vertex] == k;
-      vertex += on_hull;
-      if (on_hull || (slack != kHullOnly && all[k].cost < kept.back().cost - slack)) {
-        kept.push_back(all[k]);
-      }
-    }
-    nodes->swap(kept);
   }
 
   Composed traced(Index node) const {
@@ -271,12 +271,52 @@ class Composition {
   std::vector<Run> runs_;
 };
 
+// The options on the lower hull where parts are independent: it is the sum of their hulls, whose
+// segments follow each other by what they save a ns.
+std::vector<Composed> sum_of_hulls(const PartsProblem& p) {
+  struct Segment {
+    Time time;
+    int64_t saved;
+    Index part, option;
+  };
+  std::vector<Segment> segments;
+  Composed at{0, 0, {}};
+  for (Index part = 0; part < p.num_parts; ++part) {
+    const Index* begin = p.option_begin + static_cast<int64_t>(part) * p.num_clocks;
+    std::vector<Node> hull;
+    for (Index o = begin[0]; o < begin[p.num_clocks]; ++o) {
+      hull.push_back({p.time[o], p.energy[o] - p.waiting * p.time[o], o, -1});
+    }
+    keep_best(&hull, kHullOnly);
+    at.time += hull[0].time;
+    at.energy += p.energy[hull[0].before];
+    at.options.push_back(hull[0].before);
+    for (std::size_t k = 1; k < hull.size(); ++k) {
+      const Time time = hull[k].time - hull[k - 1].time;
+      segments.push_back({time, hull[k - 1].cost - hull[k].cost, part, hull[k].before});
+    }
+  }
+  std::stable_sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) {
+    return static_cast<__int128>(a.saved) * b.time > static_cast<__int128>(b.saved) * a.time;
+  });
+  std::vector<Composed> found{at};
+  for (const Segment& next : segments) {
+    at.energy += p.energy[next.option] - p.energy[at.options[next.part]];
+    at.time += next.time;
+    at.options[next.part] = next.option;
+    found.push_back(at);
+  }
+  return found;
+}
+
 }  // namespace
 
 std::vector<Composed> compose(const PartsProblem& problem, int64_t most) {
   if (problem.slack > 0) {
-    // Often the vertices of the hull lie close enough.
-    std::vector<Composed> found = Composition(problem, kHullOnly, most).options();
+    // Often the options on the hull lie close enough.
+    const bool free = problem.latency == 0 && problem.hold == 0;
+    std::vector<Composed> found =
+        free ? sum_of_hulls(problem) : Composition(problem, kHullOnly, most).options();
     int64_t widest = 0;
     for (std::size_t k = 1; k < found.size(); ++k) {
       const Time later = found[k].time - found[k - 1].time;

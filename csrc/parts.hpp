@@ -1,5 +1,6 @@
-// All Pareto options of an operation, by time and cost, from those of the parts it consists of. Cost
-// is energy less what the GPU would draw if it waited as long: c = e - P t. It may be negative.
+// All Pareto options of an operation, by time and cost, from those of the parts it consists of.
+// Cost is energy less what the GPU would draw if it waited as long: c = e - P t. It may be
+// negative.
 //
 // Parts run one after the other, each by one of its options: a clock, a config, a time and an
 // energy. Where clocks follow at once and need not be held, parts are independent, and the options
@@ -29,14 +30,14 @@ namespace envplan {
 // Borrowed arrays; sizes in parentheses.
 struct PartsProblem {
   Index num_parts, num_clocks;
-  const Index* option_begin;    // (num_parts * num_clocks + 1) options of a part at a clock
-  const Time* time;             // (options) ns, at least 1
-  const std::int64_t* energy;   // (options) fJ; those of all parts add up to less than 2^62
-  const Index* config;          // (options) a clock changes within a part between equal ones only
-  const std::uint8_t* asks;     // (num_parts) whether a clock may be asked for as it starts
-  Time latency, hold;           // ns
-  Power waiting;                // uW; as long as all parts take, it draws less than 2^62 fJ
-  std::int64_t slack;           // fJ, of the whole operation; 0 leaves nothing out
+  const Index* option_begin;   // (num_parts * num_clocks + 1) options of a part at a clock
+  const Time* time;            // (options) ns, at least 1
+  const std::int64_t* energy;  // (options) fJ; those of all parts add up to less than 2^62
+  const Index* config;         // (options) a clock changes within a part between equal ones only
+  const std::uint8_t* asks;    // (num_parts) whether a clock may be asked for as it starts
+  Time latency, hold;          // ns
+  Power waiting;               // uW; as long as all parts take, it draws less than 2^62 fJ
+  std::int64_t slack;          // fJ, of the whole operation; 0 leaves nothing out
 };
 
 // An option of the operation: its total, and the option of each part, (num_parts).
@@ -46,7 +47,7 @@ struct Composed {
   std::vector<Index> options;
 };
 
-// Options by ascending time and falling cost. Throws std::length_error where all fronts
+// Options by ascending time and falling cost. Throws std::overflow_error where all fronts
 // together have more than `most` choices.
 std::vector<Composed> compose(const PartsProblem& problem, std::int64_t most);
 

@@ -153,7 +153,9 @@ Replay::Replay(const Problem& problem, Time latency, Time hold)
       initial_(problem.num_stages, -1),
       dirty_(problem.num_operations, 0) {
   require(latency >= 0 && latency < kMostTime, "latency is out of range");
-  require(hold >= 0 && hold < kMostTime, "hold is out of range");
+  // What all operations lack to it is added up.
+  const Time operations = problem.num_operations + problem.num_stages;
+  require(hold >= 0 && hold < kMostTime / operations, "hold is out of range");
   for (Index i = 0; i < problem.num_operations; ++i) row_[i] = problem.operations[i].first_row;
 }
 

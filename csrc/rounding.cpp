@@ -15,7 +15,7 @@ using std::int32_t;
 using std::int64_t;
 using std::uint64_t;
 
-constexpr int32_t kWindow = 64;        // operations that one exchange looks at
+constexpr int32_t kWindow = 64;        // operations that one exchange looks at: bits of a word
 constexpr int32_t kExchangeDepth = 4;  // options by which an exchange speeds its operation up
 constexpr int kExchangePasses = 4;
 constexpr int32_t kReach = 8;  // options by which an annealing move shifts an operation
@@ -23,6 +23,11 @@ constexpr int64_t kMovesPerTemperature = 256;
 constexpr double kCooling = 0.05;  // last temperature over first
 
 class Rounding {
+  struct Was {
+    int32_t operation, choice;
+    int64_t start, end_by;
+  };
+
  public:
   Rounding(const RoundingProblem& p, int32_t* choice)
       : p_(p),
@@ -30,7 +35,6 @@ class Rounding {
         n_(p.num_operations),
         start_(n_),
         end_by_(n_),
-        saved_(n_),
         succs_(reversed(n_, p.pred_begin, p.pred, p.pred_lag)) {
     for (int32_t i = 0; i < n_; ++i) {
       most_preds_ = std::max(most_preds_, p.pred_begin[i + 1] - p.pred_begin[i]);
@@ -97,15 +101,17 @@ class Rounding {
     for (int32_t i = begin; i < end; ++i) start_[i] = earliest_start(i);
   }
 
-  void update_ends(int32_t begin, int32_t end) {
-    for (int32_t i = end - 1; i >= begin; --i) {
-      int64_t by = p_.deadline;
-      for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
-        const int32_t j = succs_.other[e];
-        by = std::min(by, end_by_[j] - time(j, choice_[j]) - succs_.lag[e]);
-      }
-      end_by_[i] = by;
+  int64_t latest_end(int32_t i) const {
+    int64_t by = p_.deadline;
+    for (int32_t e = succs_.begin[i]; e < succs_.begin[i + 1]; ++e) {
+      const int32_t j = succs_.other[e];
+      by = std::min(by, end_by_[j] - time(j, choice_[j]) - succs_.lag[e]);
     }
+    return by;
+  }
+
+  void update_ends(int32_t begin, int32_t end) {
+    for (int32_t i = end - 1; i >= begin; --i) end_by_[i] = latest_end(i);
   }
 
   // The slowest option, which is the cheapest, that takes at most `room`; the fastest if none does.
@@ -120,14 +126,14 @@ class Rounding {
   }
 
   // Takes the best single slow-down within slack until none is left. Returns what it saved.
-  int64_t fill(int32_t begin, int32_t end) {
+  // candidates: bits of the window from `begin` on, of all operations that may have slack.
+  int64_t fill(int32_t begin, int32_t end, uint64_t candidates) {
     int64_t saved = 0;
     for (;;) {
-      update_starts(begin, end);
-      update_ends(begin, end);
       int64_t best = 0;
       int32_t best_op = -1, best_choice = -1;
-      for (int32_t i = begin; i < end; ++i) {
+      for (uint64_t left = candidates; left != 0; left &= left - 1) {
+        const int32_t i = begin + lowest(left);
         const int32_t c = cheapest_within(i, end_by_[i] - start_[i]);
         const int64_t gain = cost(i, choice_[i]) - cost(i, c);
         if (gain > best) {
@@ -137,17 +143,18 @@ class Rounding {
         }
       }
       if (best_op < 0) return saved;
-      choice_[best_op] = best_choice;
+      choose(best_op, best_choice, begin, end);
       saved += best;
     }
   }
 
   void fill_all() {
-    update_starts(0, n_);
     update_ends(0, n_);
     for (int32_t begin = 0;; begin += kWindow / 2) {
       const int32_t end = std::min(n_, begin + kWindow);
-      fill(begin, end);
+      update_starts(begin, end);
+      fill(begin, end, ~uint64_t{0} >> (kWindow - (end - begin)));
+      undo_.clear();
       if (end == n_) return;
     }
   }
@@ -156,29 +163,75 @@ class Rounding {
     update_starts(0, n_);
     update_ends(0, n_);
     bool any = false;
-    int32_t settled = 0;  // starts before this are up to date
     for (int32_t i = 0; i < n_; ++i) {
       const int32_t begin = std::max(0, i - kWindow / 2), end = std::min(n_, i + kWindow / 2);
-      update_starts(settled, begin);
-      settled = begin;
+      start_[end - 1] = earliest_start(end - 1);
       any |= exchange_around(i, begin, end);
     }
     return any;
   }
 
+  // Makes operation i faster where what others of its window then save is more.
   bool exchange_around(int32_t i, int32_t begin, int32_t end) {
     const int32_t before = choice_[i];
-    bool better = false;
-    std::copy(choice_ + begin, choice_ + end, saved_.begin() + begin);
-    for (int32_t d = 1; d <= kExchangeDepth && d <= before && !better; ++d) {
-      choice_[i] = before - d;
-      better = fill(begin, end) > cost(i, before - d) - cost(i, before);
-      if (!better) std::copy(saved_.begin() + begin, saved_.begin() + end, choice_ + begin);
+    for (int32_t d = 1; d <= kExchangeDepth && d <= before; ++d) {
+      const uint64_t reached = choose(i, before - d, begin, end);
+      const bool better = fill(begin, end, reached) > cost(i, before - d) - cost(i, before);
+      if (!better) {
+        for (auto was = undo_.rbegin(); was != undo_.rend(); ++was) {
+          choice_[was->operation] = was->choice;
+          start_[was->operation] = was->start;
+          end_by_[was->operation] = was->end_by;
+        }
+      }
+      undo_.clear();
+      if (better) return true;
     }
-    update_starts(begin, end);
-    update_ends(begin, end);
-    return better;
+    return false;
   }
+
+  // Gives operation i another option; brings starts and latest finishes of its window up to date.
+  // Returns the bits of all that these have changed for, i among them.
+  uint64_t choose(int32_t i, int32_t choice, int32_t begin, int32_t end) {
+    undo_.push_back({i, choice_[i], start_[i], end_by_[i]});
+    choice_[i] = choice;
+    const auto bit = [begin](int32_t j) { return uint64_t{1} << (j - begin); };
+    uint64_t reached = bit(i), later = 0, earlier = 0;
+    const auto reach_later = [&](int32_t j) {
+      for (int32_t e = succs_.begin[j]; e < succs_.begin[j + 1]; ++e) {
+        if (succs_.other[e] < end) later |= bit(succs_.other[e]);
+      }
+    };
+    const auto reach_earlier = [&](int32_t j) {
+      for (int32_t e = p_.pred_begin[j]; e < p_.pred_begin[j + 1]; ++e) {
+        if (p_.pred[e] >= begin) earlier |= bit(p_.pred[e]);
+      }
+    };
+    for (reach_later(i); later != 0;) {
+      const int32_t j = begin + lowest(later);
+      later &= later - 1;
+      const int64_t start = earliest_start(j);
+      if (start == start_[j]) continue;
+      undo_.push_back({j, choice_[j], start_[j], end_by_[j]});
+      start_[j] = start;
+      reached |= bit(j);
+      reach_later(j);
+    }
+    for (reach_earlier(i); earlier != 0;) {
+      const int32_t j = begin + highest(earlier);
+      earlier ^= bit(j);
+      const int64_t end_by = latest_end(j);
+      if (end_by == end_by_[j]) continue;
+      undo_.push_back({j, choice_[j], start_[j], end_by_[j]});
+      end_by_[j] = end_by;
+      reached |= bit(j);
+      reach_earlier(j);
+    }
+    return reached;
+  }
+
+  static int32_t lowest(uint64_t bits) { return __builtin_ctzll(bits); }
+  static int32_t highest(uint64_t bits) { return kWindow - 1 - __builtin_clzll(bits); }
 
   // When i's window ends: the first of its successors' starts, with `moved` starting at `at`.
   int64_t window_end(int32_t i, int32_t moved, int64_t at) const {
@@ -225,7 +278,7 @@ class Rounding {
   int32_t n_;
   int32_t most_preds_ = 0;
   std::vector<int64_t> start_, end_by_;
-  std::vector<int32_t> saved_;
+  std::vector<Was> undo_;  // what the last exchange has changed, oldest first
   Arcs succs_;
 };
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
@@ -16,30 +14,91 @@ if TYPE_CHECKING:
 PROFILE = "sosp24-a100-gpt3-xl-4stage"
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts a page for each command and each public name into the navigation."""
+    for section in config.nav or []:
+        for item in (
+            section.get("Reference", []) if isinstance(section.get("Reference"), list) else []
+        ):
+            if "Command line" in item:
+                item["Command line"] = [
+                    {"Overview": "reference/cli.md"},
+                    *({path.removeprefix("envplan "): page_of(path)} for path, _ in all_commands()),
+                ]
+            if "Python" in item:
+                item["Python"] = [
+                    {"Overview": "reference/api.md"},
+                    *({name: f"reference/python/{name}.md"} for name in public_names()),
+                ]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages and figures to the site."""
-    files.append(File.generated(config, "reference/cli.md", content=cli_reference()))
-    for name, content in figures().items():
-        files.append(File.generated(config, f"images/{name}", content=content))
+    pages = {"reference/cli.md": cli_overview()}
+    pages |= {page_of(path): "\n".join(section(path, command)) for path, command in all_commands()}
+    for name in public_names():
+        pages[f"reference/python/{name}.md"] = f"# envplan.{name}\n\n::: envplan.{name}\n"
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
+    for name, figure in figures().items():
+        files.append(File.generated(config, f"images/{name}", content=figure))
     return files
 
 
-def cli_reference() -> str:
-    """Every command with its help and its options, as the program itself has them."""
+def public_names() -> list[str]:
+    """What `import envplan` gives, classes first."""
+    import envplan
+
+    names = [name for name in envplan.__all__ if not name.startswith("_")]
+    return sorted(names, key=lambda name: (not name[0].isupper(), name.lower()))
+
+
+def page_of(path: str) -> str:
+    """The page of a command."""
+    return f"reference/cli/{path.removeprefix('envplan ').replace(' ', '-')}.md"
+
+
+def cli_overview() -> str:
+    """The commands in the order of work, and what all of them share."""
+    rows = [
+        f"| [{path}]({page_of(path).removeprefix('reference/')}) | "
+        f"{cell(command.get_short_help_str(100))} |"
+        for path, command in all_commands()
+    ]
+    return "\n".join(
+        [
+            "# Command line",
+            "",
+            "Exit codes: 0 done, 1 the question has no answer (the message says the nearest), 2",
+            "bad input or usage, 130 interrupted. Errors are one line on stderr.",
+            "",
+            "`--json` prints one JSON document with the name of its schema instead of tables; an",
+            "error is one, too (`envplan/error/v1`). `envplan --color never COMMAND`, or the",
+            "variable `NO_COLOR`, turns colours off. `envplan --install-completion` teaches the",
+            "shell commands, options, profiles and files.",
+            "",
+            "Times take units (`5ms`, `7.5s`, `2h`, `1d12h`), and so do counts (`100k`, `15T`),",
+            "powers (`1.2kW`) and energies (`5kJ`, `0.2kWh`). Parallelism is called the same",
+            "everywhere: `--pp` stages, `--vp` model chunks of each, `--tp` tensor, `--cp` context",
+            "and `--dp` data parallelism.",
+            "",
+            "| command | |",
+            "| --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def all_commands() -> list[tuple[str, Any]]:
+    """All commands in the order of work, with what to type for them."""
     import typer
 
-    from envplan.cli.app import app
+    from envplan.cli.commands import app
 
     root: Any = typer.main.get_command(app)
-    parts = [
-        "# Command line",
-        "",
-        "Exit codes: 0 done, 1 the question has no answer, 2 bad input.",
-        "",
-    ]
-    for path, command in commands("envplan", root):
-        parts += section(path, command)
-    return "\n".join(parts)
+    return commands("envplan", root)
 
 
 def commands(path: str, command: Any) -> list[tuple[str, Any]]:
@@ -47,9 +106,7 @@ def commands(path: str, command: Any) -> list[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
         return [(path, command)]
-    return [
-        found for name, sub in sorted(inner.items()) for found in commands(f"{path} {name}", sub)
-    ]
+    return [found for name, sub in inner.items() for found in commands(f"{path} {name}", sub)]
 
 
 def section(path: str, command: Any) -> list[str]:
@@ -62,7 +119,7 @@ def section(path: str, command: Any) -> list[str]:
         for param in command.params
         if param.param_type_name == "argument"
     )
-    parts = [f"## {path}", "", f"`{path} {arguments}`".replace(" `", "`"), "", about.strip(), ""]
+    parts = [f"# {path}", "", f"`{path} {arguments}`".replace(" `", "`"), "", about.strip(), ""]
     if example.strip():
         parts += ["```", inspect.cleandoc(example), "```", ""]
     rows = [
@@ -88,19 +145,17 @@ def cell(text: str) -> str:
 def figures() -> dict[str, bytes]:
     """The figures of the theory page, drawn from a built-in profile."""
     import envplan
-    from envplan.plotting.compare import plot_comparison
-    from envplan.plotting.frontier import plot_frontier
-    from envplan.plotting.timeline import plot_timeline
+    from envplan.plotting.figures import made
+    from envplan.plotting.frontier import frontier_figure
+    from envplan.plotting.timeline import timeline_figure
 
     profile = envplan.Profile.builtin(PROFILE)
     frontier = envplan.trace_frontier(envplan.Pipeline("1f1b", 4, 8), profile)
     before = envplan.simulate(frontier.max_frequency_plan(), profile)
     after = envplan.simulate(frontier.plan(), profile)
-    with TemporaryDirectory() as folder:
-        made = {
-            name: Path(folder) / name for name in ("frontier.svg", "timeline.png", "compare.svg")
-        }
-        plot_frontier(frontier, frontier.sample_plans(17), made["frontier.svg"])
-        plot_timeline(after, made["timeline.png"], before=before)
-        plot_comparison(envplan.compare(frontier), made["compare.svg"])
-        return {name: path.read_bytes() for name, path in made.items()}
+    along = frontier.sample_plans(17)
+    return {
+        "frontier.svg": made(frontier_figure(frontier, along), "svg"),
+        "timeline.png": made(timeline_figure(after, before=before), "png"),
+        "compare.svg": made(frontier_figure(frontier, [], envplan.compare(frontier)), "svg"),
+    }

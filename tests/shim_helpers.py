@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from envplan.enforce.freqplan import FREQPLAN_SCHEMA, FrequencyPlan, LadderRung, RankPlan
+from envplan.enforce.freqplan import (
+    FREQPLAN_SCHEMA,
+    FrequencyPlan,
+    LadderRung,
+    RankPlan,
+    StageEnergy,
+)
 from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
 
@@ -43,6 +49,7 @@ def frequency_plan(
     clocks: Sequence[int] = CLOCKS,
     rung_times: Sequence[float] = (),
     configs: Sequence[str] = (),
+    stage_energy: StageEnergy | None = None,
 ) -> FrequencyPlan:
     """Every operation at another clock than the one before it; each rung one clock further on.
 
@@ -81,6 +88,7 @@ def frequency_plan(
         deadline_s=1.0,
         iteration_time_s=1.0,
         energy_j=1.0,
+        stage_energies=[stage_energy] * stages if stage_energy else None,
         raised=[],
         ranks=[
             RankPlan(

@@ -260,7 +260,12 @@ def test_solve_says_what_it_assumed_and_check_derives_it_again(tmp_path: Path) -
     assert "assumed: backward_input takes 50%" in solved.out
     assert "with recomputation" in solved.out
     stated = json.loads((tmp_path / "plan.json").read_text())["profile"]["adjustments"]
-    assert stated == {"recompute": True, "backward_input_share": 0.5, "joined_backward": False}
+    assert stated == {
+        "recompute": True,
+        "backward_input_share": 0.5,
+        "joined_backward": False,
+        "smoothed": False,
+    }
     for command in (("check",), ("simulate",), ("apply",)):
         again = envplan(*command, "plan.json", cwd=tmp_path)
         assert again.code == 0, again.err

@@ -13,7 +13,9 @@ from cli_helpers import envplan
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 _DRIVER = shutil.which("chromedriver")
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -86,9 +88,11 @@ def test_the_straggler_slider_moves_the_line_and_the_plan(
     visit(browser, pages / "report.html")
     answer = browser.find_element(By.CSS_SELECTOR, ".answer")
     before = answer.text
+    plan = browser.execute_script("return DATA.frontier.points.at(-1)")
+    assert before.startswith(f"This plan takes {plan['time']:.6g}"[:-1])
+    assert f"{plan['saved']:.1f}% saved" in before
     line = browser.find_element(By.CSS_SELECTOR, "line.straggler").get_attribute("x1")
     followed = browser.find_element(By.CSS_SELECTOR, "circle.followed").get_attribute("cx")
-    assert before.startswith("No straggler")
     browser.execute_script(
         "const s = document.querySelector('input[type=range]'); s.value = 500;"
         "s.dispatchEvent(new Event('input'))"
@@ -123,16 +127,81 @@ def test_the_ends_of_the_frontier_are_named_above_it_and_apart(
     assert max(low["y"], high["y"]) + 10 < min(point.rect["y"] for point in points)
 
 
-def test_before_and_after_scroll_together(browser: webdriver.Chrome, pages: Path) -> None:
-    visit(browser, pages / "timeline.html", width=390)
-    box = browser.find_element(By.CSS_SELECTOR, ".scroll")
-    charts = box.find_elements(By.CSS_SELECTOR, "canvas, svg")
-    before = [chart.rect["x"] for chart in charts]
-    browser.execute_script("arguments[0].scrollLeft = 100", box)
-    script = "return arguments[0].getBoundingClientRect().x"
-    after = [browser.execute_script(script, chart) for chart in charts]
-    assert len(charts) == 3
-    assert after == [x - 100 for x in before]
+def view(browser: webdriver.Chrome) -> tuple[float, float]:
+    """Which times the first canvas shows, s."""
+    return tuple(
+        browser.execute_script("const x = document.timelines[0].x; return [x.low, x.high]")
+    )
+
+
+def press(browser: webdriver.Chrome, *keys: str) -> None:
+    for key in keys:
+        ActionChains(browser).send_keys(key).perform()
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+
+
+def test_a_timeline_zooms_and_moves_by_keys_wheel_and_drag(
+    browser: webdriver.Chrome, pages: Path
+) -> None:
+    visit(browser, pages / "timeline.html")
+    canvas = browser.find_element(By.TAG_NAME, "canvas")
+    canvas.click()
+    whole = view(browser)
+    press(browser, "w", "w")
+    near = view(browser)
+    assert whole[0] < near[0] < near[1] < whole[1]
+    press(browser, "d")
+    moved = view(browser)
+    assert moved[0] > near[0]
+    assert moved[1] - moved[0] == pytest.approx(near[1] - near[0])
+    press(browser, "a", "s", "s")
+    ActionChains(browser).drag_and_drop_by_offset(canvas, -200, 0).perform()
+    press(browser, "0")
+    assert view(browser) == pytest.approx(whole)
+    origin = ScrollOrigin.from_element(canvas)
+    ActionChains(browser).scroll_from_origin(origin, 0, -300).perform()
+    press(browser)
+    wheeled = view(browser)
+    assert wheeled[1] - wheeled[0] < whole[1] - whole[0]
+    ActionChains(browser).drag_and_drop_by_offset(canvas, 200, 0).perform()
+    press(browser)
+    assert view(browser)[0] < wheeled[0]
+    # Before and after stay on one time axis.
+    both = browser.execute_script("return document.timelines.map((g) => g.x.low)")
+    assert both[0] == both[1]
+
+
+def test_operations_are_found_and_selected(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "timeline.html")
+    search = browser.find_element(By.CSS_SELECTOR, "input[type=search]")
+    search.send_keys("backward 3 stage 2")
+    assert browser.find_element(By.CSS_SELECTOR, ".found").text.startswith("2 found")
+    search.send_keys(Keys.ENTER)
+    press(browser)
+    chosen = browser.find_element(By.CSS_SELECTOR, ".chosen")
+    assert "backward of microbatch 3, stage 2" in chosen.text
+    browser.find_element(By.TAG_NAME, "canvas").send_keys(Keys.ARROW_RIGHT)
+    press(browser)
+    assert "stage 2" in chosen.text
+    assert "backward of microbatch 3" not in chosen.text
+
+
+def test_series_are_read_off_together(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "serving.html")
+    charts = browser.find_elements(By.CSS_SELECTOR, "[data-chart=series] svg[role=img]")
+    assert len(charts) == 4
+    ActionChains(browser).move_to_element(charts[1]).perform()
+    text = text_of_tip(browser)
+    assert "Power of all GPUs (kW)" in text
+    assert "envplan: " in text
+
+
+def test_a_command_can_be_copied(browser: webdriver.Chrome, pages: Path) -> None:
+    visit(browser, pages / "report.html")
+    button = browser.find_element(By.CSS_SELECTOR, "button.copy")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
+    assert button.text == "Copied"
 
 
 def test_a_straggler_beyond_t_star_is_waited_for_with_a_slower_plan(

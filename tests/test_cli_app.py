@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import COMMAND, assert_refused, envplan, installed, small_profile
-from envplan.cli import app
+from envplan.cli import app, output
+from envplan.cli.commands import PANELS
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
@@ -44,8 +45,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(
 
 
 def test_help_lists_every_command_that_can_be_imported() -> None:
-    panels = app._PANELS.values()
-    for name in (name for panel in panels for name in panel):
+    for name in (name for panel in PANELS.values() for name in panel):
         assert app._run([name, "--help"]) == 0
 
 
@@ -106,6 +106,28 @@ def test_shells_complete_commands(
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("envplan solve a40-gpt3-1", {"a40-gpt3-1.3b-4stage", "a40-gpt3-1.3b-8stage"}),
+        ("envplan solve mine", {"mine.csv", "mine/"}),
+        ("envplan savings mine/", {"mine/deep.csv"}),
+        ("envplan solve --sched", {"--schedule"}),
+        ("envplan schedule e", {"export"}),
+    ],
+)
+def test_shells_complete_profiles_files_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, offered: set[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("mine.csv", "mine.txt", "mine/deep.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("_ENVPLAN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert set(envplan(cwd=tmp_path).out.split()) == offered
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["fly"], ["fly"]),
@@ -140,6 +162,99 @@ def test_interruption_is_exit_code_130(
     monkeypatch.setattr("envplan.profile.builtin_profiles", interrupted)
     assert app._run(["profiles"]) == 130
     assert capsys.readouterr().err == "envplan: error: interrupted\n"
+
+
+def test_an_interruption_while_commands_are_imported_is_one_line() -> None:
+    code = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from envplan.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "envplan: error: interrupted\n"
+
+
+def test_with_json_an_error_is_a_document_too(tmp_path: Path) -> None:
+    ran = envplan("solve", "nothing.csv", "--json", cwd=tmp_path)
+    assert ran.code == 2
+    document = json.loads(ran.out)
+    assert (document["schema"], document["exit_code"]) == ("envplan/error/v1", 2)
+    assert ran.err == f"envplan: error: {document['error']}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["solve", "a40-gpt3-1.3b"], "did you mean a40-gpt3-1.3b-4stage or a40-gpt3-1.3b-8stage?"),
+        (["solve", "a40-gpt3-1.3b-4stage", "--schedule", "1F1B"], "did you mean 1f1b?"),
+        (["solve", "a40-gpt3-1.3b-4stage", "--schedule", "zbv"], "did you mean zb-v?"),
+        (["solve", "a40-gpt3-1.3b-4stage", "--planner", "zeus"], "zeus_global or zeus_per_stage?"),
+        (["profile", "--model", "lama3-8b"], "did you mean llama3-8b?"),
+        (["profile", "--model", "llama3-8b", "--gpu", "H10O"], "h100"),
+        (["profile", "--backend", "modeled"], "did you mean modelled?"),
+    ],
+)
+def test_a_slip_in_a_name_is_met_with_what_was_meant(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    assert_refused(envplan(*arguments, cwd=tmp_path), 2, words)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["savings", "a40-gpt3-1.3b-4stage", "-m", "4", "--carbon", "300"],
+        ["compare", "a40-gpt3-1.3b-4stage", "-m", "2"],
+        ["profiles"],
+        ["devices", "--backend", "modelled"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_no_row_of_a_table_is_wider_than_the_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    lines = envplan("--color", "never", *arguments, cwd=tmp_path).out.splitlines()
+    rule = next(k for k, line in enumerate(lines) if line.startswith("─"))
+    table = [line for line in lines[max(0, rule - 3) : rule + 8] if "  " in line or line[:1] == "─"]
+    assert table
+    assert max(map(len, table)) <= width
+    assert not any("…" in line for line in table)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "bold"),
+    [
+        (["--color", "always"], "", True),
+        (["--color", "never"], "", False),
+        ([], "", True),
+        ([], "1", False),
+    ],
+)
+def test_colours_are_for_terminals_unless_somebody_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variable: str,
+    bold: bool,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    # What is not a terminal gets no colours from typer.echo unless --color says always.
+    monkeypatch.setattr(output.typer, "echo", lambda text, **_: print(text))
+    ran = envplan(*arguments, "profiles", cwd=tmp_path)
+    assert ("\x1b[" in ran.out) is bold
 
 
 def test_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:

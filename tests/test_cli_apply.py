@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import csv
 import json
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan.cli import app
-from envplan.enforce.freqplan import FrequencyPlan, read_zeus
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.profile import Profile
 from fake_nvml import FakeNvml
 
@@ -84,7 +85,7 @@ def test_zeus_format_is_a_list_for_every_stage(folder: Path, capsys: Capture) ->
     expected = [
         [(op["instruction"], op["frequency_mhz"]) for op in stage] for stage in plan["stages"]
     ]
-    assert read_zeus("run.freqplan.py") == expected
+    assert ast.literal_eval(Path("run.freqplan.py").read_text()) == expected
     assert app._run(["apply", "--format", "zeus", "-o", "schedule.txt"]) == 0
     assert "only files that end in .py" in capsys.readouterr().out
 
@@ -178,7 +179,7 @@ def test_sha256_is_that_of_the_plan_file(folder: Path) -> None:
         (["--min-dwell", "-1"], ["--min-dwell"]),
         (["--clocks", "fast"], ["--clocks must list MHz"]),
         (["--clocks", "100-200:10"], ["1740 MHz", "highest clock of the GPU is 200 MHz"]),
-        (["--gpu", "b9000"], ['"b9000"', "did you mean b200"]),
+        (["--gpu", "b9000"], ["'b9000'", "did you mean b200"]),
         (["--gpu", "v100"], ["1740 MHz", "1530 MHz"]),
         (["--backend", "amd"], ["--backend must be nvml"]),
         (["--backend", "nvml", "--gpu", "a40"], ["leave out"]),
@@ -211,7 +212,7 @@ def test_a_plan_for_one_replica_is_applied_to_as_many_as_there_are(folder: Path)
     )
     assert app._run(["apply", "-q", "--tp", "2", "--cp", "2", "--dp", "3"]) == 0
     many = FrequencyPlan.load("run.freqplan.json")
-    assert [len(many.layout.ranks_of(stage)) for stage in (0, 1)] == [12, 12]
+    assert [many.layout.stage_of(rank) for rank in range(24)].count(1) == 12
     assert many.energy_j == pytest.approx(12 * one.energy_j, rel=1e-12)
     # The plan's own energy is shown for as many GPUs: nothing has changed.
     rows = envplan("apply", "--dp", "3", cwd=folder).out.splitlines()

@@ -12,7 +12,17 @@ import typer
 from typer.testing import CliRunner
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli.command import JOB, MOST, add, one_of, option, plot_option
+from envplan.cli.command import (
+    JOB,
+    MOST,
+    add,
+    argument,
+    one_of,
+    option,
+    options,
+    plot_option,
+    takes,
+)
 from envplan.plan import Plan
 from envplan.profile import Profile
 from envplan.quantities import TIME
@@ -66,6 +76,74 @@ def test_a_group_receives_its_options_by_name(
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     assert received == [(Group(late=late, colour=colour, plot=plot), "x")]
+
+
+@options(
+    """
+    Arguments:
+      PLACE  Where it is.
+    Job:
+      -l, --late TIME  How late, in words
+          that go on here.
+      --loud  With sound.
+    Most used:
+      --colour NAME  Which.
+    """,
+    colour=one_of("red", "blue"),
+)
+class Declared:
+    place: Path
+    late: float | None = None
+    loud: bool = False
+    colour: str = "red"
+    name: str = argument("NAME", "A name.", "x")
+
+
+def declared() -> tuple[typer.Typer, list[Any]]:
+    app, received = typer.Typer(rich_markup_mode=None), list[Any]()
+
+    @takes("""
+    Job:
+      --often N  How often.
+    """)
+    def command(group: Declared, often: int = 1, dp: int | None = None) -> None:
+        received.append((group, often, dp))
+
+    add(app, command)
+    return app, received
+
+
+@pytest.mark.parametrize(
+    ("arguments", "group", "often", "dp"),
+    [
+        (["here"], {}, 1, None),
+        (["here", "y", "--often", "2k"], {"name": "y"}, 2000, None),
+        (["here", "-l", "5ms", "--loud", "--dp", "3"], {"late": 0.005, "loud": True}, 1, 3),
+        (["here", "--colour", "blue"], {"colour": "blue"}, 1, None),
+    ],
+)
+def test_a_table_declares_options_by_name_and_unit(
+    arguments: list[str], group: dict[str, Any], often: int, dp: int | None
+) -> None:
+    app, received = declared()
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert received == [(Declared(place=Path("here"), **group), often, dp)]
+
+
+def test_help_shows_a_table_as_it_stands() -> None:
+    text = CliRunner().invoke(declared()[0], ["--help"]).output
+    assert "-l, --late TIME How late, in words that go on here." in " ".join(text.split())
+    assert text.index("Most used:") < text.index("--colour") < text.index("Job:")
+    assert "-l" in text[text.index("Job:") :]
+
+
+def test_an_option_that_nothing_receives_is_found_at_once() -> None:
+    with pytest.raises(AssertionError, match="Lost has no place for late"):
+
+        @options("Job:\n  --late TIME  How late.")
+        class Lost:
+            early: float | None = None
 
 
 def test_help_has_a_panel_for_each_kind_of_option() -> None:

@@ -206,7 +206,7 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--backend", "rocm"), ("rocm", "nvml, modelled")),
+        (("--backend", "rocm"), ("rocm", "nvml, zeusd, modelled")),
         (("--backend", "modelled", "--gpu", "z9"), ("z9", "a40")),
         (("--backend", "modelled", "--workload", "llama"), ("llama", "wide-resnet")),
         (("--backend", "modelled", "--stages", "0"), ("--stages", "at least 1")),

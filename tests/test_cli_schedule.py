@@ -69,7 +69,7 @@ def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["schedule", "list"]) == 0
     table = capsys.readouterr().out
     assert app._run(["schedule", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["schedules"]
     assert [entry["name"] for entry in listed] == list(SCHEDULES)
     for entry in listed:
         assert entry["name"] in table
@@ -290,7 +290,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             "the schedule has 2 model stages, but profile a40-gpt3-1.3b-4stage has 4",
         ),
         (
-            ["import", "a.csv", "--format", "megatron"],
+            ["import", "a.csv", "--format", "nemo"],
             "torch-csv, deepspeed, megatron or chrome-trace",
         ),
         (["import", "a.csv"], "--format"),

@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import Ran, assert_refused, envplan, small_profile
 from envplan.cli import app
 from envplan.errors import InputError
-from envplan.plotting.sweep import plot_sweep, sweep_figure
+from envplan.plotting.sweep import sweep_figure
 from envplan.sweep.table import COLUMNS, Row
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
@@ -102,6 +102,49 @@ def test_parquet_holds_what_csv_holds(folder: Path, sweep: Callable[..., Ran]) -
         assert shown == as_text
 
 
+def test_what_is_best_and_what_varies_is_said(folder: Path, sweep: Callable[..., Ran]) -> None:
+    (folder / "sweep.toml").write_text(SWEEP)
+    ran = sweep("sweep.toml")
+    rows = table(folder / "sweep.csv")
+    document = json.loads(sweep("sweep.toml", "--json").out)
+    assert document["schema"] == "envplan/sweep/v1"
+    most = max(float(row["savings_percent"]) for row in rows)
+    assert document["best"][0]["savings_percent"] == most
+    shares = {(one["name"], one["value"]): one for one in document["by_what_varies"]}
+    for name in ("microbatches", "schedule"):
+        values = {row[name] for row in rows}
+        assert {value for known, value in shares if known == name} == (
+            values if len(values) > 1 else set()
+        )
+        for value in values if len(values) > 1 else ():
+            saved = [float(row["savings_percent"]) for row in rows if row[name] == value]
+            share = shares[name, value]
+            assert share["points"] == len(saved)
+            assert share["savings_percent"] == pytest.approx(sum(saved) / len(saved))
+            assert share["most_percent"] == max(saved)
+            assert f"{share['savings_percent']:.2f}" in ran.out
+    assert "next: envplan solve profile.csv --microbatches" in ran.out
+
+
+def test_parallelism_is_the_sidecars_unless_the_file_says_it(
+    folder: Path, sweep: Callable[..., Ran]
+) -> None:
+    sidecar = folder / "profile.meta.json"
+    known = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(known | {"tensor_parallel": 4, "job": {"replicas": 2}}))
+    grid = '[grid]\nprofiles = ["profile.csv"]\nmicrobatches = [4]\n'
+    (folder / "sweep.toml").write_text(grid)
+    sweep("sweep.toml")
+    (said,) = table(folder / "sweep.csv")
+    assert (said["gpus_per_stage"], said["replicas"]) == ("4", "2")
+    (folder / "sweep.toml").write_text(grid + "tp = 2\ncp = 3\ndp = 5\n")
+    sweep("sweep.toml")
+    (own,) = table(folder / "sweep.csv")
+    assert (own["gpus_per_stage"], own["replicas"]) == ("6", "5")
+    each = float(said["energy_j"]) / 8, float(own["energy_j"]) / 30
+    assert each[0] == pytest.approx(each[1])
+
+
 def test_failures_are_rows_and_are_said(folder: Path, sweep: Callable[..., Ran]) -> None:
     (folder / "sweep.toml").write_text(SWEEP + "target_times = [0.001]\n")
     ran = sweep("sweep.toml")
@@ -147,8 +190,8 @@ def test_quiet_says_nothing(folder: Path, sweep: Callable[..., Ran]) -> None:
     ran = sweep("sweep.toml", "--quiet", "--plot", "sweep.svg")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     drawn = (folder / "sweep.svg").read_text()
-    assert "8 plans (modelled)" in drawn
-    for words in ("profile.csv, 2 microbatches", "profile.csv, 4 microbatches", "max_frequency"):
+    assert "8 plans of profile.csv (modelled)" in drawn
+    for words in ("2 microbatches", "4 microbatches", "maximum frequency"):
         assert words in drawn
 
 
@@ -226,15 +269,25 @@ def test_plans_for_slow_clocks_are_a_line_and_a_row_of_their_own(
     usual = planned("a", "frontier", 1.0, 2.0)
     legend = sweep_figure([usual, usual.model_copy(update=slow)]).legends[0]
     words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["a", "a, clocks 3 ms late, clocks for 20 ms", "frontier"]
+    assert words == ["no conditions", "clocks 3 ms late, clocks for 20 ms", "envplan"]
 
 
-def test_a_legend_names_a_dozen_jobs_at_most() -> None:
+def test_profiles_have_panels_of_their_own_a_dozen_at_most() -> None:
     rows = [planned(f"job{k:02d}", "frontier", 0.0, k) for k in range(20)]
-    (legend,) = sweep_figure(rows).legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words[:2] == ["job00", "job01"]
-    assert words[12:] == ["and 8 more", "frontier"]
+    figure = sweep_figure(rows)
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+    assert titles == [f"job{k:02d}" for k in range(12)]
+    assert "12 of 20 shown" in str(figure.get_suptitle())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["envplan"]
+
+
+def test_a_legend_names_a_dozen_kinds_of_jobs_at_most() -> None:
+    usual = planned("a", "frontier", 0.0, 1.0)
+    several = [usual.model_copy(update={"microbatches": count}) for count in range(1, 21)]
+    rows = [*several, *(row.model_copy(update={"profile": "b"}) for row in several)]
+    words = [text.get_text() for text in sweep_figure(rows).legends[0].get_texts()]
+    assert words[:2] == ["1 microbatch", "10 microbatches"]
+    assert words[12:] == ["and 8 more", "envplan"]
 
 
 def test_long_names_leave_the_axes_their_room() -> None:
@@ -243,12 +296,12 @@ def test_long_names_leave_the_axes_their_room() -> None:
     figure.savefig(io.BytesIO())
     (legend,) = figure.legends
     box, axes = legend.get_window_extent(), figure.axes[0]
-    assert axes.bbox.width > 0.8 * figure.bbox.width
+    assert axes.bbox.width > 0.4 * figure.bbox.width
     assert not box.overlaps(axes.get_tightbbox())
     assert box.x1 <= figure.bbox.width
 
 
-def test_nothing_is_drawn_of_failures_only(tmp_path: Path) -> None:
+def test_nothing_is_drawn_of_failures_only() -> None:
     row = planned("a", "frontier", 0.0, 0.0).model_copy(update={"error": "no plan"})
     with pytest.raises(InputError, match="nothing to draw"):
-        plot_sweep([row], tmp_path / "sweep.png")
+        sweep_figure([row])

@@ -81,7 +81,7 @@ def test_extras_survive_the_job_and_a_change_of_microbatches(schedule: str) -> N
 @pytest.mark.parametrize(
     ("extras", "complaint"),
     [
-        ({"coffee": [0]}, "no extra operation; known: load, all_reduce, optimizer"),
+        ({"coffee": [0]}, "no extra operation; known: load, all_reduce, reduce_sc"),
         ({"load": []}, "must list the stages"),
         ({"load": [2]}, "names stage 2; there are 2"),
         ({"load": [-1]}, "at least 0"),
@@ -154,4 +154,4 @@ def test_extras_the_profile_does_not_time_are_refused(tmp_path: Path) -> None:
     refused = envplan("solve", "--extra", "optimizer", cwd=tmp_path)
     assert_refused(refused, 2, "no rows for optimizer", "0 MHz")
     refused = envplan("solve", "--extra", "coffee", cwd=tmp_path)
-    assert_refused(refused, 2, "load, all_reduce, optimizer")
+    assert_refused(refused, 2, "load, all_reduce, reduce_scatter, optimizer, all_gather")

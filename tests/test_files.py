@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from envplan._files import (
     refuse_slip,
     same_file,
 )
+from envplan.check import check_file
 from envplan.errors import InputError
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
+from envplan.serving.trace import Trace
 
 
 def refused(data: bytes) -> InputError:
@@ -39,8 +43,11 @@ def test_a_pipe_is_read_and_one_without_a_writer_given_up(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setattr(_files, "PIPE_LIMIT_S", 0.01)
+    for read in (partial(read_bounded, max_bytes=10), check_file, Trace.read_csv):
+        with pytest.raises(InputError, match="nobody wrote to this pipe"):
+            read(pipe)
     with pytest.raises(InputError, match="nobody wrote to this pipe"):
-        read_bounded(pipe, 10)
+        read_chrome_traces([pipe], TraceMapping({"forward": "F"}))
     monkeypatch.setattr(_files, "PIPE_LIMIT_S", 60.0)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"word",))
     writer.start()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import envplan.enforce.freqplan
 from cli_helpers import small_profile
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan, parse_zeus, read_zeus, schema_text
+from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan, schema_text
+from envplan.enforce.given_clocks import read_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
@@ -66,15 +68,6 @@ def test_schema_is_written_where_the_package_has_it(
     monkeypatch.setattr(envplan.enforce.freqplan, "SCHEMA_FILE", tmp_path / "schema.json")
     envplan.enforce.freqplan.write_schema()
     assert (tmp_path / "schema.json").read_text() == schema_text()
-
-
-def test_slowest_rung_that_a_straggler_leaves_time_for_is_found(freqplan: FrequencyPlan) -> None:
-    assert freqplan.ladder is not None
-    assert len(freqplan.ladder) > 1
-    first, *_, last = freqplan.ladder
-    assert freqplan.rung_for(first.iteration_time_s) == first
-    assert freqplan.rung_for(first.iteration_time_s - 1e-9) is None
-    assert freqplan.rung_for(1e9) == last
 
 
 def test_job_of_another_size_is_refused(freqplan: FrequencyPlan) -> None:
@@ -156,21 +149,19 @@ def test_csv_has_a_row_for_every_operation_of_every_rank(freqplan: FrequencyPlan
     assert lines[1] == f"0,0,0,0,forward,0,0,{freqplan.ranks[0].frequencies[0]}"
 
 
-def test_zeus_schedule_reads_back_a_stage_a_line(freqplan: FrequencyPlan, tmp_path: Path) -> None:
+def test_zeus_schedule_reads_back_a_stage_a_line(freqplan: FrequencyPlan) -> None:
     text = freqplan.to_zeus()
     assert text.startswith("[\n[('forward', ")
     assert text.count("\n") == 2 + 2
     expected = [[(op[0], op[3]) for op in stage] for stage in freqplan.stage_operations()]
-    assert parse_zeus(text) == expected
-    (tmp_path / "schedule.py").write_text(text + "# Iteration 3: total cost 5.0\n")
-    assert read_zeus(tmp_path / "schedule.py") == expected
+    assert ast.literal_eval(text) == expected
 
 
 def test_zeus_gets_the_clock_before_for_what_sets_none(freqplan: FrequencyPlan) -> None:
     document = json.loads(freqplan.to_json())
     for rank in document["ranks"][:2]:
         rank["operations"][0][3] = rank["operations"][3][3] = 0
-    schedule = parse_zeus(FrequencyPlan.from_document(document).to_zeus())
+    schedule = ast.literal_eval(FrequencyPlan.from_document(document).to_zeus())
     clocks = [mhz for _, mhz in schedule[0]]
     assert clocks[0] == clocks[1]
     assert clocks[3] == clocks[2]
@@ -186,27 +177,28 @@ def test_zeus_gets_the_clock_before_for_what_sets_none(freqplan: FrequencyPlan) 
     [
         (b"[[('forward', 17", ["cut short"]),
         (b"", ["cut short"]),
-        (b"__import__('os').getcwd()", ["nothing but literals"]),
-        (b"[[('forward', 10 ** 3)]]", ["nothing but literals"]),
-        (b"[" * 5000, ["not a schedule"]),
-        (b"3", ["list of lists"]),
-        (b"[3]", ["list of lists"]),
-        (b"[[('forward', 1740), ('forward', 0)]]", ["[0][1]", "(instruction, MHz)"]),
-        (b"[[('forward', True)]]", ["[0][0]"]),
-        (b"[[['forward', 1740]]]", ["[0][0]"]),
-        (b"[[(1740, 'forward')]]", ["[0][0]"]),
-        (b"[[('forward', 1740, 1)]]", ["[0][0]"]),
-        (b"\xff", ["UTF-8"]),
-        (b"[[('\x00', 1)]]", ["not a schedule"]),
+        (b"__import__('os').getcwd()", ["not run"]),
+        (b"[[('forward', 10 ** 3)]]", ["not run"]),
+        (b"[" * 5000, ["cut short"]),
+        (b"3", ["a list for each stage"]),
+        (b"[3, 4]", ["a list for each stage"]),
+        (b"[[]]", ["has 1 stages; the pipeline has 2"]),
+        (b"[[('forward', 1740), ('forward', -1)], []]", ["[0][1]", "no clock in MHz"]),
+        (b"[[('forward', True)], []]", ["[0][0]"]),
+        (b"[[['forward', 1740]], []]", ["[0][0]"]),
+        (b"[[(1740, 'forward')], []]", ["[0][0]"]),
+        (b"[[('forward', 1740, 1)], []]", ["[0][0]"]),
+        (b"#\xff", ["UTF-8"]),
+        (b"[[('\x00', 1)]]", ["cut short"]),
     ],
 )
-def test_anything_but_a_schedule_is_refused_and_not_run(
+def test_anything_but_lists_of_clocks_is_refused_and_not_run(
     content: bytes, words: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "schedule.py"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
-        read_zeus(path)
+        read_clocks(path, Pipeline("1f1b", num_stages=2, num_microbatches=2))
     assert str(error.value).startswith(str(path))
     for word in words:
         assert word in str(error.value)
@@ -215,11 +207,13 @@ def test_anything_but_a_schedule_is_refused_and_not_run(
 def test_huge_or_missing_schedule_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freqplan: FrequencyPlan
 ) -> None:
+    pipeline = Pipeline("1f1b", num_stages=2, num_microbatches=2)
     monkeypatch.setattr(envplan.enforce.freqplan, "MAX_ZEUS_BYTES", 10)
+    monkeypatch.setattr(envplan.enforce.given_clocks, "MAX_ZEUS_BYTES", 10)
     (tmp_path / "schedule.py").write_text("[[('forward', 1740)]]")
     with pytest.raises(InputError, match="is larger than"):
-        read_zeus(tmp_path / "schedule.py")
+        read_clocks(tmp_path / "schedule.py", pipeline)
     with pytest.raises(InputError, match="would be larger"):
         freqplan.to_zeus()
     with pytest.raises(InputError, match="No such file"):
-        read_zeus(tmp_path / "none.py")
+        read_clocks(tmp_path / "none.py", pipeline)

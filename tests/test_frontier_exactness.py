@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -167,6 +166,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
     schedule: str, even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
+    monkeypatch.setattr(start, "_COARSE_LEVELS", 4)
     chunks = CHUNKS[schedule]
     profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{4 * chunks}stage"))
     profile = profile.adjusted(backward_input_share=0.5)
@@ -187,14 +187,17 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         )
     pipeline = Pipeline(schedule, 4, 24, num_chunks=chunks)
     frontier = trace_frontier(pipeline, profile, blocking_power=POWER)
-    powers = [uw_from_w(POWER)] * 4
-    network = build_network(pipeline, profile, powers)
     span = frontier.min_energy_time_ns - frontier.min_time_ns
     for part in (0.0, 0.1, 0.6, 1.0):
         deadline_ns = frontier.min_time_ns + int(span * part)
-        events, flows = start.state_at_deadline(pipeline, profile, powers, network, deadline_ns)
+        single = trace_frontier(pipeline, profile, blocking_power=POWER, whole=False)
+        assert single.min_time_ns == frontier.min_time_ns
+        assert single.min_energy_time_ns == frontier.min_energy_time_ns
+        events, flows = single.state_at(deadline_ns)
+        assert single.lower_bound_fj(deadline_ns) == frontier.lower_bound_fj(deadline_ns)
         assert np.array_equal(events, frontier.state_at(deadline_ns)[0])
         assert (flows >= 0).all()
+        network = single.network
         balance = np.zeros(network.num_nodes, np.int64)
         np.subtract.at(balance, network.tail, flows)
         np.add.at(balance, network.head, flows)
@@ -202,63 +205,5 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         k = int(np.searchsorted(frontier.times_ns, deadline_ns))
         if frontier.times_ns[k] != deadline_ns:  # between two breakpoints there is one slope
             assert balance[-1] == frontier.slopes_uw[k]
-
-
-@given(st.data())
-def test_any_guess_leads_to_the_same_start(data: st.DataObject) -> None:
-    pipeline = data.draw(pipelines(max_stages=3))
-    profile = data.draw(falling_profiles(pipeline.num_profile_stages))
-    powers = [uw_from_w(POWER)] * pipeline.num_stages
-    network = build_network(pipeline, profile, powers)
-    full = trace_frontier(pipeline, profile, blocking_power=POWER, full=True)
-    trace = network.trace()
-    flows = st.integers(0, 4 * sum(powers))
-    guess = data.draw(st.lists(flows, min_size=len(network.tail), max_size=len(network.tail)))
-    trace.start(np.array(guess, np.int64), sum(powers), rough=data.draw(st.booleans()))
-    trace.run(sum(powers))
-    times, _, costs = trace.breakpoints()
-    assert np.array_equal(times[::-1], full.times_ns[full.times_ns <= full.min_energy_time_ns])
-    for time_ns, cost in zip(times.tolist(), costs, strict=True):
-        assert network.base_cost_fj + cost == cost_at(full, time_ns)
-
-
-@given(st.data())
-def test_no_assignment_of_a_tiny_dag_beats_the_bound_and_plans_are_close_to_the_best(
-    data: st.DataObject,
-) -> None:
-    stages = data.draw(st.integers(1, 2))
-    pipeline = data.draw(dags(stages, max_operations=5))
-    profile = data.draw(profiles(stages, max_options=3))
-    frontier = trace_frontier(pipeline, profile, blocking_power=POWER)
-    tables = [profile.table(op.profile_stage, op.instruction) for op in pipeline.operations]
-    power = total_power(pipeline)
-    outcomes = []
-    for rows in itertools.product(*(range(len(t)) for t in tables)):
-        times = np.array([t.time_ns[k] for t, k in zip(tables, rows, strict=True)])
-        cost = sum(
-            int(t.energy_fj[k]) - uw_from_w(POWER) * int(t.time_ns[k])
-            for t, k in zip(tables, rows, strict=True)
-        )
-        _, makespan = pipeline.earliest_starts(times)
-        outcomes.append((makespan, cost + power * makespan))
-    assert min(makespan for makespan, _ in outcomes) == frontier.min_time_ns
-    for makespan, energy in outcomes:
-        reached = min(makespan, frontier.min_energy_time_ns)
-        assert energy >= frontier.lower_bound_fj(reached)
-    for part in (0.0, 0.5, 1.0):
-        span = frontier.min_energy_time_ns - frontier.min_time_ns
-        target = frontier.min_time_ns + int(span * part)
-        plan = frontier.plan(target / 1e9 + 1e-12)
-        best = min(energy for makespan, energy in outcomes if makespan <= target)
-        assert best <= round(plan.energy * 1e15) * (1 + 1e-12)
-
-
-def test_relaxed_energy_is_convex_and_falls_to_t_star() -> None:
-    frontier = trace_frontier(
-        Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"), full=True
-    )
-    slopes = np.diff(frontier.energies) / np.diff(frontier.times)
-    assert np.all(np.diff(slopes) > 0)
-    before = frontier.times[1:] <= frontier.min_energy_time
-    assert np.all(slopes[before] < 0)
-    assert np.all(slopes[~before] >= 0)
+        assert np.array_equal(single.times_ns, frontier.times_ns)
+        assert single.slopes_uw[1:] == frontier.slopes_uw[1:]

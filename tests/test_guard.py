@@ -506,7 +506,7 @@ def test_start_is_refused_with_the_reason_and_changes_nothing(fake_nvml: FakeNvm
     fake_nvml.gpu(1).mig = 1
     with pytest.raises(DeviceError, match="GPU 1: MIG is on"):
         Guard.start("nvml", 1)
-    with pytest.raises(DeviceError, match="there is no backend"):
+    with pytest.raises(DeviceError, match="backend"):
         Guard.start("cuda", 0)
     assert fake_nvml.clock_changes() == fake_nvml.clock_changes(1) == []
 
@@ -727,6 +727,7 @@ class Nursery:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._stopped: list[int] = []
         self.owners = [self._start(gpu) for gpu in range(KILLED_GPUS)]
 
     def kill(self, gpu: int, who: str) -> int:
@@ -739,6 +740,7 @@ class Nursery:
             for guard in guards_of(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(guard, signal.SIGSTOP)
+                    self._stopped.append(guard)
         guards = guards_of(pid) if who in ("guard", "both") else []
         victims = [*guards, *([pid] if who != "guard" else [])]
         killed = sum(map(kill, victims))
@@ -749,6 +751,9 @@ class Nursery:
     def close(self) -> None:
         for pid in self.owners:
             os.kill(pid, signal.SIGTERM)
+        for pid in self._stopped:  # those that had not marked anything yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

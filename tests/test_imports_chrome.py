@@ -333,7 +333,10 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
         (TraceMapping({"forward": "("}), "expression for forward is no regular expression"),
         (TraceMapping({"forward": "(?P<mb>x)"}), 'a group "mb"; known: chunk, microbatch'),
         (TraceMapping({"forward": "^x", "backward": "^y"}), "no event matches: of 2 events"),
-        (TraceMapping({"forward": "wd", "backward": "^bwd"}), "matches the expressions of forward"),
+        (
+            TraceMapping({"forward": "wd", "backward": "^bwd"}),
+            "matches the expressions of backward",
+        ),
         (TraceMapping({"forward": "wd"}), "no event is a backward"),
         (TraceMapping(BY_NAME, rank="args.gpu"), "has no args.gpu for the rank"),
         (TraceMapping(BY_NAME, rank="gpu"), 'from "gpu"; give file, pid, tid or args.NAME'),
@@ -353,11 +356,26 @@ def test_mapping_that_does_not_fit_the_trace_is_refused(
     assert words in refused(tmp_path, events, mapping)
 
 
-def test_a_forward_and_a_backward_together_are_told_from_a_slip(tmp_path: Path) -> None:
+def test_operations_that_overlap_are_a_slip(tmp_path: Path) -> None:
     events = [simple("fwd", 0, 2), simple("bwd", 1, 2)]
     assert "DualPipeV's OVERLAP_F_B" in refused(tmp_path, events, TraceMapping(BY_NAME))
-    events = [simple("fwd", 0, 2), simple("fwd", 1, 2), simple("bwd", 4, 1), simple("bwd", 6, 1)]
-    assert "source of ranks wrong?" in refused(tmp_path, events, TraceMapping(BY_NAME))
+
+
+def test_an_event_that_names_two_operations_is_both_in_its_order() -> None:
+    paths = [EXAMPLES / f"dualpipe-v-2x8.rank{rank}.json" for rank in range(2)]
+    anywhere = {
+        name: rf"\b(?P<stage>\d+){letter}(?P<microbatch>\d+)\b" for name, letter in LETTERS.items()
+    }
+    trace = read_chrome_traces(paths, TraceMapping(anywhere))
+    assert trace.known_as == "dualpipe-v"
+    assert trace.skipped["PP:0WAIT_SEND_F0"] == 1
+    both = [d for rank in trace.durations_ns for d in rank if d == 0]
+    events = [e for path in paths for e in json.loads(path.read_text())["traceEvents"]]
+    assert len(both) == 2 * sum("OVERLAP_F_B" in event["name"] for event in events) > 0
+    checks = trace.check_times(small_profile(4))
+    assert sum(check.count for check in checks) == len(trace.orders[0] + trace.orders[1]) - len(
+        both
+    )
 
 
 def test_missing_operation_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.sosp24.data import DATA, WORKLOADS, Runs, Workload, read_runs
-from tools.sosp24.noise import (
-    effect,
-    jumps,
-    noise_is_clear,
-    smooth_table,
-    smoothed,
-    wrong_steps,
-)
-from tools.sosp24.overheads import Overheads, Replay, find_overheads, mean_stall, optimizer_s
+from tools.sosp24.overheads import Overheads, Replay, find_overheads, irregular, optimizer_s
 from tools.sosp24.power import find_powers
 from tools.sosp24.stages import STAGE_PROFILES, stage_profile
 from tools.sosp24.times import find_times, switch_latencies
 from tools.sosp24.workloads import identify, job, profile_name
 
-from envplan import Pipeline, Profile, trace_frontier
+from cli_helpers import envplan
+from envplan import Pipeline, Plan, Profile, builtin_profiles, trace_frontier
+from envplan.plan import beyond_raw_rows
+from envplan.profile.smoothing import jumps, smooth_curve, wrong_steps
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 WORKLOAD_PROFILES = [profile_name(workload) for workload in WORKLOADS.values()]
@@ -133,7 +129,7 @@ def test_the_waiting_power_goes_with_the_scale_of_the_rows(
     for count in (12, 48):
         frontier = pd.read_csv(DATA / "frontier" / f"{file}_bf16_mb{count}.csv.gz")
         fastest = frontier.iloc[frontier["time"].argmin()]
-        time, energy = _at_the_highest_clock(Profile.builtin(name), count)
+        time, energy = _at_the_highest_clock(Profile.builtin(name, raw=True), count)
         waiting = 8 * power * (time - fastest["time"])
         saved = 100 * (1 - (fastest["energy"] + waiting) / energy)
         listed = dict(zip(published["num_microbatches"], published["savings_percent"], strict=True))
@@ -255,6 +251,30 @@ def test_overheads_are_found_again(synthetic: Runs) -> None:
     assert np.abs(predicted / synthetic.iteration_time_s - 1).max() < 0.003
 
 
+def test_stages_that_take_turns_are_told_from_those_that_work_side_by_side(
+    synthetic: Runs,
+) -> None:
+    assert not find_overheads(synthetic).in_turn
+    true = replace(TRUE, in_turn=True)
+    turning = replace(synthetic, iteration_time_s=Replay(SMALL)(synthetic.time_s, true))
+    found = find_overheads(turning)
+    assert found.in_turn
+    assert found.node_transfer_s == pytest.approx(TRUE.node_transfer_s, rel=0.2)
+
+
+@every_workload
+@pytest.mark.filterwarnings("error")
+def test_a_measured_job_is_traced_without_doubts(name: str) -> None:
+    profile = Profile.builtin(name)
+    trace_frontier(profile.pipeline().with_microbatches(8), profile)
+
+
+def test_the_shipped_job_of_t5_takes_turns_and_no_other_does() -> None:
+    turns = {name: list(Profile.builtin(name).pipeline().in_turn) for name in WORKLOAD_PROFILES}
+    assert turns.pop("sosp24-a40-t5-3b-8stage") == [3]
+    assert not any(turns.values())
+
+
 def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> None:
     index = np.arange(len(synthetic))
     times = find_times(synthetic, LATENCY)
@@ -272,12 +292,12 @@ def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> No
 
 def test_a_stall_in_one_iteration_is_told_from_the_spread() -> None:
     runs = read_runs("a100-wide-resnet101_8-4stage")
-    stall = mean_stall(runs)
+    stall = irregular(runs)
     planned = np.array([run for planner, run in runs.keys if planner == "perseus"])
     odd = planned % 2 == 1
     assert np.all(stall[: len(planned)][odd] == 0)
     assert np.all(stall[: len(planned)][~odd & (planned > 2)] > 0.08)
-    assert not mean_stall(read_runs("a100-bert-huge-uncased-4stage")).any()
+    assert not irregular(read_runs("a100-bert-huge-uncased-4stage")).any()
 
 
 def test_the_tools_replay_is_that_of_the_planner(synthetic: Runs) -> None:
@@ -316,22 +336,58 @@ def test_a_table_without_noise_has_no_wrong_steps(
 
 
 def test_noise_is_clear_in_raw_measurements_and_nowhere_else() -> None:
-    assert all(noise_is_clear(Profile.builtin(name)) for name in STAGE_PROFILES)
-    assert not any(noise_is_clear(Profile.builtin(name)) for name in WORKLOAD_PROFILES)
-    assert not noise_is_clear(Profile.builtin("a40-gpt3-1.3b-4stage"))
+    noisy = {profile.name for profile in builtin_profiles() if profile.noisy}
+    assert noisy == set(STAGE_PROFILES)
 
 
-def test_a_jump_of_measured_times_is_found_and_kept() -> None:
-    table = Profile.builtin("sosp24-a40-gpt3-175b-8stage").table(0, "backward")
-    rising = np.argsort(table.frequency_mhz)
-    clocks = table.frequency_mhz[rising].astype(float)
-    times, energies = table.time_ns[rising] * 1e-9, table.energy_fj[rising] * 1e-15
-    below = jumps(times)
-    assert [clocks[k] for k in below] == [960]
-    smooth, _ = smooth_table(clocks, times, energies)
-    moved = np.abs(smooth / times - 1)
-    assert np.sort(moved)[-2] < 0.02  # one row lies within the jump
-    assert moved[clocks <= 960].max() < 0.001
+def test_noise_is_taken_out_when_a_profile_is_read_unless_it_is_asked_for_raw() -> None:
+    name = "sosp24-a40-gpt3-175b-8stage"
+    calm, raw = Profile.builtin(name), Profile.builtin(name, raw=True)
+    assert (calm.noisy, calm.adjustments.smoothed) == (True, True)
+    assert (raw.noisy, raw.adjustments.smoothed) == (True, False)
+    assert calm.sha256 == raw.sha256
+    for table in calm.tables():
+        falling = np.argsort(-table.frequency_mhz)
+        assert np.all(np.diff(table.time_ns[falling]) >= 0)
+    assert calm.adjusted(raw=True).table(0, "forward").rows() == raw.table(0, "forward").rows()
+    assert raw.adjusted(raw=False).table(0, "forward").rows() == calm.table(0, "forward").rows()
+
+
+def test_a_plan_says_what_taking_out_noise_does_to_it(tmp_path: Path) -> None:
+    """Through the command line: gap, delay on the raw rows, proof, and --raw."""
+    plan, raw = tmp_path / "plan.json", tmp_path / "raw.json"
+    job = ("solve", "sosp24-a40-gpt3-175b-8stage", "--microbatches", "12", "--slowdown", "2")
+    ran = envplan(*job, "-o", str(plan), cwd=tmp_path)
+    (line,) = [line for line in ran.out.splitlines() if "rows are noisy" in line]
+    late = float(line.split("take ")[1].split("%")[0])
+    assert late < 0.3
+    assert Plan.load(plan).gap < 0.0035
+    assert "noise taken out" in envplan("check", str(plan), cwd=tmp_path).out
+    ran = envplan(*job, "--raw", "-o", str(raw), cwd=tmp_path)
+    assert "hang on rows that are too fast by chance" in ran.out
+    assert Plan.load(raw).profile.adjustments is None
+    assert envplan("check", str(raw), cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction", "below"),
+    [("gpt3-175b", "backward", 960), ("bloom-176b", "forward", 1050)],
+)
+def test_rows_below_a_jump_go_on_from_those_above_at_their_own_power(
+    name: str, instruction: str, below: int
+) -> None:
+    name = f"sosp24-a40-{name}-8stage"
+    tables = [Profile.builtin(name, raw=raw).table(0, instruction) for raw in (True, False)]
+    rising = [np.argsort(table.frequency_mhz) for table in tables]
+    clocks = tables[0].frequency_mhz[rising[0]]
+    times, smooth = (t.time_ns[r] * 1e-9 for t, r in zip(tables, rising, strict=True))
+    powers = [t.energy_fj[r] / t.time_ns[r] * 1e-6 for t, r in zip(tables, rising, strict=True)]
+    assert [clocks[k] for k in jumps(times)] == [below]
+    under = clocks <= below
+    assert np.all(smooth[under] > times[under])  # no plan promises the faster state
+    assert np.median(np.abs(powers[1] / powers[0] - 1)[under]) < 0.01
+    assert np.median(np.abs(smooth / times - 1)[~under]) < 0.02
+    assert np.all(np.diff(smooth) <= 0)
 
 
 @given(seed=st.integers(0, 1000), noise=st.sampled_from([0.0, 0.002, 0.005]))
@@ -345,19 +401,16 @@ def test_an_outlier_is_no_jump_and_moves_nothing_but_itself(seed: int, noise: fl
     k = int(rng.integers(1, len(clocks) - 1))
     times[k] *= 0.96
     assert not jumps(times)
-    smooth, _ = smooth_table(clocks, times, energies)
+    smooth, _ = smooth_curve(clocks, times, energies)
     assert np.abs(smooth / truth - 1).max() < 0.002 + 3 * noise
 
 
-def test_without_noise_plans_are_close_to_the_bound_where_there_is_no_jump() -> None:
-    profile = Profile.builtin("sosp24-a100sxm-gpt3-175b-8stage")
-    calm, pipeline = smoothed(profile), Pipeline("1f1b", 8, 12)
-    assert not noise_is_clear(calm)
-    frontier = trace_frontier(pipeline, calm)
-    assert max(frontier.plan(slowdown=s).gap for s in (0, 0.02, 0.1)) < 0.0035
-
-
-def test_a_smoothed_plan_takes_what_it_says_on_the_raw_tables() -> None:
-    profile = Profile.builtin("sosp24-a40-gpt3-175b-8stage")
-    slow = list(effect(profile, [12], [0.05, 0.1]))
-    assert all(abs(one.late) < 0.003 and abs(one.dearer) < 0.01 for one in slow)
+@every_stage_profile
+def test_without_noise_plans_are_close_to_the_bound(name: str) -> None:
+    profile = Profile.builtin(name)
+    frontier = trace_frontier(Pipeline("1f1b", 8, 12), profile)
+    for slowdown in (0, 0.02, 0.1):
+        plan = frontier.plan(slowdown=slowdown)
+        late, _ = beyond_raw_rows(plan, profile)
+        assert plan.gap < 0.0035
+        assert late < 0.003

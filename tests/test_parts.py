@@ -12,6 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_helpers import assert_refused, envplan
+from envplan.enforce.apply import apply_plan
+from envplan.enforce.clocks import Clocks
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
@@ -261,7 +265,7 @@ def test_plans_by_parts_hold_on_late_and_held_clocks(asked: dict[str, float]) ->
     other = how.model_copy(update={"switch_latency_s": 0.001})
     adjusted = plan.profile.adjustments.model_copy(update={"by_parts": other})
     forged = plan.profile.model_copy(update={"adjustments": adjusted})
-    with pytest.raises(InputError, match=r"by_parts.*switch_latency_s is"):
+    with pytest.raises(InputError, match=r"by_parts\.switch_latency_s is"):
         verify_plan(plan.model_copy(update={"profile": forged}), profile)
 
 
@@ -328,7 +332,49 @@ def test_bad_parts_are_refused_with_where_and_why(tmp_path: Path) -> None:
     refused([f"{rows[0].rpartition(',')[0]},a b", *rows[1:]], "has a space")
     refused([*rows, "0,blocking,780,1,70,waits"], "has no parts")
     whole = [f"0,forward,{mhz},0.5,1," for mhz in (1740, 1500, 1260, 1020, 780)]
-    refused(
-        [*rows, *whole], "stage 0 forward at 1260 MHz: its parts take", "less than was measured"
+    refused([*rows, *whole], "stage 0 forward at 1740 MHz: its parts take 0.159 s", "68.2%) less")
+    refused([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the op")
+
+
+def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
+    profile = parts_profile()
+    plan = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts())).plan()
+    topology = Topology.for_job(plan.job)
+    applied = apply_plan(plan, profile, topology=topology)
+    configs = applied.ranks[0].configs
+    assert configs == [op.config for op in plan.stages[0]]
+    assert {c.frequency_mhz for one in configs for c in changes_of(one)} <= set(
+        applied.ranks[0].clocks_mhz
     )
-    refused([*rows, *whole[1:]], "at 1740 MHz there are rows for its parts and none for the operat")
+    document = json.loads(applied.to_json())
+    at = next(k for k, one in enumerate(configs) if changes_of(one))
+    for wrong, words in (
+        ("@attention0=1500 @mlp0=901", "asks for 901 MHz"),
+        ("@attention0=1500 mlp0", "does not say clocks by part"),
+    ):
+        document["ranks"][0]["configs"][at] = wrong
+        with pytest.raises(InputError, match=words):
+            FrequencyPlan.from_document(document)
+    with pytest.raises(InputError, match="Zeus's format has no place"):
+        applied.to_zeus()
+    with pytest.raises(InputError, match="solve with --min-dwell instead"):
+        apply_plan(plan, profile, topology=topology, min_dwell=0.01)
+    few = Clocks((1260, 1500, 1740), "given", None)
+    with pytest.raises(InputError, match="no clock of the GPU"):
+        apply_plan(plan, profile, topology=topology, clocks=few)
+
+
+def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:
+    names = ("load", "reduce_scatter", "optimizer", "all_gather")
+    plans = []
+    for clocks in ((1740, 1260, 780), (1740,)):
+        rows = [(0, name, mhz, 0.05, 2.0 + mhz / 400) for name in names for mhz in clocks]
+        for mhz in (1740, 1260, 780):
+            rows += [(0, name, mhz, 174 / mhz, 0.1 * mhz) for name in ("forward", "backward")]
+        extras = {name: [0] for name in names}
+        plans.append(trace_frontier(Pipeline("1f1b", 1, 2, extras=extras), Profile.from_rows(rows)))
+    own, fixed = (frontier.plan() for frontier in plans)
+    order = [op.instruction for op in own.stages[0]]
+    assert order == ["load", "forward", "backward"] * 2 + list(names[1:])
+    assert own.iteration_time == fixed.iteration_time
+    assert fixed.energy - own.energy == pytest.approx(5 * (1740 - 780) / 400)

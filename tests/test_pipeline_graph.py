@@ -310,3 +310,30 @@ def test_latencies_of_neighbours_survive_the_job_and_other_microbatches() -> Non
 def test_latencies_that_do_not_fit_the_stages_are_refused(latency: list[object]) -> None:
     with pytest.raises(InputError, match="p2p_latency"):
         Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
+
+
+def test_stages_that_take_turns_never_work_at_the_same_time() -> None:
+    """In the steady state of 1F1B, between the first backward of one and the last of the other."""
+    pipeline = Pipeline("1f1b", 4, 16, p2p_latency=1e-6, in_turn=[1])
+    times = np.array([1000 + 700 * (op.instruction == "backward") for op in pipeline.operations])
+    starts, makespan = pipeline.earliest_starts(times)
+    spans = [
+        [
+            (int(start), int(start + time))
+            for op, start, time in zip(pipeline.operations, starts, times, strict=True)
+            if op.stage == stage and 4 <= op.microbatch < 12
+        ]
+        for stage in (1, 2)
+    ]
+    assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[0] for b in spans[1])
+    side_by_side = Pipeline("1f1b", 4, 16, p2p_latency=1e-6).earliest_starts(times)[1]
+    assert makespan > side_by_side + 10 * 2700
+    assert Pipeline.from_job(pipeline.to_job()).in_turn == (1,)
+    assert pipeline.with_microbatches(8).in_turn == (1,)
+    assert "in_turn=[1]" in repr(pipeline)
+
+
+@pytest.mark.parametrize("in_turn", [[3], [-1], "1", [0.5]])
+def test_stages_without_a_next_one_take_no_turns(in_turn: object) -> None:
+    with pytest.raises(InputError, match="in_turn"):
+        Pipeline("1f1b", 4, 8, in_turn=in_turn)  # type: ignore[arg-type]

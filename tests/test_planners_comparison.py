@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cli_helpers import small_profile
 from envplan.errors import InputError
+from envplan.frontier.network import Network
 from envplan.pipeline import Pipeline
 from envplan.planners import PLANNERS, Comparison, Entry, compare
 from envplan.planners.ours import best_plan_beside
@@ -240,3 +241,19 @@ def test_published_figure_comes_from_the_sidecar() -> None:
 def test_malformed_published_figure_is_refused(value: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         published(value)
+
+
+def test_nothing_is_traced_twice_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    begin = Network.trace
+    monkeypatch.setattr(Network, "trace", lambda self: traces.append(1) or begin(self))
+    profile = small_profile(stages=3)
+
+    def plans() -> list[tuple[float, float]]:
+        comparison = compare(trace_frontier(Pipeline("1f1b", 3, 7), profile))
+        assert comparison.advice is not None
+        return [(entry.plan.energy, entry.ours.energy) for entry in comparison.entries]
+
+    first, count = plans(), len(traces)
+    assert plans() == first
+    assert len(traces) == count > 1

@@ -13,8 +13,8 @@ from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
-from envplan.plotting.compare import comparison_figure
-from envplan.plotting.frontier import frontier_figure, plot_frontier
+from envplan.plotting.figures import save_figure
+from envplan.plotting.frontier import frontier_figure
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
 
@@ -49,8 +49,7 @@ def drawn(profile: Profile | None = None) -> Figure:
 def boxes(figure: Figure) -> list[Bbox]:
     """Where the legend and every note stand, in pixels."""
     axes = figure.axes[0]
-    legend = axes.get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     texts = [text.get_window_extent() for text in axes.texts if text.get_text()]
     return [legend.get_window_extent(), *texts]
 
@@ -86,7 +85,7 @@ def test_curve_is_the_exact_one_with_its_ends_marked() -> None:
     assert np.array_equal(curve.get_xdata(), frontier.times)
     assert np.array_equal(curve.get_ydata(), frontier.energies)
     assert len(np.atleast_1d(plans.get_xdata())) == 5
-    assert baseline.get_label() == "Maximum frequency everywhere"
+    assert baseline.get_label() == "maximum frequency"
     assert [np.ravel(end.get_xdata())[0] for end in ends] == [
         frontier.min_time,
         frontier.min_energy_time,
@@ -116,12 +115,14 @@ def test_savings_are_those_of_the_plans() -> None:
 def test_beside_other_planners_are_our_plans_and_both_ends() -> None:
     frontier = traced()
     plans = frontier.sample_plans(5)
-    axes = comparison_figure(compare(frontier), plans).axes[0]
-    ours = next(line for line in axes.lines if line.get_label() == "Plans along it")
+    axes = frontier_figure(frontier, plans, compare(frontier)).axes[0]
+    ours = next(
+        line for line in axes.lines if line.get_label() == "plans, one frequency per operation"
+    )
     assert list(ours.get_xdata()) == [plan.iteration_time for plan in plans]
     texts = " ".join(text.get_text() for text in axes.texts)
-    assert "$T_{min}$ =" in texts
-    assert "$T^*$ =" in texts
+    assert "T_min, fastest: " in texts
+    assert "T_star, least energy: " in texts
     figure = axes.figure
     assert isinstance(figure, Figure)
     figure.savefig(io.BytesIO())
@@ -132,7 +133,7 @@ def test_beside_other_planners_are_our_plans_and_both_ends() -> None:
 def test_svg_is_well_formed_and_the_same_every_time(tmp_path: Path) -> None:
     frontier = traced()
     for name in ("one.svg", "two.svg"):
-        plot_frontier(frontier, frontier.sample_plans(5), tmp_path / name)
+        save_figure(frontier_figure(frontier, frontier.sample_plans(5)), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert ElementTree.parse(tmp_path / "one.svg").getroot().tag.endswith("svg")
 
@@ -140,5 +141,7 @@ def test_svg_is_well_formed_and_the_same_every_time(tmp_path: Path) -> None:
 def test_unwritable_place_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     frontier = traced()
     with pytest.raises(InputError, match="cannot be written"):
-        plot_frontier(frontier, frontier.sample_plans(2), tmp_path / "missing" / "f.png")
+        save_figure(
+            frontier_figure(frontier, frontier.sample_plans(2)), tmp_path / "missing" / "f.png"
+        )
     assert list(tmp_path.iterdir()) == []

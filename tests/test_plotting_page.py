@@ -30,6 +30,7 @@ def report(frontier: Frontier) -> Report:
     plan = frontier.plan(slowdown=0.02)
     return Report(
         plan=plan,
+        file=Path("plan.json"),
         frontier=frontier,
         along=frontier.sample_plans(5),
         before=simulate(frontier.max_frequency_plan(), frontier.profile),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
+from envplan.plotting.figures import made, save_figure
 from envplan.plotting.schedule import (
-    plot_schedule,
     schedule_figure,
     schedule_layout,
 )
@@ -101,16 +101,13 @@ def test_activations_are_held_until_the_weights_have_their_gradient() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_figure_is_written_in_the_type_its_name_says(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"schedule.{suffix}"
-    plot_schedule(schedule_layout(Pipeline("zb-v", 2, 4, num_chunks=2)), path)
+    save_figure(schedule_figure(schedule_layout(Pipeline("zb-v", 2, 4, num_chunks=2))), path)
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
     assert path.read_bytes().startswith(start)
 
 
-def test_every_forward_and_backward_is_labelled(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.svg"
-    pipeline = Pipeline("1f1b", 8, 32)
-    plot_schedule(schedule_layout(pipeline), path)
-    text = path.read_text()
+def test_every_forward_and_backward_is_labelled() -> None:
+    text = made(schedule_figure(schedule_layout(Pipeline("1f1b", 8, 32))), "svg").decode()
     for letter in "FB":
         for microbatch in range(32):
             assert len(re.findall(f">{letter}{microbatch}</text>", text)) == 8

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
+from envplan.plotting.figures import made
 from envplan.plotting.serving import (
+    comparison_page,
     comparison_rows,
     over_time_figure,
     plan_figure,
-    plot_over_time,
-    save_comparison_page,
     serving_profile_figure,
 )
 from envplan.serving.exact import exact_plan
@@ -42,36 +41,35 @@ def test_a_plan_has_a_bar_for_each_group() -> None:
     plan = exact_plan(ServingProfile.builtin(), {"SS": 9000.0, "LL": 3000.0}, 64)
     axes = plan_figure(plan).axes[0]
     widths = sorted(patch.get_width() for patch in axes.patches)
-    assert widths == sorted(group.gpus for pool in plan.pools for group in pool.groups)
+    groups = [group.gpus for pool in plan.pools for group in pool.groups]
+    assert plan.predicted.baseline is not None
+    assert widths == sorted([*groups, plan.predicted.baseline.gpus])
     assert "identified" in axes.get_title(loc="left")
 
 
-def test_over_time_there_is_a_line_for_each_policy(tmp_path: Path) -> None:
+def test_over_time_there_is_a_line_for_each_policy() -> None:
     results = a_comparison()
     figure = over_time_figure(results, "short")
     power = figure.axes[1]
-    assert [line.get_label() for line in power.lines] == ["SinglePool", "envplan"]
+    assert [line.get_label() for line in power.lines] == ["SinglePool (baseline)", "envplan"]
     assert list(power.lines[0].get_ydata()) == [w / 1e3 for w in results[0].series.power_w]
-    plot_over_time(results, "short", tmp_path / "a.svg")
-    plot_over_time(results, "short", tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert made(figure, "svg") == made(over_time_figure(results, "short"), "svg")
 
 
-def test_a_page_has_cards_a_figure_and_a_table(tmp_path: Path) -> None:
-    save_comparison_page(a_comparison(), "short", "modelled", tmp_path / "week.html")
-    text = (tmp_path / "week.html").read_text()
+def test_a_page_has_cards_a_chart_and_a_table() -> None:
+    text = comparison_page(a_comparison(), "short", "modelled")
     assert '<span class="badge modelled">' in text
-    assert text.count("<svg") == 1
+    assert 'data-chart="series"' in text
     assert "less energy: envplan" in text
     assert "<td>SinglePool</td>" in text
     assert "src=" not in text
 
 
-def test_nothing_is_saved_of_nothing(tmp_path: Path) -> None:
+def test_nothing_is_saved_of_nothing() -> None:
     free = [
         replace(result, series=replace(result.series, power_w=0 * result.series.power_w))
         for result in a_comparison()
     ]
     assert [result.saved_percent(free[0]) for result in free] == [None, None]
-    assert [row[2] for row in comparison_rows(free)] == ["-", "-"]
-    save_comparison_page(free, "free", None, tmp_path / "free.html")
+    assert [row[1] for row in comparison_rows(free)] == ["-", "-"]
+    assert "0.0%" in comparison_page(free, "free", None)

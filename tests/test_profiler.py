@@ -26,7 +26,7 @@ from envplan.profiling.sweep import Valley
 from envplan.runtime import Profiler
 from envplan.runtime.metering import EnergyLog, Seen, powers
 from envplan.runtime.profile_parts import merge_parts
-from envplan.runtime.windows import measure
+from envplan.runtime.windows import HostSpan, measure
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -476,7 +476,7 @@ def test_backward_that_may_hold_an_all_reduce_is_not_timed() -> None:
     spans = [("forward", 0, 0.0, 0.1), ("backward", 0, 0.1, 0.3)]
     spans += [("forward", 0, 0.3, 0.4), ("backward", 0, 0.4, 5.0)]
     seen = seen_at([0.0, 2.5, 5.0], [0.0, 250.0, 500.0])
-    measured = measure([spans], seen, [0], 1740)
+    measured = measure([[HostSpan(*span) for span in spans]], seen, [0], 1740)
     assert measured is not None
     times = {row.instruction: row.time for row in measured.rows if row.instruction != "blocking"}
     assert times == pytest.approx({"forward": 0.1, "backward": 0.2})

@@ -8,6 +8,7 @@ on the CPU.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -230,6 +231,27 @@ def test_megatron_that_is_missing_is_one_line(tmp_path: Path) -> None:
         pytest.skip("it is installed")
     with pytest.raises(InputError, match="pip install megatron-core"), megatron.follow("x.json"):
         pass
+
+
+def test_deepspeeds_example_trains_under_its_plan(tmp_path: Path) -> None:
+    if find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=8)
+    frequency_plan(pipeline, gpu=A40).save(tmp_path / "run.freqplan.json")
+    example = Path(__file__).parents[1] / "examples" / "deepspeed_pipeline.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run(
+        [*launch, str(example), "--steps", "3", "--backend", "modelled"],
+        cwd=tmp_path,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 0: loss" in done.stdout
+    assert "mismatches" not in done.stdout
 
 
 def test_examples_without_their_packages_say_so_in_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from envplan.devices import opened
+from envplan.enforce.freqplan import StageEnergy
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
+from envplan.runtime.joules import Joules
+from envplan.runtime.runlog import read_run_log, steps_of_plan
 from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
 from shim_helpers import A40, CLOCKS, frequency_plan
 
@@ -286,6 +293,72 @@ def test_steps_are_handed_over_with_what_was_in_force(fake_nvml: FakeNvml, tmp_p
     assert seen == lines(tmp_path, "step")
 
 
+def test_energy_of_steps_is_measured_and_set_against_the_plan(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    energy = StageEnergy(planned_j=8.0, baseline_j=10.0)
+    plan = frequency_plan(PIPELINE, stage_energy=energy)
+    seen: list[dict[str, Any]] = []
+    used = 0.0
+    with started(tmp_path, plan, on_step=seen.append) as shim:
+        for _ in range(3):
+            before = read_energy(fake_nvml)
+            shim.begin(*shim._keys[0])
+            time.sleep(0.4)
+            shim.end(*shim._keys[0])
+            for key in shim._keys[1:-1]:
+                shim.begin(*key)
+                shim.end(*key)
+            shim.step()
+            used += read_energy(fake_nvml) - before
+            time.sleep(0.2)  # an evaluation, which is not the plan's
+    (end,) = lines(tmp_path, "end")
+    assert end["joules"] == pytest.approx(used, rel=0.3)
+    assert (end["planned_joules"], end["baseline_joules"]) == (24.0, 30.0)
+    assert [line["baseline_joules"] for line in seen] == [10.0, 20.0, 30.0]
+    assert "joules" in seen[-1]
+    (said,) = [record.message for record in caplog.records if "steps used" in record.message]
+    assert f"3 steps used {end['joules']:.0f} J by the GPU's own counter" in said
+    assert "where the plan says 1 s, so the profile's energies are not this job's" in said
+    likely = shim._joules.summary(0.4)
+    assert likely is not None
+    assert "at the highest clocks the profile says 30 J, so" in likely
+    assert likely.endswith("the plan says 20.0%")
+
+
+def read_energy(fake: FakeNvml) -> float:
+    with opened("nvml") as source:
+        return source.devices()[0].energy() / 1e3
+
+
+@given(
+    steps=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    gaps=st.lists(st.integers(0, 50), min_size=30, max_size=30),
+    readings=st.lists(st.integers(0, 3000), min_size=2, unique=True).map(sorted),
+)
+def test_joules_of_steps_are_those_between_readings(
+    steps: list[int], gaps: list[int], readings: list[int]
+) -> None:
+    def counter(at: int) -> int:  # 2 mJ per ns, and straight
+        return 2 * at
+
+    joules = Joules(None)
+    ends, now = [], 0
+    for length, gap in zip(steps, gaps, strict=False):
+        ends.append((now + gap, now + gap + length))
+        now += gap + length
+    events = [(end, begin, "step") for begin, end in ends] + [(at, at, "read") for at in readings]
+    for end, begin, kind in sorted(events):
+        if kind == "step":
+            joules.step(begin, end)
+        else:
+            joules.read(end, counter(end))
+    # Steps that ended before the second reading came count nothing.
+    known = [s for s in zip(steps, ends, strict=True) if s[1][1] > readings[0]]
+    assert joules.facts["joules"] == pytest.approx(2e-3 * sum(length for length, _ in known))
+    assert joules.summary(1.0) is None
+
+
 def test_on_step_that_fails_is_left_out(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -447,13 +520,55 @@ def test_log_lies_beside_the_plan_and_has_measured_times_by_kind(
     assert all(mean >= least > 0 for *_, mean, least in steps[0]["operations"])
 
 
-def test_log_stays_within_its_limit(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path, log_limit=2000) as shim:
+def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    with started(tmp_path, log_limit=4000) as shim:
         for _ in range(50):
             run_step(shim)
             wait_until(lambda: shim._log._queue.empty())
-    assert 1 <= len(lines(tmp_path, "step")) < 10
-    assert len(lines(tmp_path, "end")) == 1
+    first, own, old = sorted(tmp_path.glob("run.jsonl*"))
+    assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
+    assert all(file.stat().st_size < 6000 for file in (first, own, old))
+    kept = list(steps_of_plan(read_run_log([first, old, own]), shim.plan.plan_sha256))
+    assert kept[0]["step"] == 0
+    assert kept[-1]["step"] == 49
+    newest = list(read_run_log([own]))
+    assert (newest[0]["event"], newest[-1]["event"]) == ("start", "end")
+
+
+# Writes many lines in pieces, as a network file system may, and is killed in one of them or not.
+APPENDS = """
+import os, random, sys, time
+from envplan import _files
+write, chance = os.write, random.Random(sys.argv[2])
+
+def in_pieces(descriptor, data):
+    time.sleep(chance.random() / 2000)
+    if chance.random() < float(sys.argv[3]):
+        write(descriptor, data[:3])
+        os.kill(os.getpid(), 9)
+    return write(descriptor, data[: chance.randrange(1, 20)])
+
+_files.os.write = in_pieces
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+for k in range(100):
+    _files.append_line(descriptor, b"%s %d end\\n" % (sys.argv[2].encode() * 10, k))
+"""
+
+
+def test_lines_of_several_ranks_are_whole_where_appending_is_not_atomic(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", APPENDS, str(log)]
+    ranks = [
+        subprocess.Popen([*command, name, chance])
+        for name, chance in (("a", "0"), ("b", "0"), ("c", "0"), ("d", "0.01"), ("e", "0.01"))
+    ]
+    codes = [rank.wait() for rank in ranks]
+    assert codes == [0, 0, 0, -9, -9]
+    found = [line.split() for line in log.read_text().splitlines()]
+    for name in "abc":
+        assert [int(k) for word, k, _ in found if word == name * 10] == list(range(100))
+    assert {word for word, _, _ in found} <= {name * 10 for name in "abcde"}
+    assert {end for *_, end in found} == {"end"}
 
 
 def test_log_that_cannot_be_written_is_done_without(

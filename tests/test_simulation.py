@@ -159,6 +159,39 @@ def test_bubble_before_the_critical_path_is_unusable() -> None:
     assert before_the_first_backward.usable_ns > 0
 
 
+def test_a_bubble_is_filled_no_further_than_the_clock_that_uses_least() -> None:
+    profile = small_profile(stages=3)
+    frontier = trace_frontier(Pipeline("1f1b", 3, 4), profile)
+    timeline = simulate(frontier.max_frequency_plan(), profile)
+    assert any(bubble.usable_ns for bubble in timeline.bubbles)
+    for bubble in timeline.bubbles:
+        room = bubble.finish_ns - bubble.start_ns
+        assert 0 <= bubble.usable_ns <= min(room, bubble.stretch_ns)
+        if bubble.after is None:
+            continue
+        timed = timeline.operations[bubble.after]
+        table = profile.table(timed.operation.profile_stage, timed.operation.instruction)
+        power = frontier.blocking_power_uw[timed.operation.stage]
+        above = [e - power * t for e, t in zip(table.energy_fj, table.time_ns, strict=True)]
+        longest = int(table.time_ns[above.index(min(above))])
+        assert bubble.usable_ns == max(0, min(room, bubble.stretch_ns, longest - timed.time_ns))
+
+
+def test_at_maximum_frequency_a_timeline_is_that_of_the_frontiers_plan() -> None:
+    profile = small_profile(stages=3, blocking=65.0)
+    frontier = trace_frontier(Pipeline("1f1b", 3, 5), profile, gpus_per_stage=2, replicas=3)
+    plan = frontier.plan(slowdown=0.05, switch_latency=0.002)
+    before = simulate(plan, profile).at_max_frequency()
+    other = simulate(frontier.max_frequency_plan(), profile)
+    assert before.plan.frequencies == other.plan.frequencies
+    assert (before.iteration_time_ns, before.energy_fj) == (
+        other.iteration_time_ns,
+        other.energy_fj,
+    )
+    assert before.plan.job == other.plan.job
+    assert before.plan.energy_lower_bound <= other.plan.energy_lower_bound
+
+
 def test_a_straggler_makes_all_wait_and_leaves_time_to_everybody() -> None:
     profile = small_profile()
     plan = planned(Pipeline("1f1b", 2, 2), profile, [0] * 8, gpus_per_stage=2, replicas=3)

@@ -16,7 +16,8 @@ from cli_helpers import assert_refused, envplan
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
 from envplan.profile import Profile
-from envplan.profiling.smoothing import smooth_curve, smooth_profile
+from envplan.profile.smoothing import smooth_curve
+from envplan.profiling.smoothing import smooth_profile
 from envplan.profiling.sweep_file import Row, SweepFile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -71,11 +71,8 @@ def test_caps_and_budgets_are_targets_too(tmp_path: Path) -> None:
     [
         ('planners = ["frontier", "zeus_global"]\nswitch_latency = 5', "zeus_global"),
         ('planners = ["zeus_global"]\npower_caps = [5]', "power_cap, which goes with planner"),
-        ("min_dwell = 5\nrobust = 95", "both min_dwell and robust"),
-        ("min_dwell = 5\npower_caps = [9]", "both min_dwell and power_cap"),
-        ("robust = 95\nmin_energy = true", "both robust and min_energy"),
         ("robust = 100", "grid.robust"),
-        ('extra = "coffee"', "load, all_reduce, optimizer"),
+        ('extra = "coffee"', "load, all_reduce, reduce_scatter, optimizer, all_gather"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:

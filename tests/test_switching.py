@@ -63,6 +63,16 @@ def test_no_worse_than_the_usual_plan_made_for_an_earlier_deadline(
     assert best is None or ours.energy <= best.energy
 
 
+@pytest.mark.parametrize("slowdown", [0.0, 0.01])
+def test_clocks_that_come_sooner_save_no_less(a40: Frontier, slowdown: float) -> None:
+    latencies = [20.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.01, 0.001]
+    plans = [a40.plan(slowdown=slowdown, switch_latency=ms / 1000) for ms in latencies]
+    saved = [plan.predicted.savings_percent for plan in plans]
+    for k in range(1, len(saved)):
+        # Choices are found by search; what it may miss from one latency to the next is this much.
+        assert saved[k] >= max(saved[:k]) - 0.05
+
+
 def test_a_longer_dwell_means_fewer_changes(a40: Frontier) -> None:
     deadline = a40.min_time * 1.05
     counts = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -42,7 +43,6 @@ def test_a_plan_for_one_replica_or_one_gpu_a_stage_does_for_any_number() -> None
 def test_megatron_puts_the_stages_outermost() -> None:
     topology = Topology.for_job(job(2, 2))
     assert [topology.stage_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert topology.ranks_of(1) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_any_order_gives_every_stage_the_same_number_of_ranks(
     topology = Topology.for_job(
         job(tp * cp, dp, stages), tp=tp, cp=cp, dp=dp, rank_order="-".join(order)
     )
-    assert all(len(topology.ranks_of(stage)) == tp * cp * dp for stage in range(stages))
+    counts = Counter(map(topology.stage_of, range(topology.world_size)))
+    assert counts == dict.fromkeys(range(stages), tp * cp * dp)
 
 
 @pytest.mark.parametrize(

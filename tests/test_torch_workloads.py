@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from envplan.cli.profile import _wait_with  # noqa: E402
 from envplan.devices.modelled import gpu  # noqa: E402
 from envplan.devices.modelled_backend import ModelledDevice, VirtualClock  # noqa: E402
 from envplan.errors import InputError  # noqa: E402
 from envplan.profiling import torch_workloads  # noqa: E402
 from envplan.profiling.entry import load_entry  # noqa: E402
+from envplan.profiling.measuring import wait_with  # noqa: E402
 from envplan.profiling.models import (  # noqa: E402
     BERT_1_3B,
     GPT3_1_3B,
@@ -458,7 +458,7 @@ def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
     made = small(stages=2)
     device = ModelledDevice(gpu("a40"), 0, VirtualClock())
     with ExitStack() as stack:
-        _wait_with(made, device, device, stack)
+        wait_with(made, device, device, stack)
     assert made.peers is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -50,7 +50,7 @@ class StandIn(ThreadingUnixStreamServer):
         groups: the API groups that are enabled.
         tokens: what each bearer token may do; none: no authentication.
         order: the NVML index of each GPU, by zeusd's own number.
-        tells_addresses: as daemons from 0.6 on do.
+        tells_addresses: as daemons after 0.5 do.
     """
 
     daemon_threads = True
@@ -283,7 +283,7 @@ def test_shim_uses_zeusd_where_its_socket_is_named(
     script = "from envplan.devices import DEFAULT_BACKEND; print(DEFAULT_BACKEND)"
     assert python_as(OTHER, script).stdout == "zeusd\n"
     ran = envplan("devices", "--backend", "zeusd", "--json", cwd=tmp_path)
-    assert [gpu["refusal"] for gpu in json.loads(ran.out)] == [None] * 4
+    assert [gpu["refusal"] for gpu in json.loads(ran.out)["gpus"]] == [None] * 4
 
 
 def test_zeusd_that_ends_is_a_clock_error_and_training_goes_on(

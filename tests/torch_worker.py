@@ -14,35 +14,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
-from torch.distributed.pipelining.schedules import ScheduleDualPipeV
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from envplan.runtime.shim import Shim
-from envplan.runtime.torch import follow, profile
+from envplan.runtime.torch import SCHEDULE_NAMES, follow, profile
 
 WIDTH, MICROBATCHES, STEPS = 16, 8, 3
 PROFILED = (1740, 1500, 1200, 900)
+#: Of this version of PyTorch; DualPipeV came after the oldest one.
 SCHEDULES = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "looped-bfs": ScheduleLoopedBFS,
-    "interleaved-zb": ScheduleInterleavedZeroBubble,
-    "zb-v": ScheduleZBVZeroBubble,
-    "dualpipe-v": ScheduleDualPipeV,
+    name: getattr(schedules, cls) for cls, name in SCHEDULE_NAMES.items() if hasattr(schedules, cls)
 }
 #: Those of several chunks on a rank, the second going back the way the first came.
 FOLDED = ("zb-v", "dualpipe-v")
-CHUNKED = ("interleaved", "looped-bfs", "interleaved-zb", *FOLDED)
+CHUNKED = [
+    name for name in ("interleaved", "looped-bfs", "interleaved-zb", *FOLDED) if name in SCHEDULES
+]
 
 
 class Layer(torch.nn.Module):

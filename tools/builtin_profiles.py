@@ -44,16 +44,6 @@ class Published:
     note: str
 
 
-def _perseus(savings_percent: float, note: str = "") -> Published:
-    return Published(
-        savings_percent,
-        None,
-        "Perseus (SOSP 2024), talk",
-        "Potential saving over all GPUs at maximum frequency, intrinsic and extrinsic bloat "
-        f"together; no slowdown is stated.{note}",
-    )
-
-
 _ENVPIPE_SINGLE: Final = Published(
     25.2,
     1.0,
@@ -104,32 +94,13 @@ def _builtin(
 
 
 def _builtins() -> Iterator[Builtin]:
-    """All of them; microbatches as the benchmarks of EnvPipe and Perseus set them."""
-    # The first profiles, whose contents stay as they were published.
+    """All of them; microbatches as the benchmarks of EnvPipe set them."""
+    # Perseus's jobs ship as they were measured (tools.sosp24); these are for trying other shapes.
     gpt3 = models.GPT3_1_3B
-    perseus = _perseus(15.5, " Perseus runs 128 microbatches of 8 samples.")
     yield _builtin("a40-gpt3-1.3b", "a40", gpt3, 4, 32)
     yield _builtin("a40-gpt3-1.3b", "a40", gpt3, 8, 64)
-    yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 4, 32, perseus)
+    yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 4, 32)
     yield _builtin("a100-gpt3-1.3b", _A100, gpt3, 8, 64)
-    # Perseus artifact, workloads/dp1+pp4+tp1/models_A100.csv and dp1+pp8+tp1/models_A40.csv.
-    bloom, bert, t5 = models.BLOOM_3B, models.BERT_1_3B, models.T5_3B
-    resnet = models.WIDE_RESNET_101_8
-    for short, gpu, stages, name, model, size, count, savings in (
-        ("a100", _A100, 4, "bloom-3b", bloom, 4, 128, 15.6),
-        ("a100", _A100, 4, "bert-1.3b", bert, 8, 32, 16.9),
-        ("a100", _A100, 4, "t5-3b", t5, 4, 32, 18.0),
-        ("a100", _A100, 4, "wide-resnet101-8", resnet, 64, 24, 12.7),
-        ("a40", "a40", 8, "gpt3-2.7b", models.GPT3_2_7B, 4, 256, 26.0),
-        ("a40", "a40", 8, "bloom-3b", bloom, 4, 128, 26.4),
-        ("a40", "a40", 8, "bert-1.3b", bert, 8, 32, 24.1),
-        ("a40", "a40", 8, "t5-3b", t5, 4, 32, 28.5),
-        ("a40", "a40", 8, "wide-resnet101-8", resnet, 32, 48, 26.3),
-    ):
-        published = _perseus(savings)
-        yield _builtin(
-            f"{short}-{name}", gpu, model, stages, count, published, microbatch_size=size
-        )
     # EnvPipe's benchmark scripts: minibatch over microbatch size, and over the replicas that fill
     # 16 GPUs for the last three.
     for name, model, stages, size, count, precision, envpipe in (

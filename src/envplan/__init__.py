@@ -13,16 +13,13 @@ Names are imported when first used, so that `import envplan` costs next to nothi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from envplan.errors import EnvplanError, InputError, NoAnswerError
-
+TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from envplan.check import check_file
     from envplan.cluster import ClusterReport, read_slowdowns, simulate_cluster, strong_scaling
     from envplan.costs.savings import savings
     from envplan.enforce.freqplan import FrequencyPlan
+    from envplan.errors import DoubtWarning, EnvplanError, InputError, NoAnswerError
     from envplan.frontier.mincut import UNLIMITED, MinimumCut, minimum_cut
     from envplan.frontier_file import FrontierFile
     from envplan.pipeline import SCHEDULES, Operation, Pipeline
@@ -42,6 +39,7 @@ __all__ = [
     "SCHEDULES",
     "UNLIMITED",
     "ClusterReport",
+    "DoubtWarning",
     "EnvplanError",
     "FrequencyPlan",
     "Frontier",
@@ -79,6 +77,10 @@ _HOME = {
     "check_file": "envplan.check",
     "savings": "envplan.costs.savings",
     "FrequencyPlan": "envplan.enforce.freqplan",
+    "DoubtWarning": "envplan.errors",
+    "EnvplanError": "envplan.errors",
+    "InputError": "envplan.errors",
+    "NoAnswerError": "envplan.errors",
     "FrontierFile": "envplan.frontier_file",
     "Frontier": "envplan.solve",
     "trace_frontier": "envplan.solve",
@@ -116,6 +118,8 @@ def __getattr__(name: str) -> object:
 
         value: object = version("envplan")
     elif name in _HOME:
+        from importlib import import_module
+
         value = getattr(import_module(_HOME[name]), name)
     else:
         raise AttributeError(f"module 'envplan' has no attribute {name!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
+import io
 import json
 import os
 import secrets
@@ -18,6 +20,8 @@ from envplan.errors import InputError
 
 #: How long a named pipe may stay without anything to read, s.
 PIPE_LIMIT_S = 60.0
+#: No line that append_line writes is longer.
+_LONGEST_LINE = 2**24
 
 #: A path as users give it.
 AnyPath = str | os.PathLike[str]
@@ -30,7 +34,7 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
         InputError: the file cannot be read or is too large.
     """
     try:
-        with open(path, "rb", opener=_opened) as file:
+        with opened(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
@@ -41,8 +45,16 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     return data
 
 
-def _opened(path: str, flags: int) -> int:
-    """A descriptor for reading; a pipe is given up if nobody writes to it."""
+def opened(path: AnyPath) -> io.BufferedReader:
+    """A file to be read; a pipe is given up if nobody writes to it for a minute.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return open(path, "rb", opener=_opener)
+
+
+def _opener(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
@@ -218,6 +230,38 @@ def append_whole(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)
+
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """Append a line to a file that others append to, whole or not at all.
+
+    Works where appending is not atomic, as on network file systems, but for those without locks. A
+    line that whoever was killed left unfinished is taken away.
+
+    Args:
+        descriptor: open for reading and appending.
+        line: with its end.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with suppress(OSError):
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+            begin = max(0, end - _LONGEST_LINE)
+            end = begin + os.pread(descriptor, _LONGEST_LINE, begin).rfind(b"\n") + 1
+            os.ftruncate(descriptor, end)
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from envplan._files import opened
 from envplan._words import describe_profile, significant
 from envplan.errors import EnvplanError, InputError, shown
 
@@ -88,7 +89,7 @@ def check_file(
 
 def _head(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             return stream.read(_HEAD_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from envplan._files import atomic_write
-from envplan.simulation import TimedOperation, Timeline
+from envplan.simulation import Slice, TimedOperation, Timeline
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["save_chrome_trace", "trace_events"]
@@ -52,6 +52,14 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
     path = set(timeline.critical_path)
     for index, timed in enumerate(timeline.operations):
         yield _slice(timed, on_path=index in path)
+        for part in timed.slices if timed.slices[0].part else ():
+            # Within the operation, so that a viewer shows it below.
+            yield {
+                **_event(part.part, "X", timed.operation.stage, args=_ran(part)),
+                "cat": "part",
+                "ts": part.start_ns / _NS_PER_US,
+                "dur": (part.finish_ns - part.start_ns) / _NS_PER_US,
+            }
     for stage in timeline.stages:
         for at, mhz in stage.clock_changes:
             yield _counter(f"stage {stage.stage} clock", at, {"MHz": mhz})
@@ -83,6 +91,11 @@ def _slice(timed: TimedOperation, *, on_path: bool) -> Event:
         "ts": timed.start_ns / _NS_PER_US,
         "dur": timed.time_ns / _NS_PER_US,
     }
+
+
+def _ran(part: Slice) -> Event:
+    energy = j_from_fj(part.energy_fj)
+    return {"frequency_mhz": part.frequency_mhz, "energy_j_per_gpu": energy}
 
 
 def _counter(name: str, at_ns: int, args: Event) -> Event:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class EnvplanError(Exception):
@@ -82,10 +81,22 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     Args:
         what: is named, such as "schedule".
     """
-    names = list(known)
+    return f"unknown {what} {shown(name)}; {meant(name, known)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """All names that are known, if they are few, and what was meant by one that is not."""
+    listed, names = [], list(known)
     near = _nearest(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
-    return f"there is no {what} {shown(name)}; {hint}"
+    if not near or len(names) <= _FEW:
+        listed.append(f"known: {', '.join(names)}")
+    if near:
+        listed.append(f"did you mean {' or '.join(near)}?")
+    return "; ".join(listed)
+
+
+#: Names that may all be listed in a line.
+_FEW = 24
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
@@ -98,6 +109,8 @@ def _nearest(name: str, names: list[str]) -> list[str]:
         found = [known for known, text in plain.items() if fits(text)]
         if found:
             return found[:3]
+    from difflib import get_close_matches
+
     near = set(get_close_matches(typed, plain.values(), n=3, cutoff=0.6))
     return [known for known, text in plain.items() if text in near][:3]
 

@@ -67,7 +67,7 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
     table = profile.table(stage, instruction)
     mhz, config = int(table.frequency_mhz[row]), table.config[row]
     spread = profile.time_spread(stage, instruction, mhz, config)
-    if spread is None and profile.adjustments:
+    if spread is None and profile.adjustments.makes_operations:
         raise InputError(
             f"how much times vary is not known of a profile with derived rows "
             f"({'; '.join(profile.adjustments.in_words())}): its column time_std is about the "

@@ -324,6 +324,20 @@ class Replay:
         return busy
 
     @cached_property
+    def stage_energies_fj(self) -> list[int]:
+        """Energy of each stage, its waiting until the makespan included, (num_stages,).
+
+        Python's integers: a stage may use more than the 9.2 kJ that 64 bits hold.
+        """
+        waiting = zip(self.problem.blocking_power_uw.tolist(), self.busy_ns.tolist(), strict=True)
+        energies = [power_uw * (self.makespan_ns - busy_ns) for power_uw, busy_ns in waiting]
+        for stage, energy_fj in zip(
+            self.problem.stage.tolist(), self.energies_fj.tolist(), strict=True
+        ):
+            energies[stage] += energy_fj
+        return energies
+
+    @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:
         """The clock that each operation asks for, int64 (N,), MHz; 0: none."""
         return self.problem.frequency_mhz[self.problem.over_all(self.rows)]

@@ -385,6 +385,7 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
         profile.fitted(
             {op.instruction for op in pipeline.operations},
             recompute=applied is not None and applied.recompute,
+            by_parts=None if applied is None else applied.by_parts,
         ),
         blocking_power=plan.job.blocking_power_w[0] if given else None,
         gpus_per_stage=plan.job.gpus_per_stage,

@@ -478,7 +478,7 @@ def _timeline(
         profile=profile,
         pipeline=pipeline,
         operations=tuple(operations),
-        stages=tuple(_stage_uses(replay, sync_ns, gpus)),
+        stages=tuple(_stage_uses(replay, operations, sync_ns, gpus)),
         bubbles=tuple(_bubbles(problem, operations, sync_ns)),
         critical_path=_critical_path(pipeline, operations, makespan),
         replay=replay,
@@ -499,7 +499,9 @@ def _by_parts(whole: Slice, table: OptionTable, row: int, latency_ns: int) -> li
     return found
 
 
-def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
+def _stage_uses(
+    replay: Replay, operations: Sequence[TimedOperation], sync_ns: int, gpus: int
+) -> Iterator[StageUse]:
     problem = replay.problem
     for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
         busy = int(replay.busy_ns[stage])
@@ -510,8 +512,26 @@ def _stage_uses(replay: Replay, sync_ns: int, gpus: int) -> Iterator[StageUse]:
             blocked_ns=sync_ns - busy,
             computation_fj=sum(replay.energies_fj[first:last].tolist()) * gpus,
             blocking_fj=power * (sync_ns - busy) * gpus,
-            clock_changes=tuple(replay.clock_changes(stage, sync_ns)),
+            clock_changes=tuple(_clock_changes(replay, operations[first:last], stage, sync_ns)),
         )
+
+
+def _clock_changes(
+    replay: Replay, operations: Sequence[TimedOperation], stage: int, sync_ns: int
+) -> list[tuple[int, int]]:
+    """The clocks of a stage from the start on, (ns, MHz), those within operations included."""
+    within = [
+        (part.start_ns, part.frequency_mhz)
+        for timed in operations
+        for part in timed.slices
+        if part.part and part.frequency_mhz
+    ]
+    first, *later = replay.clock_changes(stage, sync_ns)
+    changes = [first]
+    for at, mhz in sorted({*later, *within}):
+        if mhz != changes[-1][1]:
+            changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
+    return changes
 
 
 def _bubbles(

@@ -64,9 +64,14 @@ class Workload:
         """Whether its samples are images, which its loader at times is late with."""
         return "resnet" in self.model
 
-    def pipeline(self) -> Pipeline:
-        """The schedule of the runs, with nothing beside forwards and backwards."""
-        return Pipeline("1f1b", self.num_stages, self.num_microbatches)
+    def pipeline(self, in_turn: bool = False) -> Pipeline:
+        """The schedule of the runs, with nothing beside forwards and backwards.
+
+        Args:
+            in_turn: whether the stages at the network between two nodes take turns.
+        """
+        turns = () if self.node_boundary is None or not in_turn else (self.node_boundary,)
+        return Pipeline("1f1b", self.num_stages, self.num_microbatches, in_turn=turns)
 
 
 def _workload(

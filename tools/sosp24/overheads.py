@@ -9,8 +9,12 @@ iteration. What is missing is described by three constants of a workload:
   output. It delays only who waits, so plans whose stages are all near the limit show it and plans
   with one slow stage hide it. EnvPipe's plans show it best.
 - `node_transfer_s`: the same across the network between two nodes (A40: stages 3 and 4).
+- `in_turn`: whether the two stages at the network take turns, so that neither computes while the
+  other does. T5 hands on several large tensors (the encoder's output, position biases), and its
+  iteration is as long as both stages' work together, where it should be as long as one's.
 
-All three are found by least squares over the runs. The optimizer's step cannot be told from
+All of them are found by least squares over the runs; whether stages take turns by which of the two
+fits better. The optimizer's step cannot be told from
 `load_s` in runs that all have the same number of microbatches: it is calculated from the bytes that
 it moves.
 """
@@ -23,9 +27,10 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
+from envplan.pipeline.graph import predecessors
 from tools.sosp24.data import FloatArray, Runs, Workload
 
-__all__ = ["Overheads", "Replay", "find_overheads", "mean_stall", "optimizer_s"]
+__all__ = ["Overheads", "Replay", "find_overheads", "irregular", "optimizer_s"]
 
 #: Parameters of each model, in billions.
 _PARAMETERS: Final = {
@@ -52,6 +57,8 @@ _OTHER_RUN: Final = 0.1
 
 # Standard error of an iteration's mean, as a fraction of it, that only a stall explains.
 _STALL: Final = 0.002
+# By how much an iteration is shorter in which stages do not take turns, s.
+_SHORTER_S: Final = 4.8
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,14 @@ class Overheads:
         transfer_s: to a neighbour on the same node.
         node_transfer_s: to a neighbour on the other node; None where there is one node.
         optimizer_s: at the end, on each stage.
+        in_turn: whether the stages at the network take turns.
     """
 
     load_s: float
     transfer_s: float
     node_transfer_s: float | None
     optimizer_s: float
+    in_turn: bool = False
 
     def boundaries(self, workload: Workload) -> list[float]:
         """The transfer between each two neighbouring stages, (S - 1)."""
@@ -89,42 +98,63 @@ class Replay:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        pipeline = workload.pipeline()
-        operations = pipeline.operations
-        at = {(o.stage, o.instruction, o.microbatch): i for i, o in enumerate(operations)}
-        self._steps: list[tuple[int, int, int, int, bool]] = []
-        for i in pipeline.order.tolist():
-            op = operations[i]
-            forward = op.instruction == "forward"
-            neighbour = op.stage - 1 if forward else op.stage + 1
-            needed = at.get((neighbour, op.instruction, op.microbatch), -1)
-            before = i - 1 if i and operations[i - 1].stage == op.stage else -1
-            self._steps.append((i, before, needed, min(neighbour, op.stage), forward))
+        self._steps = {turns: _steps(workload, turns) for turns in (False, True)}
 
     def __call__(self, time_s: FloatArray, overheads: Overheads) -> FloatArray:
         """Iteration time of each run, (R), from the times of its operations, (R, N)."""
         lags = overheads.boundaries(self._workload)
         times = np.ascontiguousarray(time_s.T)
         finish = np.zeros(times.shape)
-        for i, before, needed, boundary, forward in self._steps:
-            start = finish[before] if before >= 0 else np.zeros(times.shape[1])
+        for i, forward, before, needed in self._steps[overheads.in_turn]:
+            start = np.zeros(times.shape[1]) if before is None else finish[before]
             if forward:
                 start = start + overheads.load_s
-            if needed >= 0:
-                start = np.maximum(start, finish[needed] + lags[boundary])
+            for other, boundary in needed:
+                start = np.maximum(start, finish[other] + lags[boundary])
             finish[i] = start + times[i]
         last: FloatArray = finish.max(0) + overheads.optimizer_s
         return last
 
 
-def mean_stall(runs: Runs) -> FloatArray:
-    """How much a stall of the loader adds to the mean iteration of each run, s, (R).
+#: An operation, whether it is a forward, the one before it on its stage, and those it needs from a
+#: neighbour with the boundary between them.
+_Step = tuple[int, bool, int | None, list[tuple[int, int]]]
 
-    In every second run of the image workloads, whatever the plan, one iteration of the 18 is longer
-    by some 2 s. It shows in the standard deviation: if one of n iterations is longer by d, the mean
-    is longer by d / n and the standard deviation is d / sqrt(n), so what a stall adds is the
-    standard error. Without one the standard error is below 0.2%.
+
+def _steps(workload: Workload, in_turn: bool) -> list[_Step]:
+    """The operations of an iteration in an order in which they can run."""
+    pipeline = workload.pipeline(in_turn)
+    operations, waits = pipeline.operations, predecessors(pipeline)
+    steps: list[_Step] = []
+    for i in pipeline.order.tolist():
+        stage = operations[i].stage
+        others = [(j, min(stage, operations[j].stage)) for j, _ in waits[i]]
+        before = next((j for j, _ in others if operations[j].stage == stage), None)
+        needed = [(j, boundary) for j, boundary in others if operations[j].stage != stage]
+        steps.append((i, operations[i].instruction == "forward", before, needed))
+    return steps
+
+
+def irregular(runs: Runs, in_turn: bool = False) -> FloatArray:
+    """How much rare iterations of another kind add to the mean iteration of each run, s, (R).
+
+    Both kinds show in the standard deviation: if a share p of the iterations takes D longer, the
+    mean is longer by p D, and the standard deviation is D times the root of p (1 - p).
+
+    - In every second run of the image workloads, whatever the plan, one iteration of the 18 is
+      longer by some 2 s: the loader stalls. One of n iterations adds the standard error, D / n.
+      Without one the standard error is below 0.2%.
+    - Where stages take turns at a network, up to a third of the iterations of a run is shorter by
+      some 5 s: for a while they do not. That D leaves least scatter over the plans.
+
+    Args:
+        in_turn: whether stages take turns.
     """
+    if in_turn:
+        part = runs.iteration_std_s / _SHORTER_S
+        share = (1 - np.sqrt(np.maximum(1 - 4 * part**2, 0))) / 2
+        shorter: FloatArray = -share * _SHORTER_S
+        return shorter
     if not runs.workload.loads_images:
         return np.zeros(len(runs))
     error: FloatArray = runs.iteration_std_s / np.sqrt(runs.iterations)
@@ -135,17 +165,17 @@ def find_overheads(runs: Runs, replay: Replay | None = None) -> Overheads:
     """The constants that bring the replays of the runs' measured times to their iterations'."""
     replay = replay or Replay(runs.workload)
     two_nodes = runs.workload.node_boundary is not None
-    typical = runs.iteration_time_s - mean_stall(runs)
+    typical = runs.iteration_time_s - irregular(runs)
     step = optimizer_s(runs.workload)
 
     weight = np.where(runs.planned, 1.0, _OTHER_RUN)
 
-    def overheads(values: FloatArray) -> Overheads:
+    def overheads(values: FloatArray, in_turn: bool) -> Overheads:
         node = float(values[2]) if two_nodes else None
-        return Overheads(float(values[0]), float(values[1]), node, step)
+        return Overheads(float(values[0]), float(values[1]), node, step, in_turn)
 
-    def errors(values: FloatArray) -> FloatArray:
-        short = weight * (replay(runs.time_s, overheads(values)) / typical - 1)
+    def errors(values: FloatArray, in_turn: bool) -> FloatArray:
+        short = weight * (replay(runs.time_s, overheads(values, in_turn)) / typical - 1)
         usual = _USUAL_TRANSFER_S[: 1 + two_nodes]
         unusual = (values[1:] / usual - 1) * _UNUSUAL
         return np.concatenate([short, unusual])
@@ -156,16 +186,18 @@ def find_overheads(runs: Runs, replay: Replay | None = None) -> Overheads:
     # The makespan has kinks, so a search may stop early: it starts where load takes all of what is
     # missing, half of it, and nearly nothing of it.
     fits = []
-    for part, lag in ((1.0, 0.005), (0.5, 0.02), (0.05, a_microbatch)):
-        first = np.array([part * a_microbatch, lag, max(lag, 0.05)][: 2 + two_nodes])
-        fits.append(
-            least_squares(
+    for in_turn in (False, True)[: 1 + two_nodes]:
+        for part, lag in ((1.0, 0.005), (0.5, 0.02), (0.05, a_microbatch)):
+            first = np.array([part * a_microbatch, lag, max(lag, 0.05)][: 2 + two_nodes])
+            fit = least_squares(
                 errors,
                 first,
                 bounds=(0, np.inf),
                 x_scale=np.maximum(first, 1e-3),
                 diff_step=1e-2,
                 max_nfev=20,
+                args=(in_turn,),
             )
-        )
-    return overheads(min(fits, key=lambda fit: float(fit.cost)).x)
+            fits.append((float(fit.cost), in_turn, fit.x))
+    _, in_turn, found = min(fits, key=lambda fit: fit[0])
+    return overheads(found, in_turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from envplan import Profile, ProfileMetadata
 from envplan.profile import BLOCKING
 from envplan.profile.sidecar import Job
+from envplan.profile.smoothing import smooth_curve
 from tools.sosp24.data import GPU_NAMES, WORKLOADS, FloatArray, Runs, Workload, read_runs
 from tools.sosp24.overheads import Overheads, Replay, find_overheads
 from tools.sosp24.power import PowerCurves, find_powers
@@ -93,8 +94,23 @@ def identify(
     spread = np.empty((runs.workload.num_stages, 2))
     for stage, backward, which in runs.kinds:
         spread[stage, backward] = np.median(relative[:, which])
-    powers = find_powers(runs, times)
+    times, powers = _in_shape(times, find_powers(runs, times))
     return Model(runs.workload, times, powers, overheads, spread, (short[0], short[1]))
+
+
+def _in_shape(times: TimeCurves, powers: PowerCurves) -> tuple[TimeCurves, PowerCurves]:
+    """Times and powers on the nearest curves of the shape that physics gives.
+
+    Found apart, they leave kinks in energy over time of a percent or two, which is what an
+    operation's energy is uncertain by; a planner would hang on them.
+    """
+    time_s, power_w = times.time_s.copy(), powers.power_w.copy()
+    for stage, kind in np.ndindex(time_s.shape[:2]):
+        time, power = times.time_s[stage, kind], powers.power_w[stage, kind]
+        smooth, energy = smooth_curve(times.clocks_mhz.astype(np.float64), time, time * power)
+        time_s[stage, kind] = smooth
+        power_w[stage, kind] = np.maximum.accumulate(energy / smooth)
+    return replace(times, time_s=time_s), replace(powers, power_w=power_w)
 
 
 def workload_profile(model: Model, latency: SwitchLatency, runs: int) -> Profile:
@@ -134,6 +150,7 @@ def job(model: Model) -> Job:
         stages=workload.num_stages,
         p2p_latency_s=lags[0] if len(set(lags)) == 1 else lags,
         extras={"load": stages, "optimizer": stages},
+        in_turn=[workload.node_boundary or 0] if model.overheads.in_turn else [],
         gpus_per_stage=1,
     )
 
@@ -189,9 +206,10 @@ def _sidecar(model: Model, latency: SwitchLatency, runs: int) -> ProfileMetadata
                 "not measured by operation: power over the clock by stage and instruction, "
                 "identified from the measured energies of ranks over whole iterations and the "
                 "known waiting power, never falling with the clock, with its valley where Perseus "
-                "measured it. energy_std is its standard error. A GPU that waits at a high clock "
-                "draws more than the one waiting power: its operations have the difference, so at "
-                "the top they can lie above the power limit of 300 W."
+                "measured it, and brought to the nearest curve that is convex over time. "
+                "energy_std is its standard error. A GPU that waits at a high clock draws more "
+                "than the one waiting power: its operations have the difference, so at the top "
+                "they can lie above the power limit of 300 W."
             ),
             "energy_error_percent": {
                 "operations": round(100 * float(np.median(off[seen])), 2),
@@ -251,4 +269,6 @@ def _transfers(model: Model) -> str:
             f", {1000 * overheads.node_transfer_s:.3g} ms between the two nodes (stages "
             f"{model.workload.node_boundary} and {(model.workload.node_boundary or 0) + 1})"
         )
+    if overheads.in_turn:
+        text += ", which take turns: neither computes while the other does"
     return text + ", found with load; plans with one slow stage hide them"

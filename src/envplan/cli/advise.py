@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import MOST, option, typed
+from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
-from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.planners import Advice
     from envplan.solve import Frontier
 
 
+@takes(
+    """
+    Most used:
+      --best N  How many to plan of each ranking; default 3.
+    """,
+)
 def advise(
     job: JobOptions,
     show: OutputOptions,
-    best: int = option(
-        "--best N", MOST, "How many to plan of each ranking; default 3.", COUNT, default=3
-    ),
+    best: int = 3,
 ) -> None:
     """Find the schedule that suits a job best.
 

@@ -1,7 +1,4 @@
-"""The `envplan` command: where errors become one line and an exit code.
-
-The commands themselves are imported once interruptions are taken care of: it takes a moment.
-"""
+"""The `envplan` command: where errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -9,14 +6,16 @@ import io
 import json
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from typer import Abort, BadParameter
+
 from envplan.cli import state
+from envplan.cli.commands import app
 from envplan.errors import DoubtWarning, EnvplanError
 
 _INTERRUPTED = 130
@@ -29,25 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: what follows `envplan`; default: the process's own.
     """
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)  # an import that is interrupted may fail in any way
-    import envplan.cli.commands  # noqa: F401
-
-    signal.signal(signal.SIGINT, usual)
     sys.exit(_run(arguments))
 
 
-def _leave(*_: object) -> NoReturn:
-    os.write(2, b"envplan: error: interrupted\n")
-    os._exit(_INTERRUPTED)
-
-
 def _run(arguments: Sequence[str] | None) -> int:
-    from typer import Abort, BadParameter
-
-    from envplan.cli.commands import app
-
     # Releases of typer differ in whether click is inside it or beside it; its errors derive from
     # one class either way.
     usage_error: type[Any] = next(
@@ -62,10 +46,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     # Looking for plugins of pydantic that others have installed takes longer than a small plan.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code = app(None if arguments is None else given, standalone_mode=False)
+        code = app(given, prog_name="envplan", standalone_mode=False)
         sys.stdout.flush()
+        for doubt in state.doubts:  # an error stands alone
+            print(f"envplan: warning: {doubt}", file=sys.stderr)
     except EnvplanError as error:
         return _fail(str(error), error.exit_code)
+    except SystemExit as done:  # a shell's completion ends so
+        return done.code if isinstance(done.code, int) else 0
     except (KeyboardInterrupt, Abort):
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
@@ -93,10 +81,9 @@ def _mend_streams() -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """A doubt as one line, once; what libraries warn of is for developers."""
-    if issubclass(category, DoubtWarning) and str(message) not in state.doubts:
-        state.doubts.add(str(message))
-        print(f"envplan: warning: {message}", file=sys.stderr)
+    """Keep a doubt for the end, once; what libraries warn of is for developers."""
+    if issubclass(category, DoubtWarning):
+        state.doubts[str(message)] = None
 
 
 def _drop_output() -> None:

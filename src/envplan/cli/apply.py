@@ -6,16 +6,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import CLOCKS, JOB, MOST, Numbers, flag, numbers, one_of, option
+from envplan.cli.command import Numbers, numbers, one_of, takes
 from envplan.cli.inputs import naming
-from envplan.cli.options import MIN_DWELL, OutputOptions, ParallelOptions, PlanOptions
+from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.enforce.clocks import Clocks
-    from envplan.enforce.freqplan import FrequencyPlan, StageClocks
+    from envplan.enforce.freqplan import FrequencyPlan
     from envplan.plan import Plan
     from envplan.profile import Profile
 
@@ -24,63 +24,47 @@ _DEFAULT_OUTPUT = {
     "zeus": "run.freqplan.py",
     "csv": "run.freqplan.csv",
 }
-_MS_PER_S = 1000
-_MOST_RAISED = 8
 _MOST_DEVICES = 10**6
 
 
+@takes(
+    """
+    Job:
+      --rank-order ORDER  Dimensions in which global ranks count up, innermost first; the default
+          is Megatron-LM's.
+      --gpus-per-node N  A rank's device is its number modulo N.
+      --devices I[,I...]  Devices of a node's ranks in turn, instead of 0, 1, 2, ...
+    Slow clocks:
+      --gpu NAME[,NAME...]  Check clocks against this known GPU, or against one for each stage, as
+          in a40,a40,a100; default: what the profile names.
+      --clocks MHZ  Check them against these, as in 210,900,1410 or 210-1410:15.
+      --backend nvml  Check them against what this machine's GPUs support.
+    Most used:
+      --ladder/--no-ladder  Include the plan's slower plans for stragglers; default: if it has
+          any.
+      --format NAME  envplan, csv, or zeus for the server of Zeus.
+      -o, --output FILE  Where it goes; default: run.freqplan.json (.csv, .py).
+      --dry-run  Print every stage's clocks in order; write nothing.
+    """,
+    gpus_per_node=COUNT.within(1, _MOST_DEVICES),
+    devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
+    format=one_of(*_DEFAULT_OUTPUT),
+)
 def apply(
     source: PlanOptions,
     show: OutputOptions,
     parallel: ParallelOptions,
-    rank_order: str = option(
-        "--rank-order ORDER",
-        JOB,
-        "Dimensions in which global ranks count up, innermost first; the default is Megatron-LM's.",
-        default="tp-cp-ep-dp-pp",
-    ),
-    gpus_per_node: int = option(
-        "--gpus-per-node N",
-        JOB,
-        "A rank's device is its number modulo N.",
-        COUNT.within(1, _MOST_DEVICES),
-        default=8,
-    ),
-    devices: Numbers | None = option(
-        "--devices I[,I...]",
-        JOB,
-        "Devices of a node's ranks in turn, instead of 0, 1, 2, ...",
-        numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
-    ),
-    gpu: str | None = option(
-        "--gpu NAME[,NAME...]",
-        CLOCKS,
-        "Check clocks against this known GPU, or against one for each stage, as in "
-        "a40,a40,a100; default: what the profile names.",
-    ),
-    clocks: str | None = option(
-        "--clocks MHZ", CLOCKS, "Check them against these, as in 210,900,1410 or 210-1410:15."
-    ),
-    backend: str | None = option(
-        "--backend nvml", CLOCKS, "Check them against what this machine's GPUs support."
-    ),
-    min_dwell: float | None = MIN_DWELL,
-    ladder: bool | None = option(
-        "--ladder/--no-ladder",
-        MOST,
-        "Include the plan's slower plans for stragglers; default: if it has any.",
-    ),
-    format: str = option(  # noqa: A002  (the option's name)
-        "--format NAME",
-        MOST,
-        "envplan, csv, or zeus for the server of Zeus.",
-        one_of(*_DEFAULT_OUTPUT),
-        default="envplan",
-    ),
-    output: Path | None = option(
-        "-o, --output FILE", MOST, "Where it goes; default: run.freqplan.json (.csv, .py)."
-    ),
-    dry_run: bool = flag("--dry-run", MOST, "Print every stage's clocks in order; write nothing."),
+    rank_order: str = "tp-cp-ep-dp-pp",
+    gpus_per_node: int = 8,
+    devices: Numbers | None = None,
+    gpu: str | None = None,
+    clocks: str | None = None,
+    backend: str | None = None,
+    min_dwell: float | None = None,
+    ladder: bool | None = None,
+    format: str = "envplan",  # noqa: A002  (the option's name)
+    output: Path | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Turn a plan into a frequency plan: for every rank its clocks in order, checked.
 
@@ -99,6 +83,7 @@ def apply(
     file = output or Path(_DEFAULT_OUTPUT[format])
     from envplan.cli.output import answer, spinner
     from envplan.enforce.apply import apply_plan
+    from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
 
     plan, force = source.plan, source.force
@@ -126,7 +111,8 @@ def apply(
         from envplan._files import atomic_write
 
         atomic_write(file, text)
-    notes = _notes(solved, applied, format, file, forced=profile.sha256 != solved.profile.sha256)
+    forced = profile.sha256 != solved.profile.sha256
+    notes = remarks(solved, applied, format, file, forced=forced)
     written = None if dry_run else file
     answer(
         show,
@@ -152,7 +138,12 @@ def _clocks(
     Raises:
         InputError: options exclude each other, or one names nothing.
     """
-    from envplan.enforce.clocks import given_clocks, live_clocks, modelled_clocks
+    from envplan.enforce.clocks import (
+        given_clocks,
+        live_clocks,
+        modelled_clocks,
+        refuse_other_gpus,
+    )
 
     if backend is not None:
         if gpu is not None or clocks is not None:
@@ -165,6 +156,8 @@ def _clocks(
     if gpu is None:
         return None
     named = [modelled_clocks(name.strip()) for name in gpu.split(",")]
+    if not force:
+        refuse_other_gpus(profile, named)
     return named if len(named) > 1 else named[0]
 
 
@@ -175,89 +168,6 @@ def _text(applied: FrequencyPlan, format_: str) -> str:
         case "csv":
             return applied.to_csv()
     return applied.to_json()
-
-
-def _notes(
-    plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
-) -> list[str]:
-    """What a user should know about the clocks."""
-    from envplan.cli.output import exact_seconds
-
-    gpus = [applied.clocks_of(stage) for stage in range(applied.layout.stages)]
-    notes = list(dict.fromkeys(map(_source_note, gpus)))
-    if forced:
-        notes.append(
-            "the profile HAS CHANGED since the plan was made; times and energies are those of now"
-        )
-    if applied.iteration_time_s > applied.deadline_s:
-        notes.append(
-            f"the iteration takes longer than the plan's deadline, "
-            f"{exact_seconds(applied.deadline_s)} s: plan again"
-        )
-    notes += _raised_notes(applied)
-    if applied.dwell is not None:
-        notes.append(_dwell_note(applied))
-    if applied.ladder is not None:
-        notes.append(
-            f"{len(applied.ladder)} slower plans in the ladder for stragglers"
-            if format_ == "envplan"
-            else f"the plan's ladder is left out: {format_} has no place for it"
-        )
-    if any(operation.config for stage in plan.stages for operation in stage):
-        notes.append(
-            f"the plan's configs are left out: {format_} has no place for them"
-            if format_ == "zeus"
-            else "every operation's config is in the frequency plan, for the training code to set"
-        )
-    if format_ == "zeus":
-        notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
-        if file.suffix != ".py":
-            notes.append("Zeus's server reads only files that end in .py")
-    return notes
-
-
-def _source_note(clocks: StageClocks) -> str:
-    if not clocks.supported_clocks_mhz:
-        return "no operation of this profile has a clock to set"
-    low, high = clocks.supported_clocks_mhz[0], clocks.supported_clocks_mhz[-1]
-    found = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
-    gpu = clocks.gpu or "the GPU, which nobody named,"
-    return {
-        "modelled": f"checked against the {found} of {gpu}",
-        "given": f"checked against the {found} given",
-        "nvml": f"checked against the {found} that {gpu} supports here",
-        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
-        "only: --backend nvml asks the GPU, --gpu or --clocks say more",
-    }[clocks.clocks_source]
-
-
-def _raised_notes(applied: FrequencyPlan) -> list[str]:
-    notes = [
-        f"stage {raised.stage} {raised.instruction}: {raised.planned_mhz} MHz is not supported; "
-        f"{raised.applied_mhz} MHz instead, for {raised.operations} of its operations"
-        for raised in applied.raised
-    ]
-    if len(notes) > _MOST_RAISED:
-        rest = len(notes) - _MOST_RAISED
-        notes = [*notes[:_MOST_RAISED], f"{rest} more clocks are not supported; --json lists them"]
-    if not all(raised.profiled for raised in applied.raised):
-        notes.append("clocks that the profile does not have count with time and energy as planned")
-    return notes
-
-
-def _dwell_note(applied: FrequencyPlan) -> str:
-    from envplan.cli.output import significant
-
-    dwell = applied.dwell
-    assert dwell is not None
-    note = (
-        f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
-        f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
-        f"at a cost of {significant(dwell.extra_energy_j)} J per iteration"
-    )
-    if dwell.changes_too_fast:
-        note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
-    return note
 
 
 def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:

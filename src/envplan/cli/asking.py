@@ -75,7 +75,7 @@ def chosen_planner(
     Raises:
         InputError: there is no such planner, or it cannot.
     """
-    plain = how.planner == "frontier" and how.clocks_file is None
+    plain = how.planner == "frontier" and how.clocks is None
     if plain and how.reconfigure is None and not how.explain:
         return None
     from envplan.planners import EnvPipe, planner_named
@@ -87,9 +87,9 @@ def chosen_planner(
     ):
         if is_given and how.planner != EnvPipe.name:
             raise InputError(f"{name} goes with --planner envpipe, not {how.planner}")
-    if how.clocks_file is not None and how.planner != "frontier":
+    if how.clocks is not None and how.planner != "frontier":
         raise InputError(f"--clocks and --planner {how.planner} exclude each other; leave one out")
-    who = how.planner if how.clocks_file is None else "--clocks"
+    who = how.planner if how.clocks is None else "--clocks"
     timed = ("target_time", "slowdown") if who != "--clocks" and planner.takes_target else ()
     asked = {
         f"--{name.replace('_', '-')}": getattr(target, name)

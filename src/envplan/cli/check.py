@@ -26,13 +26,24 @@ def check(
       envplan check profile.csv
     """
     from envplan.check import check_file
-    from envplan.cli.output import print_json, progress_bar, say
+    from envplan.cli.output import answer, progress_bar, say
 
     with progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
         checked = check_file(file, profile=profile, force=force, progress=progress)
-    if show.json:
-        print_json({"file": str(file), **checked._asdict()})
-    elif not show.quiet:
+
+    def tell() -> None:
         say(f"{file}: {checked.kind}, holds")
         for line in checked.proved:
             say(f"  {line}")
+
+    then = {
+        "plan": ["envplan", "apply", str(file)],
+        "profile": ["envplan", "frontier", str(file)],
+        "sweep": ["envplan", "sweep", str(file)],
+    }
+    answer(
+        show,
+        lambda: {"file": str(file), **checked._asdict()},
+        tell,
+        then=then.get(checked.kind, ()),
+    )

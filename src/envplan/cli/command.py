@@ -1,12 +1,8 @@
 """Commands as Typer sees them: groups of options, help in panels, a `--plot` without a name.
 
-An option is declared once, where its value is held, with its default:
+A command takes its options in groups, each a dataclass that a table declares (see `options`):
 
-    @options
-    class OutputOptions:
-        quiet: bool = flag("-q, --quiet", OUTPUT, "Print nothing but errors.")
-
-    def frontier(show: OutputOptions, plans: int = option("--plans N", ...)) -> None: ...
+    def frontier(job: JobOptions, show: OutputOptions) -> None: ...
 
 `add` gives such a function to Typer with the fields of its groups as options of its own.
 """
@@ -15,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from itertools import chain, pairwise
 from pathlib import Path
@@ -27,7 +24,7 @@ from typer.models import ParameterInfo
 
 from envplan.cli import state
 from envplan.errors import InputError
-from envplan.quantities import Quantity
+from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 MOST, JOB, TARGET = "Most used", "Job", "Target"
@@ -35,8 +32,13 @@ CLOCKS, NOISE, MONEY, OUTPUT = "Slow clocks", "Noise", "Money", "Output"
 _FIRST: Final = (MOST, JOB, TARGET, CLOCKS, NOISE, MONEY)
 _OPTIONAL_FILE: Final = "[FILE]"
 _DECLARED: Final = "declared"
+#: What an option takes whose spec ends so.
+_QUANTITIES: Final = {
+    "TIME": TIME, "PCT": PERCENT, "W": POWER, "J": ENERGY, "N": COUNT, "M": COUNT
+}  # fmt: skip
 
 Kind = TypeVar("Kind", bound=type)
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def option(
@@ -74,11 +76,6 @@ def option(
     return declared
 
 
-def flag(spec: str, panel: str, help: str) -> Any:  # noqa: A002
-    """An option without a value: true where it is given."""
-    return option(spec, panel, help, default=False)
-
-
 def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:  # noqa: A002
     """An argument: the value of a field or parameter.
 
@@ -91,17 +88,104 @@ def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:  # n
     return declared
 
 
+def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+    """What a table declares, by the name of each option as a field, every one of its names."""
+    declared: dict[str, ParameterInfo] = {}
+    panel, entries = "", list[tuple[str, str]]()
+    for line in textwrap.dedent(table).strip().splitlines():
+        if not line.startswith(" "):
+            panel = line.removesuffix(":")
+        elif line.startswith("   "):
+            entries[-1] = panel, f"{entries[-1][1]} {line.strip()}"
+        else:
+            entries.append((panel, line.strip()))
+    for panel, text in entries:
+        spec, _, about = text.partition("  ")
+        names = [word.rstrip(",") for word in spec.split() if word.startswith("--")]
+        fields = [name.split("/")[0].removeprefix("--").replace("-", "_") for name in names]
+        if not names:
+            declared[spec.lower()] = argument(spec, about)
+            continue
+        parser = next((parsers[field] for field in fields if field in parsers), ...)
+        made = option(spec, panel, about, _usual(spec) if parser is ... else parser)
+        declared |= dict.fromkeys(fields, made)
+    return declared
+
+
+def _check_used(declared: Mapping[str, ParameterInfo], names: Iterable[str], where: str) -> None:
+    """Find options that no field or parameter of a group or command receives."""
+    used = {id(declared[name]) for name in names if name in declared}
+    lost = [name for name, info in declared.items() if id(info) not in used]
+    assert not lost, f"{where} has no place for {', '.join(lost)}"
+
+
+def _usual(spec: str) -> Quantity | None:
+    """What an option takes by what follows its names."""
+    return _QUANTITIES.get(spec.split()[-1])
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def options(kind: Kind) -> Kind:
-    """A frozen dataclass of options, each with the default that it was declared with."""
-    for name, declared in list(vars(kind).items()):
-        if isinstance(declared, ParameterInfo):
-            held = dataclasses.field(
-                default=_initial(declared, dataclasses.MISSING), metadata={_DECLARED: declared}
-            )
-            setattr(kind, name, held)
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-    return made  # type: ignore[no-any-return]
+def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
+    """Make a class a frozen dataclass of options, which a table declares as `--help` shows them.
+
+        @options(
+            \"""
+            Most used:
+              -o, --output FILE  Where the plan goes.
+              --slowdown PCT  Least energy at most PCT percent above T_min.
+            \""",
+            output=file_of((".json",), "a plan is JSON"),
+        )
+        class Options:
+            output: Path = Path("plan.json")
+            slowdown: float | None = None
+
+    A panel ends with a colon; two spaces stand before the help, which goes on where a line is
+    indented further. TIME, PCT, W, J, N and M are quantities. A name in capitals is an argument.
+
+    Args:
+        parsers: for each field what turns text and the option's name into its value, where it is
+            something else; None: the type does.
+    """
+    own = _read_table(table, parsers)
+    declared = _SHARED | own
+
+    def made(kind: Kind) -> Kind:
+        _check_used(own, vars(kind).get("__annotations__", {}), kind.__name__)
+        for name in vars(kind).get("__annotations__", {}):
+            value = vars(kind).get(name, dataclasses.MISSING)
+            if isinstance(value, ParameterInfo):  # one that several groups share
+                info, value = value, _initial(value, dataclasses.MISSING)
+            elif name in declared:
+                info = declared[name]
+            else:
+                continue
+            setattr(kind, name, dataclasses.field(default=value, metadata={_DECLARED: info}))
+        frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+        return frozen  # type: ignore[no-any-return]
+
+    return made
+
+
+_SHARED: Final[dict[str, ParameterInfo]] = {}
+
+
+def share(table: str, **parsers: Any) -> dict[str, ParameterInfo]:
+    """Declare options for every field and parameter of their name that nothing else declares."""
+    _SHARED.update(_read_table(table, parsers))
+    return _SHARED
+
+
+def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
+    """The same for parameters of a function."""
+
+    def declaring(function: Function) -> Function:
+        own = _read_table(table, parsers)
+        _check_used(own, function.__annotations__, function.__name__)
+        function.declared = own  # type: ignore[attr-defined]
+        return function
+
+    return declaring
 
 
 def _initial(declared: Any, missing: Any) -> Any:
@@ -318,6 +402,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type[Any]] = {}
     keywords: list[inspect.Parameter] = []
+    table = _SHARED | getattr(function, "declared", {})
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -327,11 +412,13 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
                 _parameter(f.name, held[f.name], f.metadata.get(_DECLARED), f.default)
                 for f in dataclasses.fields(kind)
             )
-        elif isinstance(declared := parameter.default, ParameterInfo):
-            default = _initial(declared, parameter.empty)
-            keywords.append(_parameter(parameter.name, kind, declared, default))
         else:
-            keywords.append(_parameter(parameter.name, kind, None, parameter.default))
+            declared, default = table.get(parameter.name), parameter.default
+            if hasattr(kind, "__metadata__"):  # Annotated says it itself
+                declared = None
+            if isinstance(default, ParameterInfo):
+                declared, default = default, _initial(default, parameter.empty)
+            keywords.append(_parameter(parameter.name, kind, declared, default))
 
     def command(**given: Any) -> None:
         built = {

@@ -12,7 +12,7 @@ from envplan.cli.command import Commands
 
 #: What `--help` lists: commands by panel, each in a word. A command stands in the module of its
 #: name, which is imported when the command is asked for.
-_PANELS: Final = {
+PANELS: Final = {
     "Plan": {
         "profile": "Find out what each stage costs at each clock.",
         "frontier": "Trace the exact frontier of time against energy.",
@@ -45,7 +45,7 @@ _PANELS: Final = {
 
 
 class _Commands(Commands):
-    panels = _PANELS
+    panels = PANELS
 
 
 app = typer.Typer(
@@ -55,7 +55,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
 _COLOURS = {"always": True, "never": False, "auto": None}
 
 

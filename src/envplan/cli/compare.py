@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import TARGET, option, plot_option
+from envplan.cli.command import TARGET, option, plot_option, typed
 from envplan.cli.costs import cost_columns, costs_document
+from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     CostOptions,
@@ -24,10 +24,9 @@ from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
-    from envplan.planners import Comparison, Entry
+    from envplan.planners import Comparison, Entry, PartsRow
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
-_ALONG = 17
 
 
 def compare(
@@ -83,16 +82,12 @@ def compare(
             "--straggler-time and --straggler-slowdown exclude each other; give one of them"
         )
 
-    import envplan.solve  # noqa: F401  # so that the trace's time has no imports in it
     from envplan import planners
-    from envplan.cli.output import spinner
+    from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    job.load()  # first imports and first checks, before the clock runs
-    begin = time.perf_counter()
     frontier = job.trace(quiet=show.quiet)
-    trace_time = time.perf_counter() - begin
     refuse_overwriting(frontier.profile, plot)
     run = costs.run(frontier) if costs.given else None
     with spinner("Comparing planners", quiet=show.quiet):
@@ -102,35 +97,25 @@ def compare(
             activation_slots=None if rescheduled else slots,
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
-            trace_time=trace_time,
         )
+    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+        parts = planners.beside_one_clock(frontier)
     if plot is not None:
-        _draw(comparison, plot)
+        draw(frontier, plot, comparison)
     plans = [entry.plan for entry in comparison.entries]
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    if show.json:
-        _print_json(comparison, with_costs)
-    elif not show.quiet:
-        _print(comparison, plot, with_costs)
+    answer(
+        show,
+        lambda: _document(comparison, with_costs, parts),
+        lambda: _print(comparison, with_costs, parts),
+        written=[plot],
+        then=["envplan", "advise", *typed(job)],
+    )
 
 
-def _draw(comparison: Comparison, path: Path) -> None:
-    if path.suffix.lower() == ".html":
-        from envplan.frontier_file import distinct
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        along = distinct(comparison.frontier.sample_plans(_ALONG))
-        save_page(frontier_page(comparison.frontier, along, comparison), path)
-    else:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path)
-
-
-def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> None:
+def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -148,7 +133,7 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
         until = exact_seconds(comparison.straggler_time)
         print_columns(
             titled(f"Until a straggler is finished at {until} s", source),
-            _straggler_columns(comparison),
+            _columns(comparison, waiting=True),
             words=2,
         )
     if priced:
@@ -157,6 +142,9 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
             costs[0].of_run(), [(one.iteration, one.run) for one in costs]
         )
         print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    if parts:
+        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
         f"T_min {exact_seconds(frontier.min_time)} s, "
         f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
@@ -169,61 +157,57 @@ def _print(comparison: Comparison, plot: Path | None, priced: list[Plan]) -> Non
     )
     for note in _notes(comparison):
         say(note)
-    if plot is not None:
-        say(f"wrote {plot}")
 
 
-def _columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column, signed_percent
+def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list[str]]:
+    """A row for each plan: of its iteration, or until a straggler is finished."""
+    from envplan.cli.output import column, config_counts, signed_percent
 
-    entries = comparison.entries
-    return {
-        **_names(comparison),
-        "time (s)": column([entry.plan.iteration_time for entry in entries], 6),
-        "slower (%)": [signed_percent(entry.slowdown_percent) for entry in entries],
-        "energy (J)": column([entry.plan.energy for entry in entries], 5),
-        "saved (%)": [f"{entry.savings_percent:.2f}" for entry in entries],
+    entries, sync = comparison.entries, comparison.straggler_time or 0.0
+    times = [entry.plan.iteration_time for entry in entries]
+    joules = [entry.plan.energy for entry in entries]
+    columns = _names(comparison)
+    if waiting:
+        joules = [entry.straggler_energy or 0.0 for entry in entries]
+        saved = [entry.straggler_savings_percent for entry in entries]
+        gaps = [100 * (entry.straggler_gap or 0.0) for entry in entries]
+        columns["time (s)"] = column([max(sync, time) for time in times])
+    else:
+        saved = [entry.savings_percent for entry in entries]
+        gaps = [100 * entry.plan.gap for entry in entries]
+        columns["time (s)"] = column(times)
+        columns["slower (%)"] = [signed_percent(entry.slowdown_percent) for entry in entries]
+    columns["energy (J)"] = column(joules)
+    columns["saved (%)"] = [f"{percent:.2f}" for percent in saved]
+    columns["gap (%)"] = [
         # A plan that is good only while everyone waits has its gap in the other table.
-        "gap (%)": [
-            "-" if entry.point == "straggler" else f"{100 * entry.plan.gap:.3f}"
-            for entry in entries
-        ],
-        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
-        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
-        **_configs(entries),
-    }
+        "-" if entry.point == "straggler" and not waiting else f"{gap:.3f}"
+        for entry, gap in zip(entries, gaps, strict=True)
+    ]
+    bloats = {"intrinsic (%)": [entry.intrinsic_j for entry in entries]}
+    if waiting:
+        bloats["extrinsic (%)"] = [entry.extrinsic_j for entry in entries]
+    for name, parts in bloats.items():
+        shares = zip(parts, joules, strict=True)
+        columns[name] = [f"{100 * part / whole if whole else 0.0:.2f}" for part, whole in shares]
+    if not waiting:
+        columns["planned in (s)"] = [f"{entry.planning_time:.2f}" for entry in entries]
+        # How often each plan chose which config, where operations have some.
+        counts = [config_counts(entry.plan) for entry in entries]
+        for config in sorted({config for one in counts for config in one}):
+            columns[f"config {config}"] = [str(one[config]) for one in counts]
+    return columns
 
 
-def _configs(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """How often each plan chose which config, where operations have some."""
-    from envplan.cli.output import config_counts
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
+    def saved(plan: Plan | None) -> str:
+        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
 
-    counts = [config_counts(entry.plan) for entry in entries]
-    names = sorted({name for one in counts for name in one})
-    return {f"config {name}": [str(one[name]) for one in counts] for name in names}
-
-
-def _straggler_columns(comparison: Comparison) -> dict[str, list[str]]:
-    from envplan.cli.output import column
-
-    entries = comparison.entries
-    straggler = comparison.straggler_time or 0.0
-    energies = [entry.straggler_energy or 0.0 for entry in entries]
-    finished = [max(straggler, entry.plan.iteration_time) for entry in entries]
     return {
-        **_names(comparison),
-        "time (s)": column(finished, 6),
-        "energy (J)": column(energies, 5),
-        "saved (%)": [f"{entry.straggler_savings_percent:.2f}" for entry in entries],
-        "gap (%)": [f"{100 * (entry.straggler_gap or 0.0):.3f}" for entry in entries],
-        "intrinsic (%)": [
-            _share(entry.intrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
-        "extrinsic (%)": [
-            _share(entry.extrinsic_j, joules)
-            for entry, joules in zip(entries, energies, strict=True)
-        ],
+        "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
+        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
+        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
     }
 
 
@@ -232,10 +216,6 @@ def _names(comparison: Comparison) -> dict[str, list[str]]:
         "planner": [label(entry) for entry in comparison.entries],
         "schedule": [entry.plan.job.schedule for entry in comparison.entries],
     }
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole if whole else 0.0:.2f}"
 
 
 def label(entry: Entry) -> str:
@@ -277,39 +257,45 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _print_json(comparison: Comparison, priced: list[Plan]) -> None:
-    from envplan.cli.output import print_json
-
+def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
     frontier, published = comparison.frontier, comparison.published
     job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
     job.pop("dag", None)
-    print_json(
-        {
-            "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
-            "job": job,
-            "t_min_s": frontier.min_time,
-            "t_star_s": frontier.min_energy_time,
-            "baseline": comparison.baseline.model_dump(),
-            "straggler_time_s": comparison.straggler_time,
-            "planners": [
-                _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
-                for entry, plan in zip_longest(comparison.entries, priced)
-            ],
-            "envpipe": {
-                "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
-                "iterations": len(comparison.envpipe.iterations),
-                "stopped": comparison.envpipe.stopped,
-            },
-            "advice": [advice_document(row) for row in comparison.advice],
-            "published": None
-            if published is None
-            else {
-                "savings_percent": published.savings_percent,
-                "slowdown_percent": published.slowdown_percent,
-                "source": published.source,
-            },
-        }
-    )
+    return {
+        "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
+        "job": job,
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "baseline": comparison.baseline.model_dump(),
+        "straggler_time_s": comparison.straggler_time,
+        "planners": [
+            _entry_document(entry) | ({"costs": costs_document(plan)} if plan else {})
+            for entry, plan in zip_longest(comparison.entries, priced)
+        ],
+        "envpipe": {
+            "forwards_ahead": list(comparison.envpipe_frontier.pipeline.forwards_ahead),
+            "iterations": len(comparison.envpipe.iterations),
+            "stopped": comparison.envpipe.stopped,
+        },
+        "by_parts": [
+            {
+                "switch_latency_s": row.switch_latency_s,
+                "deadline_s": row.deadline_s,
+                "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
+                "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                "gained_percent": row.gained_percent,
+            }
+            for row in parts
+        ],
+        "advice": [advice_document(row) for row in comparison.advice],
+        "published": None
+        if published is None
+        else {
+            "savings_percent": published.savings_percent,
+            "slowdown_percent": published.slowdown_percent,
+            "source": published.source,
+        },
+    }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from envplan.cli.options import RunOptions
     from envplan.costs import Costs, Pair, Run, Spent
     from envplan.plan import Plan
-    from envplan.simulation import Timeline
 
 
 def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
@@ -87,33 +86,6 @@ def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
             for name, old, new in rows
         ),
     ]
-
-
-def replay_costs(
-    run: Run, timeline: Timeline, sync_time: float | None
-) -> tuple[Spent, Spent | None]:
-    """What an iteration costs, on average of all replays of it, and what the whole run does.
-
-    Args:
-        sync_time: s; an iteration is over only then.
-
-    Raises:
-        InputError: a rate ends before the run does.
-    """
-    from envplan.costs import priced
-    from envplan.units import j_from_fj, ns_from_s, s_from_ns
-
-    runs, least_ns = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0)
-    time_ns = sum(max(time, least_ns) for time in timeline.run_times_ns)
-    predicted = timeline.plan.predicted.model_copy(
-        update={
-            "iteration_time_s": s_from_ns(time_ns) / runs,
-            "energy_j": j_from_fj(sum(timeline.run_energies_fj)) / runs,
-        }
-    )
-    costs = priced(timeline.plan.model_copy(update={"predicted": predicted}), run).costs
-    assert costs is not None
-    return costs.iteration.plan, None if costs.run is None else costs.run.plan
 
 
 def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option
-from envplan.cli.command import check_type as check_type
-from envplan.cli.command import name_bare_plot as name_bare_plot
+from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option, typed
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
@@ -15,12 +14,14 @@ from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.planners import Comparison
     from envplan.solve import Frontier
 
 _PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _ANIMATION_TYPES = (".gif", ".mp4", ".html")
 _OUTPUT_TYPES = (".csv", ".json")
 _TABLE_PLANS = 9
+_ALONG = 17
 
 
 def frontier(
@@ -71,7 +72,7 @@ def frontier(
     check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
     traced = job.trace(quiet=show.quiet)
     refuse_overwriting(traced.profile, plot, output, animate)
-    from envplan.cli.output import progress_bar, say
+    from envplan.cli.output import answer, progress_bar, say
     from envplan.frontier_file import FrontierFile, distinct
 
     with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
@@ -80,7 +81,9 @@ def frontier(
     if output is not None:
         document.save(output)
     if plot is not None:
-        _draw(traced, along, plot, compare=compare)
+        from envplan import planners
+
+        draw(traced, plot, planners.compare(traced) if compare else None, along)
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
@@ -88,32 +91,43 @@ def frontier(
             animate_frontier(traced, along, animate, progress=progress)
     if show.json:
         say(document.to_json().rstrip())
-    elif not show.quiet:
-        _print(traced, along, [path for path in (output, plot, animate) if path])
+        return
+    answer(
+        show,
+        dict,
+        lambda: _print(traced, along, drawn=plot is not None),
+        written=[output, plot, animate],
+        then=["envplan", "solve", *typed(job)],
+    )
 
 
-def _draw(traced: Frontier, plans: list[Plan], path: Path, *, compare: bool) -> None:
-    comparison = None
-    if compare:
-        from envplan.planners import compare as run_planners
+def draw(
+    traced: Frontier,
+    path: Path,
+    comparison: Comparison | None = None,
+    plans: Sequence[Plan] | None = None,
+) -> None:
+    """Write the picture or the page of a frontier.
 
-        comparison = run_planners(traced)
+    Args:
+        comparison: other planners to show beside it.
+        plans: along it; default: some.
+    """
+    from envplan.plotting.frontier import frontier_figure, plans_along
+
+    plans = plans_along(traced, _ALONG) if plans is None else plans
     if path.suffix.lower() == ".html":
         from envplan.plotting.page import save_page
         from envplan.plotting.report import frontier_page
 
         save_page(frontier_page(traced, plans, comparison), path)
-    elif comparison is not None:
-        from envplan.plotting.compare import plot_comparison
-
-        plot_comparison(comparison, path, plans)
     else:
-        from envplan.plotting.frontier import plot_frontier
+        from envplan.plotting.figures import save_figure
 
-        plot_frontier(traced, plans, path)
+        save_figure(frontier_figure(traced, plans, comparison), path)
 
 
-def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
+def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
     from envplan.cli.output import (
         ITERATION,
         describe_job,
@@ -130,11 +144,9 @@ def _print(traced: Frontier, plans: list[Plan], written: list[Path]) -> None:
         f"T_min {exact_seconds(traced.min_time)} s, "
         f"T_star {exact_seconds(traced.min_energy_time)} s"
     )
-    if not any(path.suffix.lower() in _PLOT_TYPES for path in written):
+    if not drawn:
         _sketch(traced, plans)
     say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
-    for path in written:
-        say(f"wrote {path}")
 
 
 def _sketch(traced: Frontier, plans: list[Plan]) -> None:
@@ -164,12 +176,12 @@ def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[str]]:
     baseline_gap = baseline.energy_j / least - 1 if least else 0.0
     return {
         "": names,
-        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)], 6),
+        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)]),
         "slower (%)": list(map(signed_percent, slower)),
-        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)], 5),
+        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)]),
         "saved (%)": ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
         "gap (%)": [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
-        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)], 4),
+        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)]),
     }
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from envplan.cli.command import MOST, flag
+from envplan.cli.command import takes
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
 _LAST_S = 60.0
 
 
-def guard(
-    once: bool = flag("--once", MOST, "Give back what there is now, and end: for an epilog."),
-    unit: bool = flag("--unit", MOST, "Print a systemd unit and a Slurm epilog, and end."),
-) -> None:
+@takes(
+    """
+    Most used:
+      --once  Give back what there is now, and end: for an epilog.
+      --unit  Print a systemd unit and a Slurm epilog, and end.
+    """
+)
+def guard(once: bool = False, unit: bool = False) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
     A training gives its clocks back by itself, however it ends. Only where the guard process that

@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from envplan.cli.command import (
-    CLOCKS,
-    JOB,
-    MONEY,
-    MOST,
-    NOISE,
-    OUTPUT,
-    TARGET,
     Numbers,
     argument,
-    flag,
     numbers,
     one_of,
-    option,
     options,
+    share,
 )
 from envplan.errors import InputError
-from envplan.quantities import COUNT, ENERGY, LONG_TIME, NUMBER, PERCENT, POWER, TIME, WHOLE
+from envplan.quantities import COUNT, LONG_TIME, NUMBER, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
@@ -37,124 +29,87 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
-_MS = TIME.plainly("ms")
 
-MICROBATCHES = option(
-    "-m, --microbatches M",
-    MOST,
-    "Microbatches per iteration; default: what the profile's sidecar says.",
-    COUNT,
+#: What several commands take, each where a field or a parameter has its name.
+SHARED = share(
+    """
+    Most used:
+      -m, --microbatches M  Microbatches per iteration; default: what the profile's sidecar says.
+    Job:
+      -s, --pp, --stages N  Pipeline stages (ranks of a pipeline); default: the profile's stages
+          over --vp.
+      --vp, --chunks N  Model chunks per pipeline stage, for interleaved, looped-bfs and
+          interleaved-zb; the profile has a stage for each. Default: 1; zb-v and dualpipe-v always
+          have 2.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next, Megatron's microbatch_group_size_per_vp_stage. Default: the number of stages.
+      --tp, --gpus-per-stage N  GPUs that run each stage together (tensor parallel); default: what
+          the profile or plan says, else 1.
+      --cp N  Context-parallel size, by which a stage has further GPUs; default: as --tp.
+      --dp, --replicas N  Data-parallel replicas of the pipeline; default: as --tp.
+      --p2p-latency TIME  How long a transfer between stages takes, as in 2ms or 0.002 (seconds);
+          default: what the profile's sidecar says, else 0.
+    Target:
+      --reconfigure HOW  With planner envpipe: balanced (the default) or greedy.
+    Slow clocks:
+      --switch-latency TIME  A clock comes so long after it is asked for, as in 20ms or 20
+          (milliseconds).
+      --min-dwell TIME  No stage asks for another clock within TIME, as in 100ms or 100
+          (milliseconds).
+    Noise:
+      --noise PCT  Standard deviation of times; with --robust, default: the profile's column
+          time_std.
+    Output:
+      --profile PROFILE  The profile that the file was made from, if it has moved.
+      --force  Go on though the profile has changed since.
+      --json  Print JSON instead of a table; errors, too.
+      -q, --quiet  Print nothing but errors; files are still written.
+    """,
+    switch_latency=TIME.plainly("ms"),
+    min_dwell=TIME.plainly("ms"),
 )
-STAGES = option(
-    "-s, --pp, --stages N",
-    JOB,
-    "Pipeline stages (ranks of a pipeline); default: the profile's stages over --vp.",
-    COUNT,
-)
-CHUNKS = option(
-    "--vp, --chunks N",
-    JOB,
-    "Model chunks per pipeline stage, for interleaved, looped-bfs and interleaved-zb; the profile "
-    "has a stage for each. Default: 1; zb-v and dualpipe-v always have 2.",
-    COUNT,
-)
-MICROBATCH_GROUP = option(
-    "--microbatch-group N",
-    JOB,
-    "Schedule interleaved: microbatches that go through a chunk before the next, Megatron's "
-    "microbatch_group_size_per_vp_stage. Default: the number of stages.",
-    COUNT,
-)
-TENSOR_PARALLEL = option(
-    "--tp, --gpus-per-stage N",
-    JOB,
-    "GPUs that run each stage together (tensor parallel); default: what the profile or plan says, "
-    "else 1.",
-    COUNT,
-)
-CONTEXT_PARALLEL = option(
-    "--cp N",
-    JOB,
-    "Context-parallel size, by which a stage has further GPUs; default: as --tp.",
-    COUNT,
-)
-DATA_PARALLEL = option(
-    "--dp, --replicas N",
-    JOB,
-    "Data-parallel replicas of the pipeline; default: as --tp.",
-    COUNT,
-)
-LATENCY = option(
-    "--p2p-latency TIME",
-    JOB,
-    "How long a transfer between stages takes, as in 2ms or 0.002 (seconds); default: what the "
-    "profile's sidecar says, else 0.",
-    TIME,
-)
-SWITCH_LATENCY = option(
-    "--switch-latency TIME",
-    CLOCKS,
-    "A clock comes so long after it is asked for, as in 20ms or 20 (milliseconds).",
-    _MS,
-)
-MIN_DWELL = option(
-    "--min-dwell TIME",
-    CLOCKS,
-    "No stage asks for another clock within TIME, as in 100ms or 100 (milliseconds).",
-    _MS,
-)
-NOISE_PERCENT = option(
-    "--noise PCT",
-    NOISE,
-    "Standard deviation of times; with --robust, default: the profile's column time_std.",
-    PERCENT,
-)
-RECONFIGURE = option(
-    "--reconfigure HOW", TARGET, "With planner envpipe: balanced (the default) or greedy."
-)
-PROFILE = option(
-    "--profile PROFILE", OUTPUT, "The profile that the file was made from, if it has moved."
-)
-FORCE = flag("--force", OUTPUT, "Go on though the profile has changed since.")
-JSON = flag("--json", OUTPUT, "Print JSON instead of a table; errors, too.")
-QUIET = flag("-q, --quiet", OUTPUT, "Print nothing but errors; files are still written.")
 
-Microbatches = Annotated[int | None, MICROBATCHES]
-Stages = Annotated[int | None, STAGES]
-Chunks = Annotated[int | None, CHUNKS]
-MicrobatchGroup = Annotated[int | None, MICROBATCH_GROUP]
-Latency = Annotated[float | None, LATENCY]
-Reconfigure = Annotated[str | None, RECONFIGURE]
-ProfileOption = Annotated[str | None, PROFILE]
-ForceOption = Annotated[bool, FORCE]
-JsonOption = Annotated[bool, JSON]
-QuietOption = Annotated[bool, QUIET]
+Microbatches = Annotated[int | None, SHARED["microbatches"]]
+Stages = Annotated[int | None, SHARED["pp"]]
+Chunks = Annotated[int | None, SHARED["vp"]]
+MicrobatchGroup = Annotated[int | None, SHARED["microbatch_group"]]
+Latency = Annotated[float | None, SHARED["p2p_latency"]]
+Reconfigure = Annotated[str | None, SHARED["reconfigure"]]
+ProfileOption = Annotated[str | None, SHARED["profile"]]
+ForceOption = Annotated[bool, SHARED["force"]]
+JsonOption = Annotated[bool, SHARED["json"]]
+QuietOption = Annotated[bool, SHARED["quiet"]]
 
 
-@options
+@options()
 class OutputOptions:
     """How a command answers."""
 
-    json: bool = JSON
-    quiet: bool = QUIET
+    json: bool = False
+    quiet: bool = False
 
 
-@options
+@options(
+    """
+    Arguments:
+      PLAN  A plan file.
+    """,
+)
 class PlanOptions:
     """A plan, and how to come by its profile."""
 
-    plan: Path = argument("PLAN", "A plan file.", Path("plan.json"))
-    profile: str | None = PROFILE
-    force: bool = FORCE
+    plan: Path = Path("plan.json")
+    profile: str | None = None
+    force: bool = False
 
 
-@options
+@options()
 class ParallelOptions:
     """How many GPUs run a stage, and how many replicas there are."""
 
-    tp: int | None = TENSOR_PARALLEL
-    cp: int | None = CONTEXT_PARALLEL
-    dp: int | None = DATA_PARALLEL
+    tp: int | None = None
+    cp: int | None = None
+    dp: int | None = None
 
 
 def complete_profiles(incomplete: str) -> list[str]:
@@ -171,7 +126,27 @@ def complete_profiles(incomplete: str) -> list[str]:
     return [*files, *(name for name in builtin_paths() if name.startswith(incomplete))]
 
 
-@options
+@options(
+    """
+    Job:
+      --schedule NAME  1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v
+          or dualpipe-v; default: what the profile's sidecar says, else 1f1b.
+      --dag FILE  Run the operations of this DAG file instead of a schedule.
+      --activation-slots N[,N...]  Microbatches whose activations fit into a stage's memory, one
+          number for all stages or one for each: caps how far schedule envpipe runs ahead.
+      --raw  Keep the noise of measured rows; default: where it is clear, it is taken out.
+      --recompute  Activations are recomputed: add each stage's forward to its backward.
+      --extra NAME[,NAME...]  Give the schedule operations beside forwards and backwards, as far
+          as the profile has rows for them: load, all_reduce, reduce_scatter, optimizer,
+          all_gather.
+      --one-clock  Give every operation one clock, though the profile splits some into parts.
+      --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
+          energy on others no slower; default: 0.5, 0 leaves nothing out.
+      --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
+          70.
+    """,
+    activation_slots=numbers("8 or 8,7,6,5", least=0),
+)
 class JobOptions(ParallelOptions):
     """The training job: a profile and how the pipeline runs it."""
 
@@ -181,54 +156,20 @@ class JobOptions(ParallelOptions):
         DEFAULT_PROFILE,
         autocompletion=complete_profiles,
     )
-    microbatches: int | None = MICROBATCHES
-    schedule: str | None = option(
-        "--schedule NAME",
-        JOB,
-        "1f1b, gpipe, interleaved, envpipe, looped-bfs, interleaved-zb, zb-h1, zb-v or dualpipe-v; "
-        "default: what the profile's sidecar says, else 1f1b.",
-    )
-    pp: int | None = STAGES
-    vp: int | None = CHUNKS
-    microbatch_group: int | None = MICROBATCH_GROUP
-    p2p_latency: float | None = LATENCY
-    dag: Path | None = option(
-        "--dag FILE", JOB, "Run the operations of this DAG file instead of a schedule."
-    )
-    activation_slots: Numbers | None = option(
-        "--activation-slots N[,N...]",
-        JOB,
-        "Microbatches whose activations fit into a stage's memory, one number for all stages or "
-        "one for each: caps how far schedule envpipe runs ahead.",
-        numbers("8 or 8,7,6,5", least=0),
-    )
-    recompute: bool = flag(
-        "--recompute", JOB, "Activations are recomputed: add each stage's forward to its backward."
-    )
-    extra: str | None = option(
-        "--extra NAME[,NAME...]",
-        JOB,
-        "Give the schedule operations beside forwards and backwards, as far as the profile has "
-        "rows for them: load, all_reduce, optimizer.",
-    )
-    one_clock: bool = flag(
-        "--one-clock",
-        JOB,
-        "Give every operation one clock, though the profile splits some into parts.",
-    )
-    parts_within: float | None = option(
-        "--parts-within PCT",
-        JOB,
-        "Leave out clocks by part that save at most PCT percent of an operation's energy on "
-        "others no slower; default: 0.05, 0 leaves nothing out.",
-        PERCENT,
-    )
-    blocking_power: float | None = option(
-        "--blocking-power W",
-        JOB,
-        "Power of a GPU that waits; default: the profile's blocking rows, else 70.",
-        POWER,
-    )
+    microbatches: int | None = None
+    schedule: str | None = None
+    pp: int | None = None
+    vp: int | None = None
+    microbatch_group: int | None = None
+    p2p_latency: float | None = None
+    dag: Path | None = None
+    activation_slots: Numbers | None = None
+    raw: bool = False
+    recompute: bool = False
+    extra: str | None = None
+    one_clock: bool = False
+    parts_within: float | None = None
+    blocking_power: float | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -236,14 +177,19 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
-        profile = open_profile(self.profile)
+        profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         needed = {op.instruction for op in pipeline.operations}
-        by_parts = self._by_parts(profile)
+        by_parts = self.by_parts(profile)
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
 
-    def _by_parts(self, profile: Profile) -> ByParts | None:
+    def by_parts(self, profile: Profile) -> ByParts | None:
+        """How operations are made of the parts that a profile splits them into; None: not at all.
+
+        Raises:
+            InputError: options contradict each other or the profile.
+        """
         from envplan.profile import ByParts
 
         if self.parts_within is not None and (self.one_clock or not profile.has_parts):
@@ -256,14 +202,17 @@ class JobOptions(ParallelOptions):
         within = {} if self.parts_within is None else {"within": self.parts_within / 100}
         return ByParts.of(blocking_power_w=self.blocking_power, **within)
 
-    def trace(self, *, quiet: bool) -> Frontier:
+    def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
+
+        Args:
+            whole: now, not only what is asked for later.
 
         Raises:
             InputError: as for load, or the profile does not fit the pipeline.
         """
         profile, pipeline = self.load()
-        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet)
+        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole)
 
     def trace_with(
         self,
@@ -273,6 +222,7 @@ class JobOptions(ParallelOptions):
         *,
         quiet: bool,
         full: bool = False,
+        whole: bool = True,
     ) -> Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
         from envplan.cli.output import progress_bar
@@ -286,6 +236,7 @@ class JobOptions(ParallelOptions):
                 gpus_per_stage=self.gpus_per_stage(profile),
                 replicas=replicas,
                 full=full,
+                whole=whole,
                 progress=progress,
             )
 
@@ -363,8 +314,8 @@ class JobOptions(ParallelOptions):
         return forwards_ahead(timed, microbatches, self.slots)
 
 
-def open_profile(path_or_name: str) -> Profile:
-    """The profile at a path or of a built-in name.
+def open_profile(path_or_name: str, *, raw: bool = False) -> Profile:
+    """The profile at a path or of a built-in name; `raw` keeps its noise.
 
     Raises:
         InputError: there is none; says how to come by one.
@@ -377,146 +328,106 @@ def open_profile(path_or_name: str) -> Profile:
             "(`envplan profiles` lists them)",
             path=DEFAULT_PROFILE,
         )
-    return Profile.open(path_or_name)
+    return Profile.open(path_or_name, raw=raw)
 
 
-@options
+@options(
+    """
+    Most used:
+      --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
+          900ms.
+      --slowdown PCT  Least energy at most PCT percent above T_min.
+      --min-energy  Least energy of all, at T_star.
+    Target:
+      --energy-budget J  Shortest iteration of at most J joules over all GPUs.
+      --power-cap W  Shortest iteration of at most W watts over all GPUs, on average.
+      --peak-power-cap W  Shortest iteration of never more than W watts over all GPUs; with
+          --target-time, --slowdown or --min-energy: least energy.
+      --straggler-time TIME  Some replica takes so long anyway: use what time that leaves, up to
+          T_max.
+    """,
+)
 class TargetOptions:
     """What a plan is for; without any, no slowdown."""
 
-    target_time: float | None = option(
-        "--target-time TIME",
-        MOST,
-        "Least energy with an iteration of at most TIME, as in 14.2 (seconds) or 900ms.",
-        TIME,
-    )
-    slowdown: float | None = option(
-        "--slowdown PCT", MOST, "Least energy at most PCT percent above T_min.", PERCENT
-    )
-    min_energy: bool = flag("--min-energy", MOST, "Least energy of all, at T_star.")
-    energy_budget: float | None = option(
-        "--energy-budget J",
-        TARGET,
-        "Shortest iteration of at most J joules over all GPUs.",
-        ENERGY,
-    )
-    power_cap: float | None = option(
-        "--power-cap W",
-        TARGET,
-        "Shortest iteration of at most W watts over all GPUs, on average.",
-        POWER,
-    )
-    peak_power_cap: float | None = option(
-        "--peak-power-cap W",
-        TARGET,
-        "Shortest iteration of never more than W watts over all GPUs; with --target-time, "
-        "--slowdown or --min-energy: least energy.",
-        POWER,
-    )
-    straggler_time: float | None = option(
-        "--straggler-time TIME",
-        TARGET,
-        "Some replica takes so long anyway: use what time that leaves, up to T_max.",
-        TIME,
-    )
+    target_time: float | None = None
+    slowdown: float | None = None
+    min_energy: bool = False
+    energy_budget: float | None = None
+    power_cap: float | None = None
+    peak_power_cap: float | None = None
+    straggler_time: float | None = None
 
 
-@options
+@options(
+    """
+    Target:
+      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s.
+      --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
+          appears.
+      --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
+          brings its own schedule unless one is named.
+      --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
+          Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
+      --explain  With planner envpipe: print each of its iterations.
+    """,
+    ladder=WHOLE,
+)
 class PlannerOptions:
     """Who plans, and how hard it tries."""
 
-    polish: float = option(
-        "--polish TIME",
-        TARGET,
-        "Time to spend on improving the plan with CP-SAT, as in 30s.",
-        TIME,
-        default=0.0,
-    )
-    ladder: int = option(
-        "--ladder N",
-        TARGET,
-        "Put up to N slower plans, up to T_max, into the file for when a straggler appears.",
-        WHOLE,
-        default=0,
-    )
-    planner: str = option(
-        "--planner NAME",
-        TARGET,
-        "frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe brings its own "
-        "schedule unless one is named.",
-        default="frontier",
-    )
-    clocks_file: Path | None = option(
-        "--clocks FILE",
-        TARGET,
-        "Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and Zeus, a "
-        "frequency plan, or a CSV) and say what they cost and what is lost.",
-    )
-    reconfigure: str | None = RECONFIGURE
-    explain: bool = flag("--explain", TARGET, "With planner envpipe: print each of its iterations.")
+    polish: float = 0.0
+    ladder: int = 0
+    planner: str = "frontier"
+    clocks: Path | None = None
+    reconfigure: str | None = None
+    explain: bool = False
 
 
-@options
+@options(
+    """
+    Noise:
+      --robust PCT  Hold the target with a probability of PCT percent, though times vary.
+    """,
+)
 class ClockOptions:
     """How late clocks follow and how much times vary; seconds and percent."""
 
-    switch_latency: float | None = SWITCH_LATENCY
-    min_dwell: float | None = MIN_DWELL
-    robust: float | None = option(
-        "--robust PCT",
-        NOISE,
-        "Hold the target with a probability of PCT percent, though times vary.",
-        PERCENT,
-    )
-    noise: float | None = NOISE_PERCENT
+    switch_latency: float | None = None
+    min_dwell: float | None = None
+    robust: float | None = None
+    noise: float | None = None
 
 
-@options
+@options(
+    """
+    Money:
+      --price P|FILE  Price of a kWh, or a CSV with hour,price or time,price if it changes with
+          time.
+      --carbon G|FILE  gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.
+      --currency NAME  What to call the units of --price; default: USD.
+      --pue X  Power usage effectiveness of the site, from 1 up; default 1.
+      --host-power W  What the host draws for each of its GPUs.
+      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of them.
+      --embodied KG  CO2 of making one GPU, kg; goes with --carbon.
+      --lifetime YEARS  Years that --embodied is spread over; default 5.
+    """,
+    pue=NUMBER.within(1, 100),
+    gpu_hour=NUMBER,
+    embodied=NUMBER,
+    lifetime=NUMBER,
+)
 class RateOptions:
     """What a kWh costs, and what is used and paid beside the energy of GPUs."""
 
-    price: str | None = option(
-        "--price P|FILE",
-        MONEY,
-        "Price of a kWh, or a CSV with hour,price or time,price if it changes with time.",
-    )
-    carbon: str | None = option(
-        "--carbon G|FILE", MONEY, "gCO2 of a kWh, or a CSV with hour,carbon or time,carbon."
-    )
-    currency: str | None = option(
-        "--currency NAME", MONEY, "What to call the units of --price; default: USD."
-    )
-    pue: float = option(
-        "--pue X",
-        MONEY,
-        "Power usage effectiveness of the site, from 1 up; default 1.",
-        NUMBER.within(1, 100),
-        default=1.0,
-    )
-    host_power: float = option(
-        "--host-power W", MONEY, "What the host draws for each of its GPUs.", POWER, default=0.0
-    )
-    gpu_hour: float = option(
-        "--gpu-hour P",
-        MONEY,
-        "What an hour of a GPU costs besides energy: slower plans take more of them.",
-        NUMBER,
-        default=0.0,
-    )
-    embodied: float = option(
-        "--embodied KG",
-        MONEY,
-        "CO2 of making one GPU, kg; goes with --carbon.",
-        NUMBER,
-        default=0.0,
-    )
-    lifetime: float = option(
-        "--lifetime YEARS",
-        MONEY,
-        "Years that --embodied is spread over; default 5.",
-        NUMBER,
-        default=5.0,
-    )
+    price: str | None = None
+    carbon: str | None = None
+    currency: str | None = None
+    pue: float = 1.0
+    host_power: float = 0.0
+    gpu_hour: float = 0.0
+    embodied: float = 0.0
+    lifetime: float = 5.0
 
     def __post_init__(self) -> None:
         """Raises: InputError: options lack one another."""
@@ -536,33 +447,30 @@ class RateOptions:
         return Overheads.of(**{name: getattr(self, name) for name in names})
 
 
-@options
+@options(
+    """
+    Money:
+      --iterations N  Iterations of the training run, as in 100k.
+      --tokens N  Instead of --iterations: tokens of the run, as in 300e9 or 15T.
+      --tokens-per-iteration N  Tokens of an iteration over all replicas; default: from the
+          profile's sidecar.
+      --start TIME  When the run starts, as in 2026-12-01T00:00, for files with times; default:
+          when they do.
+      --repeat-rates  Let the files begin again where the run outlasts them.
+    """,
+    iterations=_MANY,
+    tokens=_MANY,
+    tokens_per_iteration=_MANY,
+    start=None,
+)
 class CostOptions(RateOptions):
     """What a run costs: rates, and how much work it is."""
 
-    iterations: int | None = option(
-        "--iterations N", MONEY, "Iterations of the training run, as in 100k.", _MANY
-    )
-    tokens: int | None = option(
-        "--tokens N",
-        MONEY,
-        "Instead of --iterations: tokens of the run, as in 300e9 or 15T.",
-        _MANY,
-    )
-    tokens_per_iteration: int | None = option(
-        "--tokens-per-iteration N",
-        MONEY,
-        "Tokens of an iteration over all replicas; default: from the profile's sidecar.",
-        _MANY,
-    )
-    start: str | None = option(
-        "--start TIME",
-        MONEY,
-        "When the run starts, as in 2026-12-01T00:00, for files with times; default: when they do.",
-    )
-    repeat_rates: bool = flag(
-        "--repeat-rates", MONEY, "Let the files begin again where the run outlasts them."
-    )
+    iterations: int | None = None
+    tokens: int | None = None
+    tokens_per_iteration: int | None = None
+    start: str | None = None
+    repeat_rates: bool = False
 
     def __post_init__(self) -> None:
         """Raises: InputError: options contradict each other or lack one another."""
@@ -633,22 +541,21 @@ class CostOptions(RateOptions):
         return -(-self.tokens // each)
 
 
-@options
+@options(
+    """
+    Money:
+      --deadline TIME  The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.
+      --minimize WHAT  With --deadline: money, carbon or energy; default: the first of these that
+          is known.
+    """,
+    deadline=LONG_TIME,
+    minimize=one_of("money", "carbon", "energy"),
+)
 class RunOptions(CostOptions):
     """The costs of a run that may have to be over in time."""
 
-    deadline: float | None = option(
-        "--deadline TIME",
-        MONEY,
-        "The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.",
-        LONG_TIME,
-    )
-    minimize: Literal["energy", "money", "carbon"] | None = option(
-        "--minimize WHAT",
-        MONEY,
-        "With --deadline: money, carbon or energy; default: the first of these that is known.",
-        one_of("money", "carbon", "energy"),
-    )
+    deadline: float | None = None
+    minimize: Literal["energy", "money", "carbon"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,12 +6,14 @@ import json
 import os
 import shlex
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -83,65 +85,85 @@ def print_table(
     *,
     words: int = 1,
     wrap: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
-    """A table on stdout. On a narrow terminal headers and words wrap; no number is ever cut.
+    """A table on stdout, as wide as the terminal at most.
+
+    Where it is narrow, headers and words wrap, and then columns are left out. No number is cut.
 
     Args:
         words: this many columns, the first ones, are text and stand left; all others are numbers.
         wrap: headers of the columns whose cells may take several lines.
+        drop: headers of the columns to leave out first, in this order; then the last ones go.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    console = Console(highlight=False, color_system="auto" if colored() else None)
-    if state.color:
-        console = Console(highlight=False, color_system="standard", force_terminal=True)
     # A table cut to the width of a terminal is useless in a file.
-    room = console.width if sys.stdout.isatty() else 1000
-    cells = [[row[k] for row in rows] for k in range(len(headers))]
-    natural = [
-        max(map(len, [header, *column])) for header, column in zip(headers, cells, strict=True)
+    room = get_terminal_size().columns if on_terminal() else 10_000
+    columns = [
+        _Column(header, [row[k] for row in rows], k < words, header in wrap)
+        for k, header in enumerate(headers)
     ]
-    narrow = sum(natural) + _BETWEEN * len(headers) > room
-    needed = 0
-    for k, header in enumerate(headers):
-        wraps = header in wrap or (narrow and words == 1)
-        # The longest number, or word where words may wrap.
-        parts = [*header.split(), *(" ".join(cells[k]).split() if k < words else cells[k])]
-        least = max(map(len, parts), default=1)
-        if header in wrap:
-            least = min(least, _FOLDED)
-        needed += least + _BETWEEN
-        table.add_column(
-            Text(header),
-            justify="left" if k < words else "right",
-            no_wrap=not wraps,
-            width=least if narrow and k >= words and header not in wrap else None,
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.width = max(room, needed)
-    with console.capture() as drawn:
-        console.print(table)
-    say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    left_out = []
+    while len(columns) > 1 and sum(c.least + _BETWEEN for c in columns) - _BETWEEN > room:
+        first = next((name for name in drop if name in [c.header for c in columns]), None)
+        place = next((k for k, c in enumerate(columns) if c.header == first), len(columns) - 1)
+        left_out.append(columns.pop(place).header)
+    spare = room - sum(c.least + _BETWEEN for c in columns) + _BETWEEN
+    for each in columns:
+        given = min(spare, each.natural - each.least)
+        each.width, spare = each.least + given, spare - given
+    if title:
+        say("\n".join(map(_bold, textwrap.wrap(title, room))))
+    _print_cells(columns, [c.header for c in columns], _bold)
+    say("─" * (sum(c.width + _BETWEEN for c in columns) - _BETWEEN))
+    for row in zip(*(c.cells for c in columns), strict=True):
+        _print_cells(columns, row)
+    if left_out:
+        say(f"left out for want of room: {', '.join(left_out)}; --json has them")
+
+
+class _Column:
+    """A column of a table, and how wide it may be."""
+
+    def __init__(self, header: str, cells: list[str], text: bool, wraps: bool) -> None:
+        self.header, self.cells, self.text = header, cells, text
+        whole = max(map(len, cells), default=0)
+        parts = max((len(part) for cell in cells for part in cell.split()), default=0)
+        self.natural = max(whole, len(header))
+        least = min(parts, _FOLDED) if wraps else parts if text else whole
+        self.least = max(least, *(len(word) for word in header.split()), 1)
+        self.width = self.natural
+
+
+def _print_cells(
+    columns: Sequence[_Column], cells: Sequence[str], style: Callable[[str], str] = str
+) -> None:
+    """A row of a table, on as many lines as its tallest cell takes."""
+    folded = [
+        textwrap.wrap(cell, each.width, break_on_hyphens=False) or [""]
+        for each, cell in zip(columns, cells, strict=True)
+    ]
+    height = max(map(len, folded))
+    lines = [[""] * (height - len(lines)) + lines for lines in folded]  # headers stand at the foot
+    if style is str:
+        lines = [lines + [""] * (height - len(lines)) for lines in folded]
+    for parts in zip(*lines, strict=True):
+        padded = [
+            part.ljust(each.width) if each.text else part.rjust(each.width)
+            for each, part in zip(columns, parts, strict=True)
+        ]
+        say(style((" " * _BETWEEN).join(padded).rstrip()))
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if text and colored() else text
 
 
 def print_columns(
-    title: str, columns: Mapping[str, Sequence[str]], *, words: int = 1, wrap: Sequence[str] = ()
+    title: str, columns: Mapping[str, Sequence[str]], *, words: int = 1, drop: Sequence[str] = ()
 ) -> None:
     """A table on stdout, given by its columns. As print_table."""
     rows = list(zip(*columns.values(), strict=True))
-    print_table(title, list(columns), rows, words=words, wrap=wrap)
+    print_table(title, list(columns), rows, words=words, drop=drop)
 
 
 ITERATION = "One iteration, all GPUs"
@@ -164,7 +186,12 @@ def colored() -> bool:
     """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
     if state.color is not None:
         return state.color
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return on_terminal() and not os.environ.get("NO_COLOR")
+
+
+def on_terminal() -> bool:
+    """Whether somebody looks at stdout."""
+    return sys.stdout.isatty()
 
 
 def say(line: str) -> None:
@@ -179,7 +206,7 @@ def warn(line: str) -> None:
 
 def describe_job(frontier: Frontier) -> str:
     """One or two lines that say what numbers below them are about."""
-    from envplan.plotting.frontier import label_job
+    from envplan.plotting.figures import job_line
 
     powers = sorted({significant(power, 3) for power in frontier.blocking_power_w}, key=float)
     source = {
@@ -188,7 +215,7 @@ def describe_job(frontier: Frontier) -> str:
         "default": "default, the profile does not say; --blocking-power sets it",
     }[frontier.blocking_power_source]
     return (
-        f"{describe_profile(frontier.profile)}; {label_job(frontier)}\n"
+        f"{describe_profile(frontier.profile)}; {job_line(frontier.pipeline, frontier.num_gpus)}\n"
         f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
         f"{_unused_rows(frontier)}"
     )
@@ -208,7 +235,13 @@ def _unused_rows(frontier: Frontier) -> str:
 
 def config_counts(plan: Plan) -> Counter[str]:
     """How often a plan chose which config; empty where operations have no configs."""
-    counts = Counter(op.config or "none" for stage in plan.stages for op in stage)
+    from envplan.profile import changes_of
+
+    counts = Counter(
+        "by part" if changes_of(op.config) else op.config or "none"
+        for stage in plan.stages
+        for op in stage
+    )
     return Counter() if counts.keys() <= {"none"} else counts
 
 

@@ -19,12 +19,29 @@ def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     return [
         *describe_configs(plan),
+        *_about_raw_rows(frontier, plan),
         *_about_given_clocks(frontier, plan),
         *_about_target(frontier, plan),
         *_about_straggler(frontier, plan),
         *_about_clocks(frontier, plan),
         *_about_noise(frontier, plan),
         *_about_costs(plan),
+    ]
+
+
+def _about_raw_rows(frontier: Frontier, plan: Plan) -> list[str]:
+    """What taking out noise does to the plan: its clocks on the rows as they were measured."""
+    from envplan.plan import beyond_raw_rows
+
+    if not frontier.profile.noisy:
+        return []
+    noisy = "the measured rows are noisy (time rises or cost jumps with the clock against physics)"
+    if not frontier.profile.adjustments.smoothed:
+        return [f"{noisy}: plans and their bound hang on rows that are too fast by chance"]
+    late, dearer = beyond_raw_rows(plan, frontier.profile)
+    return [
+        f"{noisy}, so this plan is made on smooth ones; on the rows as measured its clocks take "
+        f"{100 * late:+.2f}% time and {100 * dearer:+.2f}% energy (--raw plans on those)"
     ]
 
 

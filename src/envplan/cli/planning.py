@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envplan.pipeline import Pipeline
@@ -77,32 +77,3 @@ def _raised(raised: tuple[tuple[int, int, int], ...], pipeline: Pipeline) -> str
         f"{before} to {after}" for before, after in sorted({(b, a) for _, b, a in raised})
     )
     return f"{counts}: {clocks} MHz"
-
-
-def run_document(run: EnvPipeRun, pipeline: Pipeline) -> dict[str, Any]:
-    """EnvPipe's iterations as JSON."""
-    return {
-        "forwards_ahead": list(pipeline.forwards_ahead),
-        "stopped": run.stopped,
-        "iterations": [
-            {
-                "iteration_time_s": iteration.iteration_time,
-                "energy_j": iteration.energy,
-                "critical_path": len(iteration.critical_path),
-                "raised": [_operation(pipeline, *raised) for raised in iteration.raised],
-            }
-            for iteration in run.iterations
-        ],
-    }
-
-
-def _operation(pipeline: Pipeline, i: int, before: int, after: int) -> dict[str, Any]:
-    op = pipeline.operations[i]
-    return {
-        "stage": op.stage,
-        "instruction": op.instruction,
-        "microbatch": op.microbatch,
-        "chunk": op.chunk,
-        "from_mhz": before,
-        "to_mhz": after,
-    }

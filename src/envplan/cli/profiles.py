@@ -42,14 +42,13 @@ def profiles(show: OutputOptions) -> None:
 
 
 def _describe(profile: Profile) -> dict[str, Any]:
-    clocks = {int(mhz) for table in profile.tables() for mhz in table.frequency_mhz if mhz}
-    metadata = profile.metadata
+    clocks, metadata = profile.clocks_mhz, profile.metadata
     # Sidecars of measured profiles say what about them was not measured operation by operation.
     energy = metadata.extra.get("identified", {}).get("energy", metadata.source)
     return {
         "name": profile.name,
         "stages": profile.num_stages,
-        "frequency_mhz": f"{min(clocks)}-{max(clocks)}" if clocks else None,
+        "frequency_mhz": f"{clocks[0]}-{clocks[-1]}" if clocks else None,
         "gpu": metadata.gpu,
         "source": metadata.source,
         "time": metadata.source,

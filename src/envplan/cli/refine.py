@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envplan.cli.command import MOST, argument, file_of, option
+from envplan.cli.command import argument, file_of, takes
 from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import PROFILE, OutputOptions
+from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from envplan.runtime.drift import Drift
 
 
+@takes(
+    """
+    Most used:
+      --profile-output FILE  Where the new profile goes.
+      -o, --output FILE  Where the new plan goes.
+    """,
+    profile_output=file_of((".csv",), "a profile is a CSV file"),
+)
 def refine(
     show: OutputOptions,
     plan: Path = argument("PLAN", "The plan.json that was followed."),
     logs: list[Path] = argument("LOG...", "Run logs that the shim wrote."),
-    profile: str | None = PROFILE,
-    profile_output: Path = option(
-        "--profile-output FILE",
-        MOST,
-        "Where the new profile goes.",
-        file_of((".csv",), "a profile is a CSV file"),
-        default=Path("profile.refined.csv"),
-    ),
-    output: Path = option(
-        "-o, --output FILE", MOST, "Where the new plan goes.", default=Path("plan.refined.json")
-    ),
+    profile: str | None = None,
+    profile_output: Path = Path("profile.refined.csv"),
+    output: Path = Path("plan.refined.json"),
 ) -> None:
     """Scale the profile to the times a run measured, and make the plan anew for the same target.
 

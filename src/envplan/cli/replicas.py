@@ -111,7 +111,9 @@ def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool
     instructions = {op.instruction for op in pipeline.operations}
     replicas = [(profile, job.replicas(profile))]
     for name, count in kinds:
-        other = open_profile(name).fitted(instructions, recompute=job.recompute)
+        other = open_profile(name)
+        by_parts = job.by_parts(other) if other.has_parts else None
+        other = other.fitted(instructions, recompute=job.recompute, by_parts=by_parts)
         replicas.append((other, count))
     return [
         job.trace_with(other, pipeline, count, quiet=quiet, full=True) for other, count in replicas

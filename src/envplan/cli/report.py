@@ -10,6 +10,8 @@ from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 
 _ALONG = 33
+#: Larger jobs are compared only on demand.
+_MOST_COMPARED = 8000
 
 
 def report(
@@ -26,11 +28,13 @@ def report(
         ),
     ] = Path("report.html"),
     compare: Annotated[
-        bool,
+        bool | None,
         option(
-            "--compare/--no-compare", MOST, "Set the other planners beside it, which takes longer."
+            "--compare/--no-compare",
+            MOST,
+            f"Set the other planners beside it; default: up to {_MOST_COMPARED:,} operations.",
         ),
-    ] = True,
+    ] = None,
 ) -> None:
     """Write a page about a plan: what it saves, the frontier, timelines, stages, assumptions.
 
@@ -42,10 +46,11 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.output import print_json, progress_bar, say, signed_percent, spinner
+    from envplan.cli.output import answer, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
+    from envplan.plotting.frontier import plans_along
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page
     from envplan.simulation import simulate
@@ -58,13 +63,15 @@ def report(
     if costs.given:
         loaded = priced(loaded, costs.run(frontier))
     with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
-        along = distinct(frontier.sample_plans(_ALONG, progress=progress))
+        along = distinct(plans_along(frontier, _ALONG, progress=progress))
     comparison = None
-    if compare:
+    operations = len(frontier.pipeline.operations)
+    if operations <= _MOST_COMPARED if compare is None else compare:
         with spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
     made = Report(
         plan=loaded,
+        file=source.plan,
         frontier=frontier,
         along=along,
         before=after.at_max_frequency(),
@@ -72,21 +79,24 @@ def report(
         comparison=comparison,
     )
     save_page(report_page(made), output)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "savings_percent": loaded.predicted.savings_percent,
-                "slowdown_percent": loaded.predicted.slowdown_percent,
-                "energy_j": loaded.energy,
-                "gap": loaded.gap,
-                "source": loaded.profile.source,
-            }
-        )
-    elif not show.quiet:
-        modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
-        say(
-            f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-            f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
-        )
-        say(f"wrote {output}")
+    modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
+    words = (
+        f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
+        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+    )
+    if compare is None and comparison is None:
+        words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "savings_percent": loaded.predicted.savings_percent,
+            "slowdown_percent": loaded.predicted.slowdown_percent,
+            "energy_j": loaded.energy,
+            "gap": loaded.gap,
+            "source": loaded.profile.source,
+        },
+        lambda: say(words),
+        written=[output],
+        then=["envplan", "apply", str(source.plan)],
+    )

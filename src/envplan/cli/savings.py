@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import JOB, option, options, typed
+from envplan.cli.command import options, typed
 from envplan.cli.options import JobOptions, OutputOptions, RateOptions
-from envplan.quantities import COUNT, PERCENT
+from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
     from envplan.costs.savings import Amounts, Saving, Site
@@ -22,20 +22,19 @@ def _share(text: str, name: str) -> float:
     return PERCENT.parse(text, name) / (100 if "%" in text else 1)
 
 
-@options
+@options(
+    """
+    Job:
+      --gpus N  How many GPUs run such jobs; default: those of the job.
+      --utilization SHARE  Share of the year they train: 0.8 or 80%.
+    """,
+    utilization=_share,
+)
 class SiteOptions(RateOptions):
     """Where a job runs, how much, and what is paid there."""
 
-    gpus: int | None = option(
-        "--gpus N", JOB, "How many GPUs run such jobs; default: those of the job.", COUNT
-    )
-    utilization: float = option(
-        "--utilization SHARE",
-        JOB,
-        "Share of the year they train: 0.8 or 80%.",
-        _share,
-        default=1.0,
-    )
+    gpus: int | None = None
+    utilization: float = 1.0
 
     def site(self) -> Site:
         """As the library takes it."""
@@ -96,7 +95,8 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
         columns |= {f"{unit} a {period}": [cell[unit] for cell in cells] for unit in cells[0]}
     energies = frontier.profile.metadata.energies_are
     title = f"Saved for the same work, {gpus:,} GPUs"
-    print_columns(title + (f", energies {energies}" if energies else ""), columns)
+    monthly = [name for name in reversed(columns) if name.endswith("a month")]
+    print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
     if not site.gpu_hour:
         say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
     if site.carbon is None:

@@ -184,7 +184,8 @@ def show(
       envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
     """
     from envplan.cli.output import print_json, say, spinner
-    from envplan.plotting.schedule import plot_schedule, schedule_layout
+    from envplan.plotting.figures import save_figure
+    from envplan.plotting.schedule import schedule_figure, schedule_layout
 
     check_outputs(plot)
     if p2p_latency is not None and profile is None:
@@ -198,7 +199,7 @@ def show(
     layout = schedule_layout(pipeline, timed_by)
     if plot is not None:
         with spinner("Drawing", quiet=out.quiet):
-            plot_schedule(layout, plot)
+            save_figure(schedule_figure(layout), plot)
     if out.json:
         print_json(layout.to_dict())
     elif not out.quiet:

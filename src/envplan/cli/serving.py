@@ -298,12 +298,14 @@ class _Replays:
             )
         found = cls(service, options, trace, rates, results)
         if options.plot is not None:
-            from envplan.plotting.serving import plot_over_time, save_comparison_page
+            from envplan.plotting.figures import save_figure
+            from envplan.plotting.page import save_page
+            from envplan.plotting.serving import comparison_page, over_time_figure
 
             if options.plot.suffix.lower() == ".html":
-                save_comparison_page(results, found.title, service.known.source, options.plot)
+                save_page(comparison_page(results, found.title, service.known.source), options.plot)
             else:
-                plot_over_time(results, found.title, options.plot)
+                save_figure(over_time_figure(results, found.title), options.plot)
         return found
 
     @property
@@ -391,9 +393,10 @@ def profile(
     if output is not None:
         _write_copy(known, output)
     if plot is not None:
-        from envplan.plotting.serving import plot_serving_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.serving import serving_profile_figure
 
-        plot_serving_profile(known, plot)
+        save_figure(serving_profile_figure(known), plot)
     if show.json:
         print_json(_profile_document(known, load))
     elif not show.quiet:
@@ -537,9 +540,10 @@ def solve(
         )
     plan.save(output)
     if plot is not None:
-        from envplan.plotting.serving import plot_plan
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.serving import plan_figure
 
-        plot_plan(plan, plot)
+        save_figure(plan_figure(plan), plot)
     if show.json:
         print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
     elif not show.quiet:

@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envplan.cli.command import (
-    MOST,
-    NOISE,
     Numbers,
     file_of,
     numbers,
-    option,
     options,
     plot_option,
+    takes,
 )
-from envplan.cli.costs import cost_columns, replay_cost_notes, replay_costs
+from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import (
-    NOISE_PERCENT,
-    SWITCH_LATENCY,
     CostOptions,
     OutputOptions,
     ParallelOptions,
@@ -35,8 +31,9 @@ from envplan.cli.replicas import (
     load_replicas,
     print_replicas,
 )
+from envplan.cli.timeline import draw
 from envplan.errors import InputError
-from envplan.quantities import COUNT, TIME, WHOLE
+from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan.cluster import ClusterReport, Slowdowns
@@ -51,26 +48,24 @@ _PERCENTS = (5, 25, 50, 75, 95, 99)
 _CLUSTER = "Cluster"
 
 
-@options
+@options(
+    """
+    Cluster:
+      --straggler [REPLICA:]FACTOR  A replica takes FACTOR times the plan's time; may be given
+          more than once.
+      --straggler-trace FILE  Stragglers of several iterations: CSV with
+          iteration,replica,slowdown.
+      --strong-scaling R,R,...  The same global batch on so many replicas, with fewer microbatches
+          each.
+    """,
+    strong_scaling=numbers("32,64,128"),
+)
 class ClusterOptions(ParallelOptions):
     """Replicas of the plan together, some of which may straggle."""
 
-    straggler: list[str] | None = option(
-        "--straggler [REPLICA:]FACTOR",
-        _CLUSTER,
-        "A replica takes FACTOR times the plan's time; may be given more than once.",
-    )
-    straggler_trace: Path | None = option(
-        "--straggler-trace FILE",
-        _CLUSTER,
-        "Stragglers of several iterations: CSV with iteration,replica,slowdown.",
-    )
-    strong_scaling: Numbers | None = option(
-        "--strong-scaling R,R,...",
-        _CLUSTER,
-        "The same global batch on so many replicas, with fewer microbatches each.",
-        numbers("32,64,128"),
-    )
+    straggler: list[str] | None = None
+    straggler_trace: Path | None = None
+    strong_scaling: Numbers | None = None
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
@@ -143,37 +138,32 @@ class ClusterOptions(ParallelOptions):
         return reports
 
 
+@takes(
+    """
+    Noise:
+      --seed N  Noise of another seed is other noise.
+      --runs N  With --noise: replay N times, for percentiles.
+    Cluster:
+      --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
+    Most used:
+      --trace FILE  Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+    """,
+    seed=WHOLE.within(0, 2**63 - 1),
+    trace=file_of((".json",), "a plan goes before --trace"),
+)
 def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
     show: OutputOptions,
-    noise: float | None = NOISE_PERCENT,
-    seed: int = option(
-        "--seed N",
-        NOISE,
-        "Noise of another seed is other noise.",
-        WHOLE.within(0, 2**63 - 1),
-        default=0,
-    ),
-    runs: int = option(
-        "--runs N", NOISE, "With --noise: replay N times, for percentiles.", COUNT, default=1
-    ),
-    switch_latency: float | None = SWITCH_LATENCY,
-    sync_time: float | None = option(
-        "--sync-time TIME",
-        _CLUSTER,
-        "Everybody waits until so much time has passed, as in 16.5 (seconds).",
-        TIME,
-    ),
+    noise: float | None = None,
+    seed: int = 0,
+    runs: int = 1,
+    switch_latency: float | None = None,
+    sync_time: float | None = None,
     replica: list[Path] | None = REPLICA_PLANS,
     replica_profile: list[str] | None = PROFILES_BESIDE,
-    trace: Path | None = option(
-        "--trace FILE",
-        MOST,
-        "Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.",
-        file_of((".json",), "a plan goes before --trace"),
-    ),
+    trace: Path | None = None,
     plot: Path | None = plot_option(
         "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot"
     ),
@@ -230,15 +220,15 @@ def simulate(
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        from envplan.plotting.timeline import plot_timeline
-
-        plot_timeline(timeline, plot)
+        draw(timeline, plot)
     planned_s = loaded.job.switch_latency_s or 0.0
     other_clocks = switch_latency not in (None, planned_s)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
     spent = None
     if run is not None:
-        spent = replay_costs(run, timeline, sync_time)
+        from envplan.costs.spending import spent_in_replays
+
+        spent = spent_in_replays(run, timeline, sync_time)
         if together is None and not reports:
             notes += replay_cost_notes(run, spent)
 

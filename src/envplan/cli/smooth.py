@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envplan.cli.command import MOST, argument, file_of, option, plot_option
+from envplan.cli.command import argument, file_of, plot_option, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
 
 
+@takes(
+    """
+    Most used:
+      -o, --output FILE  Where the smooth profile goes.
+    """,
+    output=file_of((".csv",), "a profile is a CSV file"),
+)
 def smooth(
     show: OutputOptions,
     profile: str = argument(
@@ -23,13 +30,7 @@ def smooth(
         "the smooth energy against clock",
         "choose one of them",
     ),
-    output: Path = option(
-        "-o, --output FILE",
-        MOST,
-        "Where the smooth profile goes.",
-        file_of((".csv",), "a profile is a CSV file"),
-        default=Path("smooth.csv"),
-    ),
+    output: Path = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.
 
@@ -42,8 +43,8 @@ def smooth(
       envplan frontier smooth.csv --microbatches 32
     """
     from envplan.cli.output import answer, describe_profile, say
-    from envplan.cli.profile import describe_smoothing
     from envplan.profile import Profile
+    from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
 
     check_outputs(output, plot)
@@ -52,9 +53,10 @@ def smooth(
     smoothed, _ = smooth_profile(source.path)
     smoothed.save_csv(output)
     if plot is not None:
-        from envplan.plotting.profile import plot_profile
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.profile import profile_figure
 
-        plot_profile(smoothed, plot)
+        save_figure(profile_figure(smoothed), plot)
     said = smoothed.metadata.extra["smoothed"]
     answer(
         show,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envplan.cli.asking import check_targets, chosen_planner, request_of
-from envplan.cli.command import MOST, option
+from envplan.cli.command import takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 
+@takes(
+    """
+    Most used:
+      -o, --output FILE  Where the plan goes.
+    """,
+)
 def solve(
     job: JobOptions,
     target: TargetOptions,
@@ -35,9 +41,7 @@ def solve(
     costs: RunOptions,
     show: OutputOptions,
     replica_profile: list[str] | None = REPLICA_PROFILES,
-    output: Path = option(
-        "-o, --output FILE", MOST, "Where the plan goes.", default=Path("plan.json")
-    ),
+    output: Path = Path("plan.json"),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
 
@@ -57,12 +61,12 @@ def solve(
         job = replace(job, schedule=job.schedule or "envpipe")
     check_outputs(
         output,
-        inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks_file), *costs.files],
+        inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks), *costs.files],
     )
     check_targets(target, costs)
     other = chosen_planner(target, how, clocks, costs)
     if replica_profile:
-        if how.clocks_file is not None:
+        if how.clocks is not None:
             raise InputError(
                 "--clocks says the clocks of one kind of replica: make a plan for each, and give "
                 "them to envplan simulate PLAN --replica PLAN"
@@ -72,13 +76,13 @@ def solve(
     from envplan.cli.output import answer, progress_bar
     from envplan.cli.planning import plan_of, plan_of_clocks, print_run
 
-    frontier = job.trace(quiet=show.quiet)
+    frontier = job.trace(quiet=show.quiet, whole=False)
     refuse_overwriting(frontier.profile, output)
     request = request_of(frontier, target, how, clocks, costs)
     run: EnvPipeRun | None = None
     with progress_bar("Planning", quiet=show.quiet) as progress:
-        if how.clocks_file is not None:
-            plan = plan_of_clocks(frontier, how.clocks_file)
+        if how.clocks is not None:
+            plan = plan_of_clocks(frontier, how.clocks)
         elif other is None:
             plan = frontier.solve(request, progress=progress)
         else:
@@ -141,7 +145,6 @@ def _document(
     frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None
 ) -> dict[str, Any]:
     from envplan.cli.plan_notes import plan_notes
-    from envplan.cli.planning import run_document
 
     head = plan.model_dump(
         by_alias=True, exclude_none=True, exclude={"stages", "schema_id", "ladder"}
@@ -156,4 +159,4 @@ def _document(
         "notes": plan_notes(frontier, plan),
         **head,
     }
-    return summary if run is None else {**summary, "envpipe": run_document(run, frontier.pipeline)}
+    return summary if run is None else {**summary, "envpipe": run.to_dict(frontier.pipeline)}

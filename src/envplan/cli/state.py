@@ -8,5 +8,5 @@ command = ""
 json = False
 #: Colours: None where the terminal decides.
 color: bool | None = None
-#: What was warned of.
-doubts: set[str] = set()
+#: What was warned of, in order.
+doubts: dict[str, None] = {}

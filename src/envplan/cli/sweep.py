@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import MOST, argument, flag, option, plot_option
+from envplan.cli.command import argument, plot_option, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
-from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,25 +24,28 @@ _BEST = 5
 _FAILURES = 5
 
 
+@takes(
+    """
+    Most used:
+      -o, --output FILE  The table: .csv or .parquet.
+      -j, --jobs N  Processes; default: one for each core.
+      --ray ADDRESS  Run on the Ray cluster there, such as auto or 10.0.0.1:6379.
+      --fresh  Compute what an earlier run has done once more.
+    """,
+)
 def sweep(
     show: OutputOptions,
     config: Path = argument("CONFIG", "The sweep's file, in TOML."),
-    output: Path = option(
-        "-o, --output FILE", MOST, "The table: .csv or .parquet.", default=Path("sweep.csv")
-    ),
+    output: Path = Path("sweep.csv"),
     plot: Path | None = plot_option(
         "sweep.png",
         _PLOT_TYPES,
         "savings against slowdown",
         "the sweep's file goes before --plot",
     ),
-    jobs: int | None = option(
-        "-j, --jobs N", MOST, "Processes; default: one for each core.", COUNT
-    ),
-    ray: str | None = option(
-        "--ray ADDRESS", MOST, "Run on the Ray cluster there, such as auto or 10.0.0.1:6379."
-    ),
-    fresh: bool = flag("--fresh", MOST, "Compute what an earlier run has done once more."),
+    jobs: int | None = None,
+    ray: str | None = None,
+    fresh: bool = False,
 ) -> None:
     """Make many plans: every combination of profiles, schedules, microbatches and targets.
 
@@ -77,9 +79,10 @@ def sweep(
     failed = len(result.failures)
     all_failed = failed == len(result.rows)
     if plot is not None and not all_failed:
-        from envplan.plotting.sweep import plot_sweep
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.sweep import sweep_figure
 
-        plot_sweep(result.rows, plot)
+        save_figure(sweep_figure(result.rows), plot)
     drawn = None if all_failed else plot
     answer(
         show,

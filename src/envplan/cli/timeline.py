@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from envplan.cli.command import MOST, file_of, one_of, option
 from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
+
+if TYPE_CHECKING:
+    from envplan.plotting.timeline import Colour
+    from envplan.simulation import Timeline
 
 _TYPES = (".png", ".svg", ".pdf", ".html")
 
@@ -43,24 +47,45 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import print_json, say, spinner
-    from envplan.plotting.timeline import plot_timeline
+    from envplan.cli.output import answer, spinner
     from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
     with spinner("Drawing", quiet=show.quiet):
         after = simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
-        plot_timeline(after, output, before=before, colour=colour)
-    if show.json:
-        print_json(
-            {
-                "written": str(output),
-                "iteration_time_s": after.iteration_time,
-                "energy_j": after.energy,
-                "max_frequency_iteration_time_s": before and before.iteration_time,
-                "max_frequency_energy_j": before and before.energy,
-            }
-        )
-    elif not show.quiet:
-        say(f"wrote {output}")
+        draw(after, output, before, colour)
+    answer(
+        show,
+        lambda: {
+            "written": str(output),
+            "iteration_time_s": after.iteration_time,
+            "energy_j": after.energy,
+            "max_frequency_iteration_time_s": before and before.iteration_time,
+            "max_frequency_energy_j": before and before.energy,
+        },
+        lambda: None,
+        written=[output],
+        then=["envplan", "report", str(source.plan)],
+    )
+
+
+def draw(
+    timeline: Timeline, path: Path, before: Timeline | None = None, colour: Colour = "frequency"
+) -> None:
+    """Write the picture or the page of a timeline.
+
+    Args:
+        before: that of maximum frequency, to show above it.
+        colour: what colours stand for in a picture; on a page the reader chooses.
+    """
+    if path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+        from envplan.plotting.report import timeline_page
+
+        save_page(timeline_page(timeline, before), path)
+    else:
+        from envplan.plotting.figures import save_figure
+        from envplan.plotting.timeline import timeline_figure
+
+        save_figure(timeline_figure(timeline, before=before, colour=colour), path)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
-from envplan.units import J_PER_KWH, duration_text, ns_from_s, ns_from_s_floor, s_from_ns
+from envplan.units import J_PER_KWH, duration_text, j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
     from envplan.plan import Plan
+    from envplan.simulation import Timeline
 
 __all__ = [
     "before_and_after",
@@ -24,6 +25,7 @@ __all__ = [
     "pairs",
     "priced",
     "spent",
+    "spent_in_replays",
     "tokens_per_iteration",
 ]
 
@@ -97,6 +99,30 @@ def pairs(
         return whole, None
     single = Pair(max_frequency=_share(usual, run.iterations), plan=_share(planned, run.iterations))
     return single, whole
+
+
+def spent_in_replays(
+    run: Run, timeline: Timeline, sync_time: float | None = None
+) -> tuple[Spent, Spent | None]:
+    """What an iteration costs, on average of all replays of a timeline, and what the run does.
+
+    Args:
+        sync_time: s; an iteration is over only then.
+
+    Raises:
+        InputError: a rate ends before the run does.
+    """
+    runs, least_ns = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0)
+    time_ns = sum(max(time, least_ns) for time in timeline.run_times_ns)
+    predicted = timeline.plan.predicted.model_copy(
+        update={
+            "iteration_time_s": s_from_ns(time_ns) / runs,
+            "energy_j": j_from_fj(sum(timeline.run_energies_fj)) / runs,
+        }
+    )
+    plan = timeline.plan.model_copy(update={"predicted": predicted})
+    iteration, whole = pairs(*before_and_after(plan), run, _gpus(plan))
+    return iteration.plan, None if whole is None else whole.plan
 
 
 def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:

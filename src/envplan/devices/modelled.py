@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from envplan.errors import InputError, unknown
+from envplan.errors import InputError, meant
 
 __all__ = ["ALIASES", "GPUS", "ModelledGpu", "gpu"]
 
@@ -142,7 +142,7 @@ def gpu(key: str) -> ModelledGpu:
     known = GPUS.get(ALIASES.get(name, name))
     known = known or next((one for one in GPUS.values() if one.name.lower() == name), None)
     if known is None:
-        raise InputError(unknown("modelled GPU", key, [*GPUS, *ALIASES]))
+        raise InputError(f"there is no modelled GPU {key!r}; {meant(key, [*GPUS, *ALIASES])}")
     return known
 
 

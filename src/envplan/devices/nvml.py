@@ -57,7 +57,10 @@ class NvmlBackend:
             DeviceError: there is none.
         """
         if self._devices is None:
-            count = _ask(self._nvml, "the NVIDIA driver", self._nvml.nvmlDeviceGetCount)
+            try:
+                count = self._nvml.nvmlDeviceGetCount()
+            except self._nvml.NVMLError as error:
+                raise DeviceError(f"the NVIDIA driver: {error}; check nvidia-smi") from error
             if count == 0:
                 raise DeviceError(
                     "the NVIDIA driver sees no GPU; check nvidia-smi, "
@@ -215,7 +218,7 @@ class NvmlDevice:
             return int(self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
         if self._integral is None:
             self._integral = _PowerIntegral(self.power)
-        return self._integral.millijoules()
+        return self._integral.sample()
 
     def power(self) -> float:
         """Power drawn now, W."""
@@ -335,14 +338,6 @@ class _PowerIntegral:
         self._last = power()
         threading.Thread(target=self._run, name="envplan-power", daemon=True).start()
 
-    def millijoules(self) -> int:
-        """Energy since it was created, mJ.
-
-        Raises:
-            DeviceError: power cannot be read now.
-        """
-        return self._sample()
-
     def stop(self) -> None:
         """Sample no more."""
         self._stopped.set()
@@ -351,21 +346,19 @@ class _PowerIntegral:
         while not self._stopped.wait(_SAMPLE_S):
             # A sample that fails leaves a longer trapezoid, and whoever asks next is told.
             with suppress(DeviceError):
-                self._sample()
+                self.sample()
 
-    def _sample(self) -> int:
+    def sample(self) -> int:
+        """Energy since it was created, mJ.
+
+        Raises:
+            DeviceError: power cannot be read now.
+        """
         with self._lock:
             power, now = self._power(), time.monotonic()
             self._millijoules += (now - self._time) * (self._last + power) / 2 * 1e3
             self._time, self._last = now, power
             return int(self._millijoules)
-
-
-def _ask(nvml: Any, who: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except nvml.NVMLError as error:
-        raise DeviceError(f"{who}: {error}; check nvidia-smi") from error
 
 
 def _no_driver(nvml: Any, error: Exception) -> str:

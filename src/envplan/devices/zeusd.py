@@ -85,7 +85,7 @@ class ZeusdDevice(NvmlDevice):
         told = {str(gpu.get("pci_address", "")).rpartition(".")[0].lower(): gpu for gpu in gpus}
         if own in told:
             return int(told[own]["id"])
-        # Daemons before 0.6 do not tell addresses.
+        # Daemons up to 0.5 do not tell addresses.
         count = self._ask(self._nvml.nvmlDeviceGetCount)
         same = [gpu for gpu in gpus if gpu.get("id") == self._index]
         if set(told) <= {""} and len(gpus) == count and same[0].get("name") == self.info.name:

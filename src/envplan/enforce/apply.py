@@ -19,6 +19,7 @@ from envplan.enforce.freqplan import (
     LadderRung,
     RankPlan,
     StageClocks,
+    StageEnergy,
     clocks_within,
 )
 from envplan.enforce.topology import Topology
@@ -36,7 +37,7 @@ from envplan.plan import (
 )
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.units import s_from_ns
+from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["apply_plan"]
 
@@ -117,6 +118,14 @@ def apply_plan(
         deadline_s=plan.target.deadline_s,
         iteration_time_s=s_from_ns(replay.makespan_ns),
         energy_j=fitter.joules(replay.energy_fj),
+        stage_energies=[
+            StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
+            for planned_fj, baseline_fj in zip(
+                replay.stage_energies_fj,
+                problem.replay(problem.max_frequency_rows).stage_energies_fj,
+                strict=True,
+            )
+        ],
         raised=fitter.raised(planned, supported),
         dwell=dwell,
         ranks=_ranks(plan, topology, applied, rungs or [], devices),

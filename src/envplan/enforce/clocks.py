@@ -55,6 +55,19 @@ def modelled_clocks(name: str) -> Clocks:
     return Clocks(tuple(sorted(model.clocks_mhz)), "modelled", model.name)
 
 
+def refuse_other_gpus(profile: Profile, named: Sequence[Clocks]) -> None:
+    """Raises: InputError: a profile names a known GPU, and another one is named for its plan."""
+    for stage in range(profile.num_stages) if len(named) in (1, profile.num_stages) else ():
+        measured = _known(profile.metadata.gpu_of(stage))
+        other = named[stage if len(named) > 1 else 0].gpu
+        if measured is not None and other != measured.name:
+            raise InputError(
+                f"--gpu: the plan is for the {measured.name} of profile {profile.name}, and times "
+                f"and energies on {other} are others; make a profile of that GPU, or go on with "
+                "--force"
+            )
+
+
 def _known(name: str | None) -> ModelledGpu | None:
     """The modelled GPU of either of its names."""
     wanted = (name or "").lower()

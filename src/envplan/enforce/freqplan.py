@@ -9,7 +9,6 @@ CSV, and the text file that the server of Zeus's pipeline frequency optimizer re
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import os
@@ -26,7 +25,7 @@ from envplan._documents import (
     read_json,
     readable_json,
 )
-from envplan._files import atomic_write, read_bounded
+from envplan._files import atomic_write
 from envplan._model import Model
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -43,8 +42,7 @@ __all__ = [
     "RaisedClock",
     "RankPlan",
     "StageClocks",
-    "parse_zeus",
-    "read_zeus",
+    "StageEnergy",
 ]
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
@@ -83,6 +81,13 @@ class StageClocks(Model):
     gpu: str | None = None
     clocks_source: ClockSource
     supported_clocks_mhz: list[Megahertz]
+
+
+class StageEnergy(Model):
+    """J that one GPU of a stage uses in an iteration by the profile, waiting included."""
+
+    planned_j: Joules = Field(description="with the clocks written here")
+    baseline_j: Joules = Field(description="with every operation at its highest frequency")
 
 
 class RaisedClock(Model):
@@ -168,6 +173,7 @@ class FrequencyPlan(Model):
         deadline_s: the time the plan is for.
         iteration_time_s: replayed with the clocks written here; no later than the plan's.
         energy_j: per iteration over all GPUs, waiting included.
+        stage_energies: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
         dwell: absent if --min-dwell was not asked for.
         ranks: every global rank, in order; those of one stage have the same operations.
@@ -186,6 +192,7 @@ class FrequencyPlan(Model):
     deadline_s: Seconds
     iteration_time_s: Seconds
     energy_j: Joules
+    stage_energies: list[StageEnergy] | None = None
     raised: list[RaisedClock]
     dwell: Dwell | None = None
     ranks: list[RankPlan]
@@ -202,15 +209,6 @@ class FrequencyPlan(Model):
                 f"rank {rank} is not in the frequency plan, which is for {self.world_size} ranks"
             )
         return self.ranks[rank]
-
-    def rung_for(self, straggler_time: float) -> LadderRung | None:
-        """The slowest rung that ends by the time a straggler does; None: stay with the plan.
-
-        Args:
-            straggler_time: iteration time of the slowest replica, s.
-        """
-        fitting = [rung for rung in self.ladder or [] if rung.iteration_time_s <= straggler_time]
-        return fitting[-1] if fitting else None
 
     def check_world(self, world_size: int) -> None:
         """That a job of so many ranks is the one this is for.
@@ -420,7 +418,7 @@ class FrequencyPlan(Model):
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
             supported = known[rank.stage]
-            asked = set(rank.frequencies) | clocks_within(rank.configs) - {0}
+            asked = (set(rank.frequencies) | clocks_within(rank.configs)) - {0}
             lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
                 asked - set(rank.clocks_mhz)
             )
@@ -472,56 +470,6 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
         clock = mhz or clock
         schedule.append((instruction, clock))
     return schedule
-
-
-def read_zeus(path: str | os.PathLike[str]) -> list[list[tuple[str, int]]]:
-    """The schedule in a file for Zeus's server; nothing in it is executed.
-
-    Returns:
-        A list for each line of the schedule (a stage or a rank), of (instruction, MHz).
-
-    Raises:
-        InputError: the file cannot be read, is larger than 16 MiB or holds something else.
-    """
-    data = read_bounded(path, MAX_ZEUS_BYTES)
-    try:
-        return parse_zeus(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError("is not a schedule for Zeus: not UTF-8 text", path=path) from None
-    except InputError as error:
-        raise InputError(error.message, path=path, line=error.line) from None
-
-
-def parse_zeus(text: str) -> list[list[tuple[str, int]]]:
-    """As read_zeus, of text.
-
-    Raises:
-        InputError: it is no list of lists of (instruction, MHz).
-    """
-    try:
-        schedule = ast.literal_eval(text)
-    except SyntaxError as error:
-        raise InputError(
-            f"is not a schedule for Zeus, or cut short: {error.msg}", line=error.lineno
-        ) from None
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        raise InputError("is not a schedule for Zeus: it must hold nothing but literals") from None
-    if not isinstance(schedule, list) or not all(isinstance(line, list) for line in schedule):
-        raise InputError("is not a schedule for Zeus: it must be a list of lists")
-    for line, entries in enumerate(schedule):
-        for position, entry in enumerate(entries):
-            if not _is_zeus_entry(entry):
-                raise InputError(
-                    f"is not a schedule for Zeus: [{line}][{position}] is no (instruction, MHz)"
-                )
-    return schedule
-
-
-def _is_zeus_entry(entry: object) -> bool:
-    if not isinstance(entry, tuple) or len(entry) != 2:
-        return False
-    instruction, mhz = entry
-    return isinstance(instruction, str) and type(mhz) is int and 0 < mhz <= 10**6
 
 
 def write_schema() -> None:

@@ -1,16 +1,18 @@
 """Clocks that somebody else has chosen, read from a file as data.
 
-Three kinds of files: what Perseus and Zeus write, `freqs_pipeline_*.py` (a list for each stage of
-MHz, or of (instruction, MHz), read with ast.literal_eval and never run); our frequency plan; and a
-CSV of stage, frequency and either position or instruction and microbatch.
+Three kinds of files: what Perseus, Zeus and Kareus write, `freqs_pipeline_*.py` (a list for each
+stage of MHz, or of (instruction, MHz), read with ast.literal_eval and never run); our frequency
+plan; and a CSV of stage, frequency and either position or instruction and microbatch. Kareus's have
+a `scheds_pipeline_*.py` of the same number beside them, with the second knob of each operation.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
@@ -19,13 +21,18 @@ from envplan._files import AnyPath, decoded, read_bounded
 from envplan._tables import parse_table
 from envplan.enforce.freqplan import FREQPLAN_SCHEMA, MAX_ZEUS_BYTES, FrequencyPlan
 from envplan.errors import InputError, shown
-from envplan.pipeline import Pipeline
+from envplan.pipeline import Operation, Pipeline
 
 __all__ = ["read_clocks"]
 
+_FREQS: Final = "freqs_pipeline_"
+_SCHEDS: Final = "scheds_pipeline_"
 
-def read_clocks(path: AnyPath, pipeline: Pipeline) -> list[list[int]]:
+
+def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tuple[int, str]]]:
     """MHz of each stage's operations in execution order, as `plan_from_clocks` takes them.
+
+    With Kareus's second knob, where there is a file of it, (MHz, config).
 
     Args:
         pipeline: whose operations the clocks are for.
@@ -40,7 +47,12 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> list[list[int]]:
             return _from_frequency_plan(path, pipeline)
         suffix = Path(path).suffix.lower()
         if start in (b"[", b"(", b"#") or suffix in (".py", ".txt"):
-            return _from_lists(decoded(data, path), pipeline)
+            clocks = _from_lists(decoded(data, path), pipeline)
+            name = Path(path).name
+            knobs = Path(path).with_name(name.replace(_FREQS, _SCHEDS, 1))
+            if name.startswith(_FREQS) and knobs.exists():
+                return _with_knobs(clocks, knobs, pipeline)
+            return clocks
         return _from_table(data, path, pipeline)
     except InputError as error:
         if error.path is not None:
@@ -61,7 +73,52 @@ def _from_frequency_plan(path: AnyPath, pipeline: Pipeline) -> list[list[int]]:
     return [clocks[stage] for stage in range(pipeline.num_stages)]
 
 
-def _from_lists(text: str, pipeline: Pipeline) -> list[list[int]]:
+def _with_knobs(
+    clocks: Sequence[Sequence[int]], path: Path, pipeline: Pipeline
+) -> list[list[tuple[int, str]]]:
+    """The clocks with the config of each operation.
+
+    The file has a list for each stage of (instruction, knob, ...) in execution order; or, where
+    nothing is recomputed, of a pair of these for each microbatch.
+
+    Raises:
+        InputError: the file holds something else, or does not fit the pipeline.
+    """
+    try:
+        stages = _literal(decoded(read_bounded(path, MAX_ZEUS_BYTES), path))
+        bounds = list(pairwise(pipeline.stage_begin.tolist()))
+        if len(stages) != len(bounds):
+            raise InputError(f"has {len(stages)} stages; the pipeline has {len(bounds)}")
+        counts = [last - first for first, last in bounds]
+        if counts != list(map(len, clocks)):
+            raise InputError(f"goes with clocks of {counts} operations, one each")
+        configured = []
+        for (first, last), stage, entries in zip(bounds, clocks, stages, strict=True):
+            operations = enumerate(pipeline.operations[first:last])
+            configured.append([(stage[at], _config(entries, at, op)) for at, op in operations])
+        return configured
+    except InputError as error:
+        raise InputError(error.message, path=path, line=error.line) from None
+
+
+def _config(entries: list[Any], at: int, op: Operation) -> str:
+    for place in (at, op.microbatch):
+        entry = entries[place] if place < len(entries) else None
+        for one in [entry, *(entry if isinstance(entry, tuple) else ())]:
+            named = isinstance(one, tuple) and one[:1] == (op.instruction,)
+            if named and all(isinstance(text, str) for text in one):
+                return " ".join(filter(None, one[1:]))
+    raise InputError(
+        f"stage {op.stage} says nothing of {op.instruction} {op.microbatch}, its operation {at}"
+    )
+
+
+def _literal(text: str) -> list[list[Any]]:
+    """A list of lists that Python would print, read without running anything.
+
+    Raises:
+        InputError: it is something else.
+    """
     try:
         value = ast.literal_eval(text)
     except SyntaxError as error:
@@ -74,6 +131,11 @@ def _from_lists(text: str, pipeline: Pipeline) -> list[list[int]]:
         ) from None
     if not isinstance(value, list) or not all(isinstance(stage, list) for stage in value):
         raise InputError("must hold a list for each stage")
+    return value
+
+
+def _from_lists(text: str, pipeline: Pipeline) -> list[list[int]]:
+    value = _literal(text)
     if len(value) != pipeline.num_stages:
         raise InputError(f"has {len(value)} stages; the pipeline has {pipeline.num_stages}")
     names = [

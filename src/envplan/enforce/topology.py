@@ -126,10 +126,6 @@ class Topology(Model):
                 return position
         return 0
 
-    def ranks_of(self, stage: int) -> list[int]:
-        """All global ranks of a stage, ascending."""
-        return [rank for rank in range(self.world_size) if self.stage_of(rank) == stage]
-
 
 def _factors(gpus: int) -> str:
     pairs = [f"--tp {tp} --cp {gpus // tp}" for tp in range(gpus, 0, -1) if gpus % tp == 0]

@@ -3,9 +3,9 @@
 from envplan.frontier.network import Network, build_network
 from envplan.frontier.relaxation import (
     BlockingPowerSource,
-    Progress,
     Relaxation,
 )
+from envplan.frontier.stretch import Progress
 
 __all__ = [
     "BlockingPowerSource",

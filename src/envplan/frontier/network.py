@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import mul
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,29 +63,29 @@ class Network:
             self.num_nodes - 1,
         )
 
-    @property
-    def steepest_uw(self) -> int:
-        """A slope, uW, that the frontier has nowhere above T_min: all operations get faster."""
-        finite = np.where(self.limit < _kernel.INFINITE, self.limit, 0)
-        steepest = np.maximum.reduceat(finite, self.curve_begin[:-1])
-        return int(steepest[self.curve].sum()) + 1
+    def coarse(self, levels: int) -> Network | None:
+        """The same network with about so many levels a curve, every so many-th of those there are;
+        None where that is not even half of them.
 
-    def with_deadline(self, deadline_ns: int) -> Network:
-        """The same network with one more activity, from its source to its sink, of that duration.
-
-        It earns nothing and takes any flow. So an optimum of more flow than the frontier is steep
-        at the deadline is the optimum at the deadline, and the last arc carries what is over.
+        Its costs are chords of this one's, so they are still convex.
         """
-        source, sink = self.num_nodes - 2, self.num_nodes - 1
-        return replace(
-            self,
-            tail=_int32(self.tail, np.array([source])),
-            head=_int32(self.head, np.array([sink])),
-            curve=_int32(self.curve, np.array([len(self.curve_begin) - 1])),
-            curve_begin=_int32(self.curve_begin, np.array([len(self.duration) + 1])),
-            duration=np.append(self.duration, deadline_ns),
-            limit=np.append(self.limit, _kernel.INFINITE),
-        )
+        every = int(np.diff(self.curve_begin).max()) // levels
+        if every < 2:
+            return None
+        curves = []
+        for begin, end in pairwise(self.curve_begin.tolist()):
+            kept = sorted({*range(begin, end, every), end - 1})
+            duration, limit = [int(self.duration[begin])], list[int]()
+            for first, last in pairwise(kept):
+                saved = (-np.diff(self.duration[first : last + 1])).tolist()
+                slope = sum(map(mul, self.limit[first:last].tolist(), saved)) // sum(saved)
+                if limit and slope <= limit[-1]:  # rounded down to that of the chord before
+                    duration.pop()
+                else:
+                    limit.append(slope)
+                duration.append(int(self.duration[last]))
+            curves.append((duration, limit))
+        return replace(self, **_levels(curves))
 
 
 def build_network(
@@ -134,9 +137,7 @@ def build_network(
         tail=_int32(begin_of, end_of[before], np.full(len(first), source), end_of[last]),
         head=_int32(end_of, begin_of[pipeline.succ], begin_of[first], np.full(len(last), sink)),
         curve=_int32(curve, lag_curve[:-1], np.full(len(first) + len(last), no_lag)),
-        curve_begin=np.cumsum([0] + [len(d) for d, _ in levels], dtype=np.int32),
-        duration=np.array([t for d, _ in levels for t in d], np.int64),
-        limit=np.array([w for _, s in levels for w in (*s, _kernel.INFINITE)], np.int64),
+        **_levels(levels),
         cost_curves=cost_curves,
         base_cost_fj=sum(
             int(n) * c.base_cost_fj
@@ -145,6 +146,15 @@ def build_network(
             )
         ),
     )
+
+
+def _levels(curves: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any]:
+    """The arrays of curves that are given by durations and slopes."""
+    return {
+        "curve_begin": np.cumsum([0] + [len(d) for d, _ in curves], dtype=np.int32),
+        "duration": np.array([t for d, _ in curves for t in d], np.int64),
+        "limit": np.array([w for _, s in curves for w in (*s, _kernel.INFINITE)], np.int64),
+    }
 
 
 def replayed_events(pipeline: Pipeline, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._kernel import Trace
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network, replayed_events
-from envplan.frontier.start import start_at_t_star
+from envplan.frontier.start import Start
+from envplan.frontier.stretch import Progress, Stretch
 from envplan.pipeline import Pipeline
 from envplan.profile import DEFAULT_BLOCKING_POWER_W, Profile
 from envplan.replay import Problem
 from envplan.units import MAX_INTEGER, j_from_fj, ns_from_s_floor, s_from_ns, uw_from_w, w_from_uw
 
-if TYPE_CHECKING:
-    from envplan._kernel import Trace
-
 BlockingPowerSource = Literal["profile", "argument", "default"]
 
 # The walk from T_max to T_star grows faster with the pipeline than the rest. With more operations
 # than this it starts where going slower saves an eighth of what it saves at T_star.
-_WALK_FROM_T_MAX = 2048
-_PART = 8
-
-Progress = Callable[[int, int], None]
+_WALK_FROM_T_MAX: Final = 2048
+_PART: Final = 8
+# Where single times are asked for, at most so many stretches are walked instead of the whole
+# frontier, each as far at a time as this part of the way from T_star to T_min.
+_FEW_STRETCHES: Final = 2
+_AT_A_TIME: Final = 1 / 64
 
 
 class Relaxation:
     """The exact relaxed frontier: a lower bound on energy at every iteration time.
 
-    It knows no plan. Made by `trace`. All energies are joules per iteration over all GPUs.
+    It knows no plan. Made by `trace`. All energies are joules per iteration over all GPUs. What has
+    not been walked is walked when somebody asks for it: all of it where breakpoints are wanted, for
+    a single time only what is near.
 
     Attributes:
         pipeline, profile, gpus_per_stage, replicas: what was traced.
         blocking_power_uw: uW of a waiting GPU on each stage, (num_stages,).
         blocking_power_source: "argument", "profile" or "default".
         total_power_uw: the sum of blocking_power_uw.
+        min_time_ns: T_min in whole ns.
+        max_time_ns: the last breakpoint: T_star, or T_max where the full frontier was traced.
         slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
             slower than that leaves no more time worth using. Whole ns.
-        times_ns: breakpoints, whole ns, ascending, int64 (n,).
-        slopes_uw: -dC/dT of the relaxed effective cost on the interval below each breakpoint, uW,
-            (n,): what the cheapest ns costs that is saved next. Meaningless for the first.
         network: the activity network that was traced.
     """
 
@@ -57,7 +59,8 @@ class Relaxation:
         gpus_per_stage: int,
         replicas: int,
         network: Network,
-        trace: Trace,
+        *,
+        from_flow: int | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.profile = profile
@@ -66,17 +69,18 @@ class Relaxation:
         self.gpus_per_stage = gpus_per_stage
         self.replicas = replicas
         self.network = network
-        self._trace = trace
-        self.total_power_uw = sum(blocking_power_uw)
-        times, slopes, costs = trace.breakpoints()
-        self.times_ns: NDArray[np.int64] = times[::-1].copy()
-        self.slopes_uw: list[int] = slopes[::-1].tolist()
-        self._energies_fj = [
-            network.base_cost_fj + cost + self.total_power_uw * time
-            for cost, time in zip(costs[::-1], self.times_ns.tolist(), strict=True)
-        ]
+        self.total_power_uw: int = sum(blocking_power_uw)
+        self._start = Start(pipeline, profile, blocking_power_uw, network)
+        flow = self.total_power_uw if from_flow is None else from_flow
+        trace = network.trace() if flow < 0 else self._start.at_flow(flow)
+        self.min_time_ns: int = trace.min_time
         self.slowest_time_ns: int = trace.max_time
-        self._star = int(np.argmin(np.array(self._energies_fj, dtype=object)))
+        self._main = self._stretch_from(trace, flow)
+        self._stretches: list[Stretch] = []
+        self.max_time_ns = self._main.last_ns
+
+    def _stretch_from(self, trace: Trace, from_flow: int) -> Stretch:
+        return Stretch(trace, from_flow, self.network.base_cost_fj, self.total_power_uw)
 
     @classmethod
     def trace(
@@ -88,6 +92,7 @@ class Relaxation:
         gpus_per_stage: int = 1,
         replicas: int = 1,
         full: bool = False,
+        whole: bool = True,
         progress: Progress | None = None,
     ) -> Self:
         """Trace the whole relaxed frontier between T_min and T_star, exactly.
@@ -102,6 +107,7 @@ class Relaxation:
             replicas: data-parallel replicas.
             full: also record the frontier from T_star to T_max, where waiting costs more than
                 running.
+            whole: now; else what is asked for, when it is.
             progress: called now and then with (time now, T_min), ns, the former falling to the
                 latter.
 
@@ -122,16 +128,24 @@ class Relaxation:
         powers, source = _blocking_powers(pipeline, profile, blocking_power)
         network = build_network(pipeline, profile, powers)
         try:
-            trace = network.trace()
-            if not full:
-                start_at_t_star(trace, pipeline, profile, powers, network)
-            trace.run(-1 if full else sum(powers), progress)
+            traced = cls(
+                pipeline,
+                profile,
+                powers,
+                source,
+                gpus_per_stage,
+                replicas,
+                network,
+                from_flow=-1 if full else None,
+            )
+            if whole or full:
+                traced._main.reach(traced.min_time_ns, progress)
         except (ValueError, OverflowError) as error:
             raise InputError(
                 f"{error}; check that times are in seconds, energies in joules and powers in watts",
                 path=profile.path,
             ) from error
-        return cls(pipeline, profile, powers, source, gpus_per_stage, replicas, network, trace)
+        return traced
 
     def retraced(
         self, pipeline: Pipeline, profile: Profile, *, replicas: int | None = None
@@ -162,19 +176,27 @@ class Relaxation:
         return tuple(w_from_uw(p) for p in self.blocking_power_uw)
 
     @property
-    def min_time_ns(self) -> int:
-        """T_min in whole ns."""
-        return int(self.times_ns[0])
+    def _whole(self) -> Stretch:
+        self._main.reach(self.min_time_ns)
+        return self._main
 
     @property
-    def max_time_ns(self) -> int:
-        """The last breakpoint: T_star, or T_max where the full frontier was traced."""
-        return int(self.times_ns[-1])
+    def times_ns(self) -> NDArray[np.int64]:
+        """Breakpoints, whole ns, ascending, int64 (n,)."""
+        return self._whole.times_ns
 
     @property
+    def slopes_uw(self) -> list[int]:
+        """-dC/dT of the relaxed effective cost on the interval below each breakpoint, uW, (n,):
+        what the cheapest ns costs that is saved next. Meaningless for the first."""
+        return self._whole.slopes_uw
+
+    @cached_property
     def min_energy_time_ns(self) -> int:
         """T_star in whole ns."""
-        return int(self.times_ns[self._star])
+        if self._main.slopes_uw[-1] > self.total_power_uw or len(self._main.times_ns) == 1:
+            return self.max_time_ns
+        return int(self.times_ns[np.argmin(np.array(self._whole.energies_fj, dtype=object))])
 
     @property
     def min_time(self) -> float:
@@ -199,7 +221,7 @@ class Relaxation:
     @cached_property
     def energies(self) -> NDArray[np.float64]:
         """Least relaxed energy at each breakpoint, J, (n,)."""
-        return np.array([j_from_fj(e * self.num_gpus) for e in self._energies_fj])
+        return np.array([j_from_fj(e * self.num_gpus) for e in self._whole.energies_fj])
 
     def energy_at(self, time: float) -> float:
         """Least relaxed energy of an iteration that ends by `time` s, in J: no plan can use less.
@@ -239,17 +261,45 @@ class Relaxation:
         return max(self.network.base_cost_fj, effective)
 
     def _relaxed_fj(self, time_ns: int) -> int:
-        k = int(np.searchsorted(self.times_ns, time_ns))  # first breakpoint not before time_ns
-        before = int(self.times_ns[k]) - time_ns
-        energy: int = self._energies_fj[k]
-        return energy + (self.slopes_uw[k] - self.total_power_uw) * before
+        return self._stretch(time_ns).energy_fj(time_ns)
 
     def slope_uw(self, time_ns: int) -> int:
         """What a ns more saves around a time, uW; the power of all waiting GPUs from T_star on."""
-        if len(self.times_ns) == 1:
+        if self.min_time_ns == self.max_time_ns:
             return self.total_power_uw
-        k = min(max(1, int(np.searchsorted(self.times_ns, time_ns))), len(self.times_ns) - 1)
-        return max(self.slopes_uw[k], self.total_power_uw)
+        _, slope = self._below(min(max(self.min_time_ns + 1, time_ns), self.max_time_ns))
+        return max(slope, self.total_power_uw)
+
+    def intervals_below(self, time_ns: int) -> Iterator[tuple[int, int, int]]:
+        """What the frontier consists of below a time up to max_time_ns: (from, to, slope in
+        between), ns, ns, uW, the latest first, down to T_min. An interval may come in pieces."""
+        while time_ns > self.min_time_ns:
+            first, slope = self._below(time_ns)
+            yield first, time_ns, slope
+            time_ns = first
+
+    def _below(self, time_ns: int) -> tuple[int, int]:
+        stretch = self._stretch(time_ns - 1)
+        # The next stretch may end right here.
+        return stretch.below(min(time_ns, stretch.last_ns))
+
+    def _stretch(self, time_ns: int) -> Stretch:
+        """One that has a time from T_min to max_time_ns."""
+        step = max(1, int((self.max_time_ns - self.min_time_ns) * _AT_A_TIME))
+        for stretch in (self._main, *self._stretches):
+            if stretch.first_ns - step <= time_ns < stretch.last_ns or time_ns == stretch.last_ns:
+                if stretch.first_ns > time_ns:
+                    stretch.reach(time_ns - step)
+                return stretch
+        if len(self._stretches) < _FEW_STRETCHES:
+            trace = self._start.at_time(time_ns)
+            found = self._main
+            if trace is not None:
+                found = self._stretch_from(trace, -1)
+                self._stretches.append(found)
+            found.reach(time_ns - step)
+            return found
+        return self._whole
 
     def earliest_under_power_ns(self, power_uw: int) -> int:
         """The earliest time at which the relaxed average power is at most so many uW of one GPU a
@@ -279,12 +329,7 @@ class Relaxation:
         """The same frontier beyond T_star: up to T_max, or in large pipelines a part of the way."""
         if self.max_time_ns == self.slowest_time_ns:
             return self
-        trace, flow = self.network.trace(), -1
-        if len(self.pipeline.operations) > _WALK_FROM_T_MAX:
-            powers = self.blocking_power_uw
-            start_at_t_star(trace, self.pipeline, self.profile, powers, self.network, _PART)
-            flow = self.total_power_uw // _PART
-        trace.run(flow)
+        large = len(self.pipeline.operations) > _WALK_FROM_T_MAX
         return Relaxation(
             self.pipeline,
             self.profile,
@@ -293,7 +338,7 @@ class Relaxation:
             self.gpus_per_stage,
             self.replicas,
             self.network,
-            trace,
+            from_flow=self.total_power_uw // _PART if large else -1,
         )
 
     def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -304,7 +349,7 @@ class Relaxation:
         """
         slow = self if time_ns <= self.max_time_ns else self.beyond
         last, slowest = slow.max_time_ns, self.slowest_time_ns
-        events, flows = slow._trace.state_at(min(time_ns, last))
+        events, flows = slow._stretch(min(time_ns, last)).state_at(min(time_ns, last))
         if time_ns > last:
             # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
             # Rounded down, precedences of whole ns still hold.

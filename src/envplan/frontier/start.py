@@ -1,18 +1,24 @@
-"""Where the walk starts: a flow close to the optimum, for the kernel to repair.
+"""Where walks start: optima at a flow value, from guesses for the kernel to repair.
 
-At T_star the flow value is the power of all waiting GPUs. Any guess gives the exact same start;
-only the repair takes longer. Two guesses are good ones:
+At a point of the frontier the flow value is its slope; at T_star it is the power of all waiting
+GPUs. Any guess gives the exact same optimum; only the repair takes longer. So an optimum is found
+from that of something coarser, down to what can be walked:
 
-- each stage's blocking power along its own chain of operations, which would be optimal if no stage
-  ever waited for another;
-- in a long pipeline, the optimum of the same pipeline with few microbatches: away from its ends the
-  optimal flow repeats from round to round, so its middle round can stand for all further ones.
+- a long pipeline from one of few microbatches. Away from the ends of a pipeline the optimal flow
+  repeats from one microbatch to the next, or from round to round where stages have chunks, so the
+  short one's middle can stand for all that the long one has more. The repair is the proof: it
+  leaves a flow as it is only where that keeps complementary slackness on the long pipeline.
+- curves of many levels from curves of few (Ahuja, Magnanti and Orlin 1993, section 14.5, on convex
+  costs by scaling);
+- T_star from each stage's blocking power along its own chain of operations, which would be optimal
+  if no stage ever waited for another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +30,15 @@ from envplan.profile import Profile
 if TYPE_CHECKING:
     from envplan._kernel import Trace
 
+Flow = NDArray[np.int64]
+
 # The repair of the chain guess grows with the square of the microbatches. While operations and
 # rounds (of one microbatch per stage) are this few, it is quicker than solving a short pipeline
 # first.
-_FEW_OPERATIONS, _FEW_ROUNDS = 512, 12
-# Schedules whose rounds follow each other alike, and that microbatches alone determine.
-_REPEATING = (
+_FEW_OPERATIONS: Final = 512
+_FEW_ROUNDS: Final = 12
+# Schedules whose microbatches follow each other alike, and that microbatches alone determine.
+_REPEATING: Final = (
     "1f1b",
     "gpipe",
     "interleaved",
@@ -39,78 +48,143 @@ _REPEATING = (
     "zb-v",
     "dualpipe-v",
 )
-# Of the pipeline that stands for a long one. With fewer its middle is not steady enough to repeat.
-_FEWEST_ROUNDS, _ROUNDS = 3, 4
+# Of the pipeline that stands for a long one, in rounds. With fewer its middle is not steady.
+_STEADY_ROUNDS: Final = 2.5
+_FEWEST_ROUNDS: Final = 3  # the same where whole rounds repeat
+_ROUNDS: Final = 4
+# Levels that curves are made coarse to, where they have more than twice as many.
+_COARSE_LEVELS: Final = 16
+# A start at a deadline begins a little later, by these parts of it, so that it is walked over.
+_MARGINS: Final = (3e-4, 3e-3, 2e-2)
 
 
-def start_at_t_star(
-    trace: Trace,
-    pipeline: Pipeline,
-    profile: Profile,
-    blocking_power_uw: Sequence[int],
-    network: Network,
-    part: int = 1,
-) -> None:
-    """Move a trace that stands at T_max to T_star.
+class Start:
+    """Exact optima of one pipeline's network, wherever a walk is to start.
 
-    Args:
-        part: stop earlier, where going slower saves this part of the power of all waiting GPUs.
+    Attributes:
+        coarser: where guesses come from; None where a guess is made from nothing.
     """
-    short = _short_pipeline(pipeline)
-    if short is None:
-        guess = _chain_flow(pipeline, blocking_power_uw, network)
-    else:
-        short_network = build_network(short, profile, blocking_power_uw)
-        short_trace = short_network.trace()
-        start_at_t_star(short_trace, short, profile, blocking_power_uw, short_network)
-        guess = _repeated_flow(pipeline, short, short_network, short_trace.state()[1])
-    trace.start(guess // part, sum(blocking_power_uw) // part, rough=short is None)
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        profile: Profile,
+        blocking_power_uw: Sequence[int],
+        network: Network,
+    ) -> None:
+        self._pipeline = pipeline
+        self._powers = blocking_power_uw
+        self._network = network
+        self._short = _short_pipeline(pipeline)
+        self.coarser: Start | None = None
+        if self._short is not None:
+            short_network = build_network(self._short, profile, blocking_power_uw)
+            self.coarser = Start(self._short, profile, blocking_power_uw, short_network)
+        elif len(pipeline.operations) > _FEW_OPERATIONS // 2:
+            coarse = network.coarse(_COARSE_LEVELS)
+            if coarse is not None:
+                self.coarser = Start(pipeline, profile, blocking_power_uw, coarse)
+
+    def at_flow(self, flow_uw: int) -> Trace:
+        """A trace that stands where a ns is worth so much, at most what all waiting GPUs draw."""
+        if self.coarser is not None:
+            return self._repaired(self.coarser.at_flow(flow_uw).state()[1], flow_uw)
+        trace, total = self._network.trace(), max(1, sum(self._powers))
+        chains = _chain_flow(self._pipeline, self._powers, self._network)
+        # In two factors: their product may be more than 64 bits hold.
+        part = max(1, total // max(1, flow_uw))
+        trace.start(chains // part, flow_uw, rough=True)
+        return trace
+
+    def at_time(self, deadline_ns: int) -> Trace | None:
+        """A trace that stands a little later than a deadline between T_min and T_star; None where
+        walking there from T_star is as good."""
+        short = self._short
+        if self.coarser is None or (
+            short is not None and self._pipeline.num_microbatches < 2 * short.num_microbatches
+        ):
+            return None
+        for margin in _MARGINS:
+            time_ns = deadline_ns + int(margin * deadline_ns)
+            near = self.coarser._flow_near(time_ns, self._pipeline.num_microbatches)
+            if near is None:
+                return None
+            trace = self._repaired(*near)
+            if trace.time >= deadline_ns:
+                return trace
+        return None
+
+    def _repaired(self, flow: Flow, flow_uw: int) -> Trace:
+        """A trace at a flow value, from the coarser optimum there."""
+        if self._short is not None:
+            assert self.coarser is not None
+            flow = _repeated_flow(self._pipeline, self._short, self.coarser._network, flow)
+        trace = self._network.trace()
+        trace.start(flow, flow_uw, rough=False)
+        return trace
+
+    def _flow_near(self, time_ns: int, microbatches: int) -> tuple[Flow, int] | None:
+        """The optimal flow where this pipeline, with so many microbatches, would take about so
+        long, and its value; None where that is beyond T_star."""
+        if self.coarser is not None:
+            near = self.coarser._flow_near(time_ns, microbatches)
+            if near is None:
+                return None
+            return self._repaired(*near).state()[1], near[1]
+        times = self._walked.breakpoints()[0].tolist()  # the last comes first
+        more = microbatches - self._pipeline.num_microbatches
+        if self._taking(times[0], more) < time_ns:
+            return None
+        low, high = 0, len(times)  # the first is late enough
+        while high - low > 1:
+            middle = (low + high) // 2
+            late = self._taking(times[middle], more) >= time_ns
+            low, high = (middle, high) if late else (low, middle)
+        _, flow = self._walked.state_at(times[low])
+        # With a little less the optimum is at the upper end of a straight piece.
+        return flow, int(flow[self._network.tail == self._network.num_nodes - 2].sum()) - 1
+
+    @cached_property
+    def _walked(self) -> Trace:
+        trace = self.at_flow(sum(self._powers))
+        trace.run(sum(self._powers))
+        return trace
+
+    def _taking(self, time_ns: int, more: int) -> int:
+        """How long so many microbatches more take than at a point of this frontier, each as long
+        after the one before as those in the middle are here."""
+        if more == 0:
+            return time_ns
+        events, _ = self._walked.state_at(time_ns)
+        middle = self._pipeline.num_microbatches // 2
+        first, second = (
+            [2 * i for i, op in enumerate(self._pipeline.operations) if op.microbatch == m]
+            for m in (middle, middle + self._round_length)
+        )
+        between = int(np.median(events[second] - events[first]))
+        return time_ns + between * more // self._round_length
+
+    @property
+    def _round_length(self) -> int:
+        return _round_length(self._pipeline)
 
 
-def state_at_deadline(
-    pipeline: Pipeline,
-    profile: Profile,
-    blocking_power_uw: Sequence[int],
-    network: Network,
-    deadline_ns: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The optimum of one deadline between T_min and T_star, without the frontier in between.
-
-    A short pipeline is walked from T_star to its deadline. A long one starts at the deadline, from
-    the short one's flow repeated.
-
-    Returns:
-        Event times, (nodes,), ns, and flows, (arcs,), uW, as from a trace's state_at. A later
-        deadline than T_star may give the optimum of T_star.
-    """
-    trace = network.trace()
-    short = _short_pipeline(pipeline)
-    if short is None:
-        start_at_t_star(trace, pipeline, profile, blocking_power_uw, network)
-        trace.run(sum(blocking_power_uw), until=deadline_ns)
-        star_ns = int(trace.breakpoints()[0][0])
-        return trace.state_at(min(deadline_ns, star_ns))
-    short_network = build_network(short, profile, blocking_power_uw)
-    short_deadline_ns = short_network.trace().min_time * deadline_ns // trace.min_time
-    _, short_flow = state_at_deadline(
-        short, profile, blocking_power_uw, short_network, short_deadline_ns
-    )
-    guess = _repeated_flow(pipeline, short, short_network, short_flow)
-    limited = network.with_deadline(deadline_ns)
-    total = int(limited.steepest_uw)
-    spare = max(0, total - int(guess[network.tail == network.num_nodes - 2].sum()))
-    trace = limited.trace()
-    trace.start(np.append(guess, spare), total, rough=False)
-    events, flows = trace.state()
-    return events, flows[:-1]
+def _round_length(pipeline: Pipeline) -> int:
+    """After how many microbatches a pipeline's middle repeats."""
+    return 1 if pipeline.num_chunks == 1 else pipeline.num_stages
 
 
 def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     """The pipeline whose optimum repeats in that of a long one, or None."""
     stages, microbatches = pipeline.num_stages, pipeline.num_microbatches
-    rounds = min(_ROUNDS, microbatches // stages - 1)
     few = len(pipeline.operations) <= _FEW_OPERATIONS and microbatches <= _FEW_ROUNDS * stages
-    if few or rounds < _FEWEST_ROUNDS or pipeline.schedule not in _REPEATING:
+    if few or pipeline.schedule not in _REPEATING:
+        return None
+    if _round_length(pipeline) == 1:
+        short = max(4, int(_STEADY_ROUNDS * stages))
+        return pipeline.with_microbatches(short) if short + stages <= microbatches else None
+    rounds = min(_ROUNDS, microbatches // stages - 1)
+    if rounds < _FEWEST_ROUNDS:
         return None
     return pipeline.with_microbatches(rounds * stages + microbatches % stages)
 
@@ -134,7 +208,7 @@ def _chain_flow(
 def _repeated_flow(
     pipeline: Pipeline, short: Pipeline, short_network: Network, flow_of_short: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The flow of a short pipeline, its middle round as often as a long one has it."""
+    """The flow of a short pipeline, its middle as often as a long one has it."""
     short_flow = flow_of_short.tolist()
     first_edge = len(short.operations)
     flow_of = dict(zip(short.operations, short_flow[:first_edge], strict=True))
@@ -145,7 +219,7 @@ def _repeated_flow(
         )
     }
     standing_for = _Repetition(
-        pipeline.num_stages, pipeline.num_microbatches, short.num_microbatches
+        _round_length(pipeline), pipeline.num_microbatches, short.num_microbatches
     )
     images = [standing_for(op) for op in pipeline.operations]
     # DualPipeV splits the backwards at its ends only, so an image may not be there.

@@ -78,7 +78,7 @@ def check_orders(
 
 
 def transfers(
-    operations: Sequence[Operation], latency: int | Sequence[int]
+    operations: Sequence[Operation], latency: int | Sequence[int], in_turn: Sequence[int] = ()
 ) -> dict[tuple[int, int], int]:
     """The dependencies between ranks, as (from, to) by index into `operations` -> latency.
 
@@ -87,6 +87,7 @@ def transfers(
     Args:
         latency: of every transfer; or of those between rank r and r + 1, one for each pair. Between
             ranks that are no neighbours it then is the longest of these.
+        in_turn: ranks that get a gradient only when the next rank has done its next backward, too.
     """
     index = {_key(op): i for i, op in enumerate(operations)}
     edges: dict[tuple[int, int], int] = {}
@@ -95,6 +96,10 @@ def transfers(
             source = index.get(key)
             if source is not None and operations[source].stage != op.stage:
                 edges[source, i] = _latency(latency, operations[source].stage, op.stage)
+        if op.stage in in_turn and op.instruction in (BACKWARD, BACKWARD_INPUT):
+            source = index.get((op.instruction, op.microbatch + 1, op.profile_stage + 1))
+            if source is not None:
+                edges[source, i] = _latency(latency, op.stage + 1, op.stage)
     return edges
 
 

@@ -79,6 +79,8 @@ def described_pipeline(
         else forwards_ahead(microbatches),
         microbatch_group=microbatch_group or (job.microbatch_group if schedule is None else None),
         extras=job.extras if extras is None else extras,
+        # As measured under 1F1B; other schedules or stages are no evidence for it.
+        in_turn=job.in_turn if name in ("1f1b", "envpipe") and count == job.stages else (),
     )
 
 

@@ -1,7 +1,8 @@
 """Operations beside forwards and backwards in a generated schedule: data, gradients, weights.
 
-They share their rank's GPU with the rest and run when nothing else does. Most take the same time at
-any clock; a profile says so with one row at 0 MHz.
+They share their rank's GPU with the rest and run when nothing else does. Most take about the same
+time at any clock, but not the same energy: rows at several clocks let a plan run them at a low one.
+One row at 0 MHz makes a constant of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["EXTRAS", "checked_extras", "parse_extras", "with_extras"]
 
 LOAD: Final = "load"
 #: Once per model stage after its last backward, in this order.
-_AT_THE_END: Final = ("all_reduce", "optimizer")
+_AT_THE_END: Final = ("all_reduce", "reduce_scatter", "optimizer", "all_gather")
 
 #: What a schedule can be given besides its forwards and backwards.
 EXTRAS: Final = (LOAD, *_AT_THE_END)
@@ -80,8 +81,9 @@ def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | N
 def with_extras(orders: Sequence[Sequence[Operation]], extras: Extras) -> list[list[Operation]]:
     """A schedule's orders with extra operations in them.
 
-    `load` comes before every forward of its model stages, once a microbatch; `all_reduce` and then
-    `optimizer` come once for each of their model stages, when its rank has done everything else.
+    `load` comes before every forward of its model stages, once a microbatch; `all_reduce` or
+    `reduce_scatter`, `optimizer` and then `all_gather` come once for each of their model stages,
+    when its rank has done everything else.
 
     Args:
         orders: for each rank, its operations in execution order.

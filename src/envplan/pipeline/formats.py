@@ -85,7 +85,8 @@ class Job(Model):
     """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
 
     Attributes:
-        forwards_ahead, microbatch_group, extras: as the job has them; Pipeline checks them.
+        forwards_ahead, microbatch_group, extras, in_turn: as the job has them; Pipeline checks
+            them.
         dag: a DAG document, for schedule `dag` alone.
     """
 
@@ -99,6 +100,7 @@ class Job(Model):
     forwards_ahead: Any = None
     microbatch_group: Count | None = None
     extras: Any = None
+    in_turn: Any = None
     dag: Any = None
 
     @property
@@ -264,6 +266,7 @@ def parse_job(document: object) -> tuple[Job, Dag | None]:
         "forwards_ahead": None,
         "microbatch_group": None,
         "extras": None,
+        "in_turn": None,
     }
     for field, value in meant.items():
         stated = getattr(job, field)

@@ -64,6 +64,9 @@ class Pipeline:
             are stages, where that divides the microbatches.
         extras: further operations and which model stages have them, such as {"load": [0],
             "all_reduce": [0, 1], "optimizer": [0, 1]}; see envplan.pipeline.extras.
+        in_turn: each s of it says that stages s and s + 1 take turns, as over a network whose
+            transfers hold the sender: a gradient reaches stage s only when stage s + 1 has done
+            its next backward, too. One chunk per stage only. Default: none.
 
     Raises:
         InputError: an argument is out of range, the schedule has no such shape, or a schedule of
@@ -77,6 +80,7 @@ class Pipeline:
         forwards_ahead: the argument, (num_stages); empty for all schedules but `envpipe`.
         microbatch_group: the argument; None for all schedules but `interleaved`.
         extras: for each extra instruction its model stages, ascending; empty for a custom DAG.
+        in_turn: the argument, ascending; empty for a custom DAG.
         operations: all operations, (N), grouped by stage, in execution order within a stage.
         stage_begin: int32, (num_stages + 1); stage s runs
             operations[stage_begin[s]:stage_begin[s + 1]].
@@ -96,6 +100,7 @@ class Pipeline:
     forwards_ahead: tuple[int, ...]
     microbatch_group: int | None
     extras: Mapping[str, tuple[int, ...]]
+    in_turn: tuple[int, ...]
     operations: tuple[Operation, ...]
     stage_begin: NDArray[np.int32]
     succ_begin: NDArray[np.int32]
@@ -114,6 +119,7 @@ class Pipeline:
         forwards_ahead: Sequence[int] | None = None,
         microbatch_group: int | None = None,
         extras: Mapping[str, Sequence[int]] | None = None,
+        in_turn: Sequence[int] = (),
     ) -> None:
         _refuse_unknown_schedule(schedule)
         self.schedule = schedule
@@ -139,7 +145,11 @@ class Pipeline:
         self.extras = checked_extras(extras, self.num_profile_stages)
         stages = with_extras(stages, self.extras)
         operations = tuple(operation for stage in stages for operation in stage)
-        self._build(operations, transfers(operations, self.p2p_latency_ns))
+        self.in_turn = _checked_turns(in_turn, self.num_stages, self.num_chunks)
+        edges = transfers(operations, self.p2p_latency_ns, self.in_turn)
+        self._build(operations, edges)
+        if len(self.order) < len(operations):
+            raise InputError(f"stages cannot take turns (in_turn) under schedule {schedule}")
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -223,6 +233,7 @@ class Pipeline:
             forwards_ahead=read.forwards_ahead,
             microbatch_group=read.microbatch_group,
             extras=read.extras,
+            in_turn=read.in_turn or (),
         )
 
     @classmethod
@@ -316,6 +327,7 @@ class Pipeline:
             forwards_ahead=ahead,
             microbatch_group=self.microbatch_group,
             extras=self.extras,
+            in_turn=self.in_turn,
         )
 
     def to_job(self) -> dict[str, Any]:
@@ -333,6 +345,8 @@ class Pipeline:
             job["microbatch_group"] = self.microbatch_group
         if self.extras:
             job["extras"] = {name: list(stages) for name, stages in self.extras.items()}
+        if self.in_turn:
+            job["in_turn"] = list(self.in_turn)
         if self._dag is not None:
             job["dag"] = formats.dag_document(self._dag)
         return job
@@ -427,6 +441,8 @@ class Pipeline:
             shape += f", microbatch_group={self.microbatch_group}"
         if self.extras:
             shape += f", extras={self.extras}"
+        if self.in_turn:
+            shape += f", in_turn={list(self.in_turn)}"
         return f"Pipeline({self.schedule!r}, {shape})"
 
     @classmethod
@@ -441,6 +457,7 @@ class Pipeline:
         self.forwards_ahead = ()
         self.microbatch_group = None
         self.extras = {}
+        self.in_turn = ()
         self._build(dag.operations, dict(dag.after), dag)
         return self
 
@@ -545,6 +562,19 @@ def _checked_group(microbatch_group: object, schedule: str) -> int | None:
     if schedule != "interleaved":
         raise InputError(f"microbatch_group goes with schedule interleaved, not {schedule}")
     return whole_number(microbatch_group, "microbatch_group", least=1)
+
+
+def _checked_turns(in_turn: object, num_stages: int, num_chunks: int) -> tuple[int, ...]:
+    """The stages that take turns with the next one, ascending."""
+    if not isinstance(in_turn, list | tuple):
+        raise InputError(f"in_turn must be a list of stages, not {shown(in_turn)}")
+    for stage in in_turn:
+        if whole_number(stage, "in_turn", least=0) > num_stages - 2 or num_chunks > 1:
+            raise InputError(
+                f"in_turn: stage {stage} has no next one to take turns with; there are "
+                f"{num_stages} stages of {num_chunks} chunks"
+            )
+    return tuple(sorted(set(in_turn)))
 
 
 def _refuse_too_large(count: int) -> None:

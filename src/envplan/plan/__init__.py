@@ -19,6 +19,7 @@ from envplan.plan.model import (
 from envplan.plan.replayed import (
     JobSetup,
     as_referenced,
+    beyond_raw_rows,
     check_operations,
     check_reference,
     find_profile,
@@ -43,6 +44,7 @@ __all__ = [
     "Target",
     "UntilStraggler",
     "as_referenced",
+    "beyond_raw_rows",
     "build_plan",
     "check_operations",
     "check_reference",

@@ -85,6 +85,9 @@ class Job(Model):
         None,
         description="operations beside forwards and backwards, and which model stages have them",
     )
+    in_turn: list[Index] | None = Field(
+        None, description="stages that take turns with the next one: transfers hold the sender"
+    )
     dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
     replicas: GpuCount

@@ -21,6 +21,7 @@ from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
 
 __all__ = [
     "as_referenced",
+    "beyond_raw_rows",
     "check_operations",
     "check_reference",
     "find_profile",
@@ -60,6 +61,21 @@ def replay_plan(
     configs = {config for _, config in knobs}
     retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
     return retimed.replay(retimed.rows_at(knobs), machine)
+
+
+def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
+    """What a plan takes more on a profile's rows as measured, noise and all, than it says.
+
+    Returns:
+        Time and energy, as fractions of what the plan says.
+    """
+    said, stated = replay_plan(plan, profile), plan.profile.adjustments
+    raw = None if stated is None else stated.model_copy(update={"smoothed": False})
+    measured = as_referenced(plan.profile.model_copy(update={"adjustments": raw}), profile)
+    problem = problem_of(plan.job, measured)
+    knobs = [(op.frequency_mhz, op.config) for op in chain(*plan.stages)]
+    taken = problem.replay(problem.rows_at(knobs), machine_of(plan.job))
+    return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
 
 
 def problem_of(job: Job, profile: Profile) -> Problem:
@@ -156,7 +172,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
     wanted = stated or Adjustments()
     if profile.adjustments == wanted:
         return profile
-    if profile.adjustments:
+    if profile.adjustments.makes_operations:
         raise InputError(
             f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
             "in another way than for the plan; give it as it was measured"
@@ -166,6 +182,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
         wanted.backward_input_share,
         join_backward=wanted.joined_backward,
         by_parts=wanted.by_parts,
+        raw=not wanted.smoothed,
     )
 
 

@@ -8,6 +8,7 @@ from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
 from envplan.planners.comparison import Comparison, Entry, compare
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, Iteration, forwards_ahead
 from envplan.planners.ours import FrontierPlanner
+from envplan.planners.parts import PartsRow, beside_one_clock
 from envplan.planners.registry import PLANNERS, planner_named
 
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "FrontierPlanner",
     "Iteration",
     "MaxFrequency",
+    "PartsRow",
     "Planner",
     "ZeusGlobal",
     "ZeusPerStage",
     "advise",
+    "beside_one_clock",
     "compare",
     "forwards_ahead",
     "planner_named",

@@ -82,7 +82,8 @@ def advise(
     traced, recompute = [frontier], frontier.profile.adjustments.recompute
     for done, (pipeline, replicas) in enumerate(shapes, 1):
         needed = {op.instruction for op in pipeline.operations}
-        profile = frontier.profile.fitted(needed, recompute=recompute)
+        by_parts = frontier.profile.adjustments.by_parts
+        profile = frontier.profile.fitted(needed, recompute=recompute, by_parts=by_parts)
         traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
         show(done, len(shapes) + 1)
     reference, rows = frontier.plan(), list[Advice]()
@@ -149,7 +150,7 @@ def _pipeline(
     activation_slots: int | Sequence[int] | None,
 ) -> Pipeline | None:
     """The pipeline of a schedule; None where it has no such shape."""
-    latency = job.pipeline.p2p_latency
+    latency, own = job.pipeline.p2p_latency, (job.pipeline.num_stages, 1)
     if isinstance(latency, list) and len(latency) != stages - 1:
         latency = max(latency)
     ahead = None
@@ -165,6 +166,7 @@ def _pipeline(
             p2p_latency=latency,
             forwards_ahead=ahead,
             extras=job.pipeline.extras,
+            in_turn=job.pipeline.in_turn if (stages, chunks) == own else (),
         )
     except InputError:
         return None

@@ -157,7 +157,6 @@ def compare(
     activation_slots: int | Sequence[int] | None = None,
     straggler_time: float | None = None,
     straggler_slowdown: float | None = None,
-    trace_time: float = 0.0,
 ) -> Comparison:
     """Run every planner on a traced pipeline and set its plan against ours for the same time.
 
@@ -168,17 +167,13 @@ def compare(
         activation_slots: EnvPipe's, see forwards_ahead.
         straggler_time: s, when everyone is finished because some replica is that slow.
         straggler_slowdown: instead, as a fraction above the baseline's iteration time.
-        trace_time: s that tracing the frontier took, which our planner needs.
 
     Raises:
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
     published = _published(frontier.profile)
     envpipe = EnvPipe(reconfigure)
-    begin = time.perf_counter()
     rescheduled = _rescheduled(frontier, activation_slots)
-    retrace_time = time.perf_counter() - begin
-
     begin = time.perf_counter()
     baseline = MaxFrequency().plan(frontier)
     seconds = time.perf_counter() - begin
@@ -196,10 +191,10 @@ def compare(
     seconds = time.perf_counter() - begin
     others.append(_Made(EnvPipe.name, None, run.plan(rescheduled), seconds, rescheduled))
     ours = _OurPlans(others)
-    own = _our_entries(frontier, ours, sync, trace_time)
+    own = _our_entries(frontier, ours, sync)
     if rescheduled is not frontier:
         least = rescheduled.min_time_ns
-        own.append(_our_entry(rescheduled, ours, least, "T_min", retrace_time))
+        own.append(_our_entry(rescheduled, ours, least, "T_min"))
     return Comparison(
         frontier=frontier,
         envpipe_frontier=rescheduled,
@@ -247,6 +242,7 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         p2p_latency=pipeline.p2p_latency,
         forwards_ahead=ahead,
         extras=pipeline.extras,
+        in_turn=pipeline.in_turn,
     )
     return frontier.retraced(rescheduled, frontier.profile)
 
@@ -306,9 +302,7 @@ class _OurPlans:
         )
 
 
-def _our_entries(
-    frontier: Frontier, ours: _OurPlans, sync_time: float | None, trace_time: float
-) -> list[_Made]:
+def _our_entries(frontier: Frontier, ours: _OurPlans, sync_time: float | None) -> list[_Made]:
     """Our plans at T_min, at T_star, and for a straggler that leaves more time than T_min."""
     least, star = frontier.min_time_ns, frontier.min_energy_time_ns
     points: list[tuple[int, Point]] = [(least, "T_min")]
@@ -316,15 +310,13 @@ def _our_entries(
     if sync_time is not None and ns_from_s_floor(sync_time) > least:
         points.append((ns_from_s_floor(sync_time), "straggler"))
     points.sort(key=lambda entry: entry[0])
-    return [_our_entry(frontier, ours, at, point, trace_time) for at, point in points]
+    return [_our_entry(frontier, ours, at, point) for at, point in points]
 
 
-def _our_entry(
-    frontier: Frontier, ours: _OurPlans, time_ns: int, point: Point, trace_time: float
-) -> _Made:
+def _our_entry(frontier: Frontier, ours: _OurPlans, time_ns: int, point: Point) -> _Made:
     begin = time.perf_counter()
     plan = ours.plan(frontier, time_ns, waits=point == "straggler")
-    seconds = time.perf_counter() - begin + trace_time
+    seconds = time.perf_counter() - begin + frontier.trace_seconds
     return _Made(FrontierPlanner.name, point, plan, seconds, frontier)
 
 

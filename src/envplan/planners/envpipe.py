@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,33 @@ class EnvPipeRun:
     @property
     def takes_target(self) -> bool:
         return False
+
+    def to_dict(self, pipeline: Pipeline) -> dict[str, Any]:
+        """Its iterations in JSON types; pipeline is the one that was planned."""
+        operations = pipeline.operations
+        return {
+            "forwards_ahead": list(pipeline.forwards_ahead),
+            "stopped": self.stopped,
+            "iterations": [
+                {
+                    "iteration_time_s": iteration.iteration_time,
+                    "energy_j": iteration.energy,
+                    "critical_path": len(iteration.critical_path),
+                    "raised": [
+                        {
+                            "stage": operations[i].stage,
+                            "instruction": operations[i].instruction,
+                            "microbatch": operations[i].microbatch,
+                            "chunk": operations[i].chunk,
+                            "from_mhz": before,
+                            "to_mhz": after,
+                        }
+                        for i, before, after in iteration.raised
+                    ],
+                }
+                for iteration in self.iterations
+            ],
+        }
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """The outcome as a plan; raises as EnvPipe.plan does."""

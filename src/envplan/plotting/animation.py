@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.plotting import page
-from envplan.plotting.frontier import STYLE, energy_unit, in_joules, label_job, title
+from envplan.plotting.figures import (
+    GREEN,
+    energy_unit,
+    figure,
+    in_joules,
+    job_line,
+    source_words,
+    title,
+    workload_title,
+)
 from envplan.simulation import simulate
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from envplan.plan import Plan
@@ -65,32 +73,23 @@ def animate_frontier(
     if kind == ".html":
         page.save_page(_page(frontier, plans, timelines), path)
         return
-    frames = _frames(frontier, plans, timelines, progress)
+    frames = list(_frames(frontier, plans, timelines, progress))
     atomic_write(path, _gif(frames) if kind == ".gif" else _mp4(frames))
 
 
 def _page(frontier: Frontier, plans: Sequence[Plan], timelines: Sequence[Timeline]) -> str:
-    name = f"From T_min to T* of {frontier.profile.name}"
+    profile, pipeline = frontier.profile, frontier.pipeline
+    name = workload_title(profile, frontier.num_gpus * pipeline.num_stages)
     frames = [page.timeline_data(timeline, "plan") for timeline in timelines]
-    clocked = [
-        (mhz, watts)
-        for frame in frames
-        for mhz, watts in zip(frame["ops"]["mhz"], frame["ops"]["watts"], strict=True)
-        if mhz
-    ] or [(0, 0.0)]
-    ranges = {
-        key: [min(values), max(values)]
-        for key, values in zip(("mhz", "watts"), zip(*clocked, strict=True), strict=True)
-    }
     data = {
         "animation": {
             "frames": frames,
-            "range": ranges,
             "span": max(timeline.sync_time for timeline in timelines),
             "frontier": page.frontier_data(frontier, plans),
         }
     }
-    body = page.heading(name, label_job(frontier), frontier.profile.metadata.source)
+    about = f"{job_line(pipeline, frontier.num_gpus)}; profile {profile.name}"
+    body = page.heading(f"From T_min to T_star: {name}", about, source_words(profile))
     body += page.section("Along the frontier", page.chart("animation", "animation"))
     return page.document(name, body, data)
 
@@ -100,94 +99,51 @@ def _frames(
     plans: Sequence[Plan],
     timelines: Sequence[Timeline],
     progress: Progress | None,
-) -> list[NDArray[Any]]:
+) -> Iterator[NDArray[Any]]:
     """Pictures, uint8 (height, width, 3) each."""
-    import matplotlib as mpl
     import numpy as np
-    from matplotlib.figure import Figure
-    from PIL import Image
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from envplan.plotting.timeline import (
-        colour_scale,
-        draw_bubbles,
-        draw_colour_bar,
-        draw_legend,
-        draw_operations,
-        label_stages,
-    )
+    from envplan.plotting.frontier import draw_frontier, savings_note
+    from envplan.plotting.timeline import Drawn, colour_scale, draw_colour_bar, draw_legend, windows
 
-    span = max(timeline.sync_time for timeline in timelines)
-    scale = colour_scale(timelines, "frequency")
-    pictures = []
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=_FIGURE_IN, dpi=_DPI, layout="constrained")
-        stages, curve = figure.subplots(2, 1, height_ratios=[1.25, 1])
-        draw_colour_bar(figure, [stages], scale, "frequency")
-        draw_legend(figure, timelines[:1], title(frontier))
-        for k, (plan, timeline) in enumerate(zip(plans, timelines, strict=True)):
+    shown = [Drawn(timeline, "frequency") for timeline in timelines]
+    window = windows(timelines)[0]
+    scale = colour_scale(shown)
+    joules, _ = energy_unit(plans[0].predicted.baseline.energy_j)
+    with figure(*_FIGURE_IN) as drawn:
+        drawn.set_dpi(_DPI)
+        canvas: Any = FigureCanvasAgg(drawn)
+        stages, curve = drawn.subplots(2, 1, height_ratios=[1.25, 1])
+        draw_colour_bar(drawn, [stages], scale, "frequency")
+        about = title(frontier.profile, frontier.pipeline, frontier.num_gpus)
+        draw_legend(drawn, timelines[:1], about)
+        draw_frontier(curve, frontier, plans, joules, dot=4)
+        (now,) = curve.plot([], [], "o", color="#6D28D9", markersize=11)
+        drawn.legend(*curve.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+        headline = curve.set_title(" ", loc="left", color=GREEN, weight="bold")
+        per_s = _STAGES_IN / (window[1] - window[0])
+        shown[0].draw(stages, scale, window, per_s)
+        stages.set_xlabel("Time (s)")
+        drawn.draw_without_rendering()
+        drawn.set_layout_engine("none")  # nothing moves from frame to frame but the data
+        for moving in (stages, now, headline):
+            moving.set_animated(True)
+        canvas.draw()
+        ground = canvas.copy_from_bbox(drawn.bbox)
+        for k, (plan, one) in enumerate(zip(plans, shown, strict=True)):
             if progress is not None:
                 progress(len(plans) - k, 0)
             stages.clear()
-            draw_bubbles(stages, timeline)
-            draw_operations(stages, timeline, scale, "frequency", _STAGES_IN / span)
-            label_stages(stages, timeline)
-            stages.set_xlim(0, span)
+            one.draw(stages, scale, window, per_s)
             stages.set_xlabel("Time (s)")
-            _draw_curve(curve, frontier, plans, plan)
-            if k == 0:
-                figure.draw_without_rendering()
-                figure.set_layout_engine("none")  # nothing moves from frame to frame but the data
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png")
-            pictures.append(np.asarray(Image.open(buffer).convert("RGB")))
-    return pictures
-
-
-def _draw_curve(axes: Axes, frontier: Frontier, plans: Sequence[Plan], now: Plan) -> None:
-    axes.clear()
-    scale, unit = energy_unit(now.predicted.baseline.energy_j)
-    axes.plot(
-        frontier.times,
-        frontier.energies / scale,
-        color="#0072B2",
-        linewidth=2.2,
-        label="Exact relaxed frontier (lower bound)",
-    )
-    axes.plot(
-        [plan.iteration_time for plan in plans],
-        [plan.energy / scale for plan in plans],
-        "o",
-        color="#E69F00",
-        markersize=4,
-        label="Plans",
-    )
-    axes.plot(now.iteration_time, now.energy / scale, "o", color="#6D28D9", markersize=11)
-    predicted = now.predicted
-    baseline = predicted.baseline
-    axes.plot(
-        baseline.iteration_time_s,
-        baseline.energy_j / scale,
-        "X",
-        color="#D55E00",
-        markersize=11,
-        linestyle="none",
-        label="Maximum frequency everywhere",
-    )
-    slower = predicted.slowdown_percent
-    axes.set_title(
-        f"{now.iteration_time:#.4g} s, {in_joules(now.energy)}, "
-        f"{predicted.savings_percent:.1f}% saved, "
-        + (f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"),
-        loc="left",
-        color="#007A5A",
-        weight="bold",
-    )
-    axes.set_xlabel("Iteration time (s), axis does not start at 0")
-    axes.set_ylabel(f"Energy ({unit}),\naxis does not start at 0")
-    axes.ticklabel_format(useOffset=False, style="plain")
-    axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
-    axes.grid(color="0.92", linewidth=0.8)
-    axes.set_axisbelow(True)
+            now.set_data([plan.iteration_time], [plan.energy / joules])
+            words = savings_note(plan).replace("\n", " ")
+            headline.set_text(f"{plan.iteration_time:#.4g} s, {in_joules(plan.energy)}, {words}")
+            canvas.restore_region(ground)
+            for moving in (stages, now, headline):
+                drawn.draw_artist(moving)
+            yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def _gif(frames: Sequence[NDArray[Any]]) -> bytes:

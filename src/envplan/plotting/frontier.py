@@ -1,221 +1,203 @@
-"""The frontier as a figure: energy of an iteration against its time."""
+"""The frontier as a figure: energy of an iteration against its time, other planners beside it."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from envplan._files import atomic_write
-from envplan._words import job_in_words
+from envplan.plotting.figures import (
+    BLUE,
+    ENDS,
+    GREEN,
+    ORANGE,
+    RED,
+    energy_unit,
+    figure,
+    label_axes,
+    title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from envplan.frontier import Progress
     from envplan.plan import Plan
+    from envplan.planners import Comparison
     from envplan.solve import Frontier
 
-__all__ = [
-    "STYLE",
-    "draw_ends",
-    "energy_unit",
-    "frontier_figure",
-    "in_joules",
-    "ink",
-    "label_axes",
-    "label_job",
-    "plot_frontier",
-    "profile_title",
-    "save_figure",
-    "title",
-]
+__all__ = ["LOOKS", "Look", "brief_share", "draw_frontier", "frontier_figure", "plans_along"]
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
-_CURVE = "#0072B2"
-_PLANS = "#E69F00"
-_ENDS = "#000000"
-_BASELINE = "#D55E00"
-_SAVINGS = "#007A5A"
-#: How all our figures look.
-STYLE: Any = {
-    "font.size": 12,
-    "axes.titlesize": 13,
-    "axes.labelsize": 13,
-    "legend.fontsize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "envplan",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
+
+class Look(NamedTuple):
+    """What a planner is called in pictures, and its mark there."""
+
+    name: str
+    marker: str
+    colour: str
+
+
+#: Every planner has a shape of its own as well as a colour.
+LOOKS: Final = {
+    "max_frequency": Look("maximum frequency", "X", RED),
+    "zeus_global": Look("Zeus, one clock for all", "v", "#56B4E9"),
+    "zeus_per_stage": Look("Zeus, one clock a stage", "^", "#009E73"),
+    "envpipe": Look("EnvPipe", "s", "#CC79A7"),
+    "frontier": Look("envplan", "D", "#000000"),
 }
+BASELINE: Final = LOOKS["max_frequency"]
+_BOUND: Final = "lower bound: the exact relaxed frontier"
+_PLANS: Final = "plans, one frequency per operation"
+#: Up to so many operations plans for pictures are searched for as long as others.
+_FULL_SEARCH: Final = 2000
 
 
-def plot_frontier(frontier: Frontier, plans: Sequence[Plan], path: str | os.PathLike[str]) -> None:
-    """Draw the frontier to a .png, .svg or .pdf file, whole or not at all.
-
-    Args:
-        plans: discrete plans along the frontier, at least one, by ascending time.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    save_figure(frontier_figure(frontier, plans), path)
+def brief_share(frontier: Frontier) -> float:
+    """The share of the usual search that plans for a picture of so large a job get."""
+    return min(1.0, _FULL_SEARCH / len(frontier.pipeline.operations))
 
 
-def frontier_figure(frontier: Frontier, plans: Sequence[Plan]) -> Figure:
-    """The figure: exact relaxed curve, discrete plans, T_min, T_star and all-maximum frequency."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    scale, unit = energy_unit(plans[0].predicted.baseline.energy_j)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
-        axes = figure.add_subplot()
-        _set_limits(axes, frontier, plans, scale)
-        _draw_points(axes, frontier, plans, scale)
-        draw_ends(axes, frontier, scale)
-        _draw_savings(axes, plans, scale)
-        label_axes(axes, frontier, unit)
-        axes.legend(loc="upper right", frameon=True, edgecolor="0.85", framealpha=1)
-    return figure
-
-
-def label_axes(axes: Axes, frontier: Frontier, unit: str) -> None:
-    """Title, axes and grid of a figure of energy against time, once all is drawn.
+def plans_along(
+    frontier: Frontier, most: int, *, beyond: bool = False, progress: Progress | None = None
+) -> list[Plan]:
+    """Plans for a picture or page; fewer of large jobs, and those less searched for.
 
     Args:
-        unit: of energy, see energy_unit.
+        beyond, progress: as for sample_plans.
     """
-    axes.set_xlabel("Iteration time (s), axis does not start at 0")
-    axes.set_ylabel(f"Energy per iteration ({unit}),\naxis does not start at 0")
-    axes.ticklabel_format(useOffset=False, style="plain")
-    axes.locator_params(nbins=7)
-    axes.set_title(title(frontier), loc="left")
-    axes.grid(color="0.92", linewidth=0.8)
-    axes.set_axisbelow(True)
+    share = brief_share(frontier)
+    count = max(3, round(most * min(1.0, 3 * share)))
+    return frontier.sample_plans(count, beyond=beyond, progress=progress, moves=share)
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure in the format its file name ends in, whole or not at all.
+def frontier_figure(
+    frontier: Frontier, plans: Sequence[Plan], comparison: Comparison | None = None
+) -> Figure:
+    """The figure: exact relaxed curve, plans, T_min, T_star, all-maximum frequency, and the others.
 
-    The same figure always gives the same bytes.
-
-    Raises:
-        InputError: the file cannot be written.
+    Args:
+        plans: along the frontier, by ascending time; at least one, or a comparison.
+        comparison: other planners to show beside it.
     """
-    import matplotlib as mpl
-
-    kind = Path(path).suffix.lower().removeprefix(".")
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    buffer = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, dpi=200, metadata=dated.get(kind))
-    atomic_write(path, buffer.getvalue())
-
-
-def energy_unit(joules: float) -> tuple[float, str]:
-    """What to divide joules by, and what they are then called."""
-    factors = {1e9: "GJ", 1e6: "MJ", 1e3: "kJ"}
-    return next(((f, unit) for f, unit in factors.items() if joules >= 10 * f), (1.0, "J"))
-
-
-def in_joules(joules: float) -> str:
-    """An energy to five digits, with its unit."""
-    scale, unit = energy_unit(joules)
-    return f"{joules / scale:#.5g}".rstrip(".") + f" {unit}"
+    with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
+        axes = drawn.add_subplot()
+        baseline = comparison.baseline if comparison else plans[0].predicted.baseline
+        scale, _ = energy_unit(baseline.energy_j)
+        draw_frontier(axes, frontier, plans, scale)
+        if comparison is None:
+            _keep_limits(axes)
+            _draw_savings(axes, plans, scale)
+        else:
+            _draw_others(axes, comparison, scale)
+        _draw_ends(axes, frontier, scale)
+        axes.set_title(title(frontier.profile, frontier.pipeline, frontier.num_gpus), loc="left")
+        # Curves may be all over the axes.
+        if comparison is None:
+            drawn.legend(loc="outside lower left", ncols=2)
+        else:
+            drawn.legend(loc="outside right upper")
+    return drawn
 
 
-def ink(fill: Any) -> str:
-    """Black or white, whichever is legible on a colour."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = to_rgb(fill)
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
-
-
-def _set_limits(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
-    """Room for the labels of T_min and T_star below the curve, and for the legend beside or, where
-    the baseline is not at the left, above it."""
-    baseline = plans[0].predicted.baseline
-    times = [*frontier.times, baseline.iteration_time_s]
-    energies = [e / scale for e in (*frontier.energies, baseline.energy_j)]
-    width = max(times) - min(times) or 0.1 * min(times)
-    height = max(energies) - min(energies) or 0.1 * max(energies) or 1.0
-    axes.set_xlim(min(times) - 0.08 * width, max(times) + 0.08 * width)
-    at_left = baseline.iteration_time_s < min(times) + 0.3 * width
-    headroom = 0.12 if at_left else 0.5
-    axes.set_ylim(min(energies) - 0.22 * height, max(energies) + headroom * height)
-
-
-def _draw_points(axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float) -> None:
-    baseline = plans[0].predicted.baseline
-    axes.plot(
-        frontier.times,
-        frontier.energies / scale,
-        color=_CURVE,
-        linewidth=2.2,
-        label="Exact relaxed frontier (lower bound)",
-    )
-    draw_plans(axes, plans, scale, "Plans, one frequency per operation")
-    axes.plot(
-        baseline.iteration_time_s,
-        baseline.energy_j / scale,
-        "X",
-        color=_BASELINE,
-        markeredgecolor="white",
-        markersize=12,
-        linestyle="none",
-        zorder=5,
-        label="Maximum frequency everywhere",
-    )
-
-
-def draw_plans(axes: Axes, plans: Sequence[Plan], scale: float, label: str) -> None:
-    """Put a dot at every plan.
+def draw_frontier(
+    axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float, dot: float = 5.5
+) -> None:
+    """The curve, a dot at every plan, and a cross at maximum frequency.
 
     Args:
         scale: of the axis of energies, see energy_unit.
-        label: for the legend.
+        dot: size of the dots.
     """
+    axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
+    if plans:
+        dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
+        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
+        before = plans[0].predicted.baseline
+        _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
+    unit = next(unit for factor, unit in _UNITS if factor == scale)
+    label_axes(
+        axes,
+        "Iteration time (s), axis does not start at 0",
+        f"Energy per iteration ({unit}),\naxis does not start at 0",
+    )
+    axes.margins(0.08, 0.1)
+    axes.ticklabel_format(useOffset=False, style="plain")
+    axes.locator_params(nbins=7)
+
+
+_UNITS: Final = [energy_unit(10 * factor) for factor in (1.0, 1e3, 1e6, 1e9)]
+
+
+def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:
     axes.plot(
-        [plan.iteration_time for plan in plans],
-        [plan.energy / scale for plan in plans],
-        "o",
-        color=_PLANS,
+        time,
+        energy,
+        look.marker,
+        color=look.colour,
         markeredgecolor="white",
-        markeredgewidth=0.6,
-        markersize=5.5,
+        # zeus_global often lies on maximum frequency: both shall be seen.
+        markersize=15 if look is BASELINE else 10,
+        linestyle="none",
+        zorder=4 if look is BASELINE else 5,
         label=label,
     )
 
 
-def draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
-    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve.
+def _draw_others(axes: Axes, comparison: Comparison, scale: float) -> None:
+    """All planners' plans, EnvPipe's bound, a straggler; and the planners' own frontiers, which may
+    run out on the right."""
+    other = comparison.envpipe_frontier
+    style: dict[str, Any]
+    if other is not comparison.frontier:
+        style = {"color": LOOKS["envpipe"].colour, "linewidth": 1.6, "linestyle": "--"}
+        label = "lower bound, EnvPipe's schedule"
+        axes.plot(other.times, other.energies / scale, label=label, **style)
+    named = {BASELINE.name} & set(axes.get_legend_handles_labels()[1])
+    for entry in comparison.entries:
+        look = LOOKS[entry.planner]
+        label = "" if look.name in named else look.name
+        _mark(axes, look, entry.plan.iteration_time, entry.plan.energy / scale, label)
+        named.add(look.name)
+    if comparison.straggler_time is not None:
+        style = {"color": "#6D28D9", "linestyle": "--", "linewidth": 1.4}
+        axes.axvline(comparison.straggler_time, label="straggler finished", **style)
+    _keep_limits(axes)
+    for planner, points in comparison.curves.items():
+        heights = [energy / scale for _, energy in points]
+        style = {"color": LOOKS[planner].colour, "linewidth": 1.2, "markersize": 4}
+        axes.plot([time for time, _ in points], heights, ".-", **style)
 
-    Args:
-        scale: of the axis of energies, see energy_unit.
-    """
+
+def _keep_limits(axes: Axes) -> None:
+    """Fix the axes around what is drawn so far, with room below for T_min and T_star."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_xlim(left, right)
+    axes.set_ylim(low - 0.16 * (high - low), high)
+
+
+def _draw_ends(axes: Axes, frontier: Frontier, scale: float) -> None:
+    """T_min and T_star: a diamond on the curve, and a line down to its label under the curve."""
     low, high = frontier.min_time, frontier.min_energy_time
-    ends = [(low, 0, "$T_{min}$", "left"), (high, -1, "$T^*$", "right")]
+    ends = [(low, 0, ENDS[0], "left"), (high, -1, ENDS[1], "right")]
     if low == high:
-        ends = [(low, 0, "$T_{min} = T^*$", "left")]
+        ends = [(low, 0, "T_min = T_star", "left")]
     bottom = axes.get_ylim()[0]
     decimals = max(0, 3 - math.floor(math.log10(high)))
-    for time, index, name, side in ends:
+    for row, (time, index, name, side) in enumerate(ends):
         energy = frontier.energies[index] / scale
         axes.vlines(time, bottom, energy, color="0.45", linestyle=":", linewidth=1.2)
-        axes.plot(time, energy, "D", color=_ENDS, markersize=7, zorder=6)
+        axes.plot(time, energy, "D", color="#000000", markersize=7, zorder=6)
         axes.annotate(
-            f"{name} = {time:.{decimals}f} s",
+            f"{name}: {time:.{decimals}f} s",
             (time, bottom),
-            xytext=(6 if side == "left" else -6, 6),
+            # Two rows, or they would run into each other where the two times are close.
+            xytext=(6 if side == "left" else -6, 6 + 15 * row),
             textcoords="offset points",
             ha=side,
             va="bottom",
+            fontsize="small",
         )
 
 
@@ -229,59 +211,21 @@ def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
         return
     begin = (baseline.iteration_time_s, baseline.energy_j / scale)
     end = (best.iteration_time, best.energy / scale)
-    arrow = {"arrowstyle": "-|>", "color": _SAVINGS, "lw": 2, "shrinkA": 8, "shrinkB": 6}
+    arrow = {"arrowstyle": "-|>", "color": GREEN, "lw": 2, "shrinkA": 8, "shrinkB": 6}
     axes.annotate("", end, begin, arrowprops=arrow)
     middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
-    _note(axes, best, middle, offset=(10, 0), ha="left", va="center")
+    note: dict[str, Any] = {"textcoords": "offset points", "color": GREEN, "weight": "bold"}
+    axes.annotate(savings_note(best), middle, xytext=(10, 0), ha="left", va="center", **note)
     cheapest = min(plans, key=lambda plan: plan.energy)
     if cheapest is not best:
         place = (cheapest.iteration_time, cheapest.energy / scale)
-        _note(axes, cheapest, place, offset=(4, 12), ha="right", va="bottom")
+        words = savings_note(cheapest)
+        axes.annotate(words, place, xytext=(4, 12), ha="right", va="bottom", **note)
 
 
-def _note(
-    axes: Axes,
-    plan: Plan,
-    place: tuple[float, float],
-    *,
-    offset: tuple[int, int],
-    ha: Literal["left", "right"],
-    va: Literal["center", "bottom"],
-) -> None:
+def savings_note(plan: Plan) -> str:
+    """What a plan saves and how much slower it is, in two lines."""
     slower = plan.predicted.slowdown_percent
-    axes.annotate(
-        f"{plan.predicted.savings_percent:.1f}% saved,\n"
-        + (f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"),
-        place,
-        xytext=offset,
-        textcoords="offset points",
-        color=_SAVINGS,
-        weight="bold",
-        ha=ha,
-        va=va,
+    return f"{plan.predicted.savings_percent:.1f}% saved,\n" + (
+        f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"
     )
-
-
-def title(frontier: Frontier) -> str:
-    """Two lines that say what a figure is about."""
-    profile = frontier.profile
-    return f"{profile_title(profile.name, profile.metadata.source)}\n{label_job(frontier)}"
-
-
-def label_job(frontier: Frontier) -> str:
-    """Such as "1f1b, 4 stages, 8 microbatches, 4 GPUs"."""
-    pipeline = frontier.pipeline
-    gpus = pipeline.num_stages * frontier.gpus_per_stage * frontier.replicas
-    return job_in_words(
-        pipeline.schedule,
-        pipeline.num_stages,
-        pipeline.num_chunks,
-        pipeline.num_microbatches,
-        gpus,
-    )
-
-
-def profile_title(name: str, source: str | None) -> str:
-    """A profile's name, cut to fit over a figure, and whether it is modelled."""
-    cut = name if len(name) <= 44 else name[:43] + "…"
-    return cut + (" (modelled)" if source == "modelled" else "")

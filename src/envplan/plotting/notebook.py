@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from typing import TYPE_CHECKING
 
-from envplan.plotting.frontier import STYLE, energy_unit, frontier_figure
+from envplan.plotting.figures import energy_unit, made
+from envplan.plotting.frontier import frontier_figure, plans_along
+from envplan.plotting.page import table
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _PLANS = 17
 def frontier_html(frontier: Frontier) -> str:
     """The frontier's picture with a few plans on it."""
     return _image(
-        frontier_figure(frontier, frontier.sample_plans(_PLANS)),
+        frontier_figure(frontier, plans_along(frontier, _PLANS)),
         f"frontier of {frontier.profile.name}",
     )
 
@@ -39,20 +40,16 @@ def plan_html(plan: Plan) -> str:
     before, after = plan.predicted.baseline, plan.predicted
     scale, unit = energy_unit(before.energy_j)
     rows = [
+        ("saved (%)", "", f"{after.savings_percent:.2f}"),
+        ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
         ("iteration time (s)", f"{before.iteration_time_s:.6g}", f"{after.iteration_time_s:.6g}"),
         (f"energy ({unit})", f"{before.energy_j / scale:.6g}", f"{after.energy_j / scale:.6g}"),
         ("average power (W)", f"{before.average_power_w:.5g}", f"{after.average_power_w:.5g}"),
-        ("saved (%)", "", f"{after.savings_percent:.2f}"),
-        ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
         ("certified gap (%)", "", f"{100 * after.gap:.3f}"),
     ]
     modelled = ", modelled" if plan.profile.source == "modelled" else ""
     name = html.escape(f"{plan.profile.name}{modelled}, planner {plan.planner}")
-    lines = "".join("<tr><th>{}</th><td>{}</td><td>{}</td></tr>".format(*row) for row in rows)
-    return (
-        f"<table><caption>{name}</caption><thead><tr><th></th><th>maximum frequency</th>"
-        f"<th>plan</th></tr></thead><tbody>{lines}</tbody></table>"
-    )
+    return f"<p>{name}</p>{table(('', 'maximum frequency', 'plan'), rows)}"
 
 
 def timeline_html(timeline: Timeline) -> str:
@@ -63,11 +60,6 @@ def timeline_html(timeline: Timeline) -> str:
     return _image(timeline_figure(timeline), f"timeline of {seconds:.4g} s")
 
 
-def _image(figure: Figure, what: str) -> str:
-    import matplotlib as mpl
-
-    buffer = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=90)
-    data = base64.b64encode(buffer.getvalue()).decode()
+def _image(drawn: Figure, what: str) -> str:
+    data = base64.b64encode(made(drawn, "png", dpi=90)).decode()
     return f'<img alt="{html.escape(what)}" src="data:image/png;base64,{data}">'

@@ -7,20 +7,19 @@ script in `assets/`, all in one file.
 from __future__ import annotations
 
 import html
-import io
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
+from envplan.plotting.figures import ENDS, in_joules
 from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from envplan.plan import Plan
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
@@ -28,12 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "cards",
     "chart",
+    "commands",
+    "curve_of",
     "document",
     "frontier_data",
     "heading",
     "histogram_data",
     "notes",
-    "picture",
     "plan_point",
     "save_page",
     "section",
@@ -83,9 +83,10 @@ def heading(title: str, about: str, source: str | None) -> str:
     """HTML of a page's head: its title, what it is about, and where its figures are from.
 
     Args:
-        source: "modelled" or "measured", shown as a badge; None where the profile does not say.
+        source: such as "modelled" or "measured", shown as a badge; None where nothing says.
     """
-    badge = f'<span class="badge {source}">{source}</span>' if source else ""
+    kind = "measured" if source == "measured" else "modelled"
+    badge = f'<span class="badge {kind}">{html.escape(source)}</span>' if source else ""
     return (
         f'<header><h1>{html.escape(title)}</h1><button id="theme" type="button">Dark</button>'
         f'</header>\n<p class="about">{badge}{html.escape(about)}</p>'
@@ -101,27 +102,20 @@ def chart(kind: str, key: str) -> str:
     """HTML of the place where a chart goes.
 
     Args:
-        kind: one that page.js knows: frontier, timeline, histogram or animation.
+        kind: one that page.js knows: frontier, timeline, histogram, series or animation.
         key: names its data in the page's document.
     """
     return f'<div data-chart="{html.escape(kind)}" data-key="{html.escape(key)}"></div>'
 
 
-def picture(figure: Figure, what: str) -> str:
-    """HTML of a figure that needs no script.
-
-    Args:
-        what: says what it shows, for those who cannot see it.
-    """
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "envplan", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue().partition("<svg")[2]
-    return (
-        f'<div class="scroll picture"><svg role="img" aria-label="{html.escape(what)}"{svg}</div>'
+def commands(lines: Sequence[str]) -> str:
+    """HTML of commands, each with a button that copies it."""
+    rows = (
+        f'<div class="command"><code>{html.escape(line)}</code>'
+        '<button type="button" class="copy">Copy</button></div>'
+        for line in lines
     )
+    return "".join(rows)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -131,7 +125,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div class="scroll">{whole}</div>'
+    return f'<div class="scroll shaded" tabindex="0">{whole}</div>'
 
 
 def notes(items: Sequence[str]) -> str:
@@ -160,6 +154,7 @@ def frontier_data(
     points: Sequence[dict[str, Any]] = (),
     slower: Sequence[Plan] = (),
     straggler_time: float | None = None,
+    curves: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What the frontier chart draws.
 
@@ -168,6 +163,7 @@ def frontier_data(
         points: further plans to show, as plan_point makes them.
         slower: plans beyond T_star to look up for stragglers.
         straggler_time: s that a straggler takes when the page opens; None: there is none.
+        curves: further curves by the planner whose they are, (s, J).
     """
     baseline = plans[0].predicted.baseline
     highest = {
@@ -182,7 +178,10 @@ def frontier_data(
     }
     waiting_w = sum(frontier.blocking_power_w) * frontier.gpus_per_stage * frontier.replicas
     return {
-        "curve": _thinned(frontier),
+        "curve": _thinned(
+            list(zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True))
+        ),
+        "curves": {name: _thinned(points) for name, points in curves.items()},
         "plans": [plan_point(plan, "plan") for plan in plans],
         # Their gaps are against plans that nobody waits after, which says nothing here.
         "slower": [plan_point(plan, "plan") | {"gap": None} for plan in slower],
@@ -190,6 +189,7 @@ def frontier_data(
         "baseline": {"time": baseline.iteration_time_s, "energy": baseline.energy_j},
         "t_min": frontier.min_time,
         "t_star": frontier.min_energy_time,
+        "ends": ENDS,
         "t_max": frontier.slowest_time,
         "waiting_w": waiting_w,
         "straggler": straggler_time,
@@ -212,12 +212,16 @@ def plan_point(plan: Plan, label: str, *, planner: str | None = None) -> dict[st
     }
 
 
-def _thinned(frontier: Frontier) -> list[list[float]]:
-    """The curve's breakpoints, (s, J); of very many, enough that no eye sees the difference."""
-    count = len(frontier.times)
-    step = max(1, -(-count // _MOST_CURVE_POINTS))
-    kept = sorted({*range(0, count, step), count - 1})
-    return [[float(frontier.times[k]), float(frontier.energies[k])] for k in kept]
+def curve_of(frontier: Frontier) -> list[tuple[float, float]]:
+    """The relaxed frontier's breakpoints, (s, J)."""
+    return _thinned(list(zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True)))
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points of a curve, (s, J); of very many, enough that no eye sees the difference."""
+    step = max(1, -(-len(points) // _MOST_CURVE_POINTS))
+    kept = sorted({*range(0, len(points), step), len(points) - 1}) if points else []
+    return [points[k] for k in kept]
 
 
 def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
@@ -226,41 +230,9 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     Args:
         name: what to call it, such as "plan" or "maximum frequency".
     """
-    from envplan.plotting.frontier import in_joules
-
+    timed = timeline.operations
+    kinds = list(dict.fromkeys(one.operation.instruction for one in timed))
     path = set(timeline.critical_path)
-    kinds = list(dict.fromkeys(timed.operation.instruction for timed in timeline.operations))
-    ops: dict[str, list[float]] = {
-        key: []
-        for key in (
-            "stage",
-            "kind",
-            "microbatch",
-            "chunk",
-            "start",
-            "time",
-            "mhz",
-            "watts",
-            "slack",
-            "critical",
-        )
-    }
-    for index, timed in enumerate(timeline.operations):
-        operation = timed.operation
-        values = (
-            operation.stage,
-            kinds.index(operation.instruction),
-            operation.microbatch,
-            operation.chunk,
-            s_from_ns(timed.start_ns),
-            s_from_ns(timed.time_ns),
-            timed.frequency_mhz,
-            round(timed.energy_fj / (timed.time_ns * UW_PER_W), 3) if timed.time_ns else 0.0,
-            s_from_ns(timed.stretch_ns),
-            int(index in path),
-        )
-        for column, value in zip(ops.values(), values, strict=True):
-            column.append(value)
     times, watts = timeline.power
     return {
         "name": name,
@@ -268,9 +240,43 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
         "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,
-        "ops": ops,
+        "ops": {
+            "stage": [one.operation.stage for one in timed],
+            "kind": [kinds.index(one.operation.instruction) for one in timed],
+            "microbatch": [one.operation.microbatch for one in timed],
+            "chunk": [one.operation.chunk for one in timed],
+            "start": [s_from_ns(one.start_ns) for one in timed],
+            "time": [s_from_ns(one.time_ns) for one in timed],
+            "mhz": [one.frequency_mhz for one in timed],
+            "watts": [
+                round(one.energy_fj / (one.time_ns * UW_PER_W), 3) if one.time_ns else 0.0
+                for one in timed
+            ],
+            "slack": [s_from_ns(one.stretch_ns) for one in timed],
+            "critical": [int(k in path) for k in range(len(timed))],
+        },
+        # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
+        "parts": {
+            k: [
+                [
+                    s_from_ns(part.start_ns),
+                    s_from_ns(part.finish_ns),
+                    part.frequency_mhz,
+                    round(part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W), 3),
+                    part.part,
+                ]
+                for part in one.slices
+            ]
+            for k, one in enumerate(timed)
+            if one.slices[0].part
+        },
         "bubbles": [
-            [bubble.stage, s_from_ns(bubble.start_ns), s_from_ns(bubble.finish_ns), bubble.usable]
+            [
+                bubble.stage,
+                s_from_ns(bubble.start_ns),
+                s_from_ns(bubble.finish_ns),
+                s_from_ns(bubble.usable_ns),
+            ]
             for bubble in timeline.bubbles
         ],
         "power": {

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan._words import counted, job_in_words
+from envplan._words import counted, grouped, signed_percent
 from envplan.plotting import page
-from envplan.plotting.frontier import in_joules, label_job
+from envplan.plotting.figures import in_joules, in_watts, job_line, source_words, workload_title
+from envplan.plotting.frontier import LOOKS, brief_share, plans_along
 from envplan.units import j_from_fj
 
 if TYPE_CHECKING:
+    from envplan.pipeline import Pipeline
     from envplan.plan import Plan
     from envplan.planners import Comparison
+    from envplan.profile import Profile
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
@@ -22,13 +27,9 @@ __all__ = ["Report", "frontier_page", "report_page", "timeline_page"]
 
 #: Plans beyond T_star, for the straggler that one can move along the chart.
 _SLOWER: Final = 12
-_PLANNER_NAMES = {
-    "max_frequency": "maximum frequency",
-    "zeus_global": "Zeus, one clock for all",
-    "zeus_per_stage": "Zeus, one clock a stage",
-    "envpipe": "EnvPipe",
-    "frontier": "envplan",
-}
+#: Of larger jobs there are none: they take a further trace.
+_MOST_FOR_SLOWER: Final = 8000
+_CURRENCY: Final = "USD"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Report:
 
     Attributes:
         plan: the plan it is about.
+        file: where the plan is.
         frontier: of the plan's pipeline and profile.
         along: plans along the frontier, at least one, by ascending time.
         before, after: timelines of maximum frequency everywhere and of the plan.
@@ -46,6 +48,7 @@ class Report:
     """
 
     plan: Plan
+    file: Path
     frontier: Frontier
     along: Sequence[Plan]
     before: Timeline
@@ -62,52 +65,41 @@ def frontier_page(
         along: plans along the frontier, at least one, by ascending time.
         comparison: planners to show beside it.
     """
-    title = f"Frontier of {frontier.profile.name}"
-    body = page.heading(title, _about(frontier), frontier.profile.metadata.source)
+    name = _name(frontier.profile, frontier.pipeline, frontier.num_gpus)
+    body = _heading(f"Frontier of {name}", frontier)
     body += page.section("Energy against time", page.chart("frontier", "frontier"))
-    points = [] if comparison is None else _rivals(comparison)
-    slower = frontier.sample_plans(_SLOWER, beyond=True)
-    data = page.frontier_data(frontier, along, points, slower)
-    return page.document(title, body, {"frontier": data})
+    return page.document(name, body, {"frontier": _frontier_data(frontier, along, comparison)})
 
 
 def timeline_page(timeline: Timeline, before: Timeline | None = None) -> str:
     """A page with a plan's timeline; above it, if given, that of maximum frequency."""
-    plan = timeline.plan
     timelines, names = [timeline], ["plan"]
     if before is not None:
         timelines, names = [before, timeline], ["maximum frequency", "plan"]
-    title = f"Timeline of {plan.profile.name}"
-    job = plan.job
-    words = job_in_words(
-        job.schedule, job.stages, job.chunks, job.microbatches, job.stages * job.num_gpus
-    )
-    body = page.heading(title, f"{words}, planner {plan.planner}", plan.profile.source)
+    profile, pipeline, gpus = timeline.profile, timeline.pipeline, timeline.num_gpus
+    name = _name(profile, pipeline, gpus)
+    about = f"{job_line(pipeline, gpus)}; planner {timeline.plan.planner}; profile {profile.name}"
+    body = page.heading(f"Timeline of {name}", about, source_words(profile))
     body += page.section("What runs when", page.chart("timeline", "timeline"))
-    return page.document(title, body, {"timeline": page.timelines_data(timelines, names)})
+    return page.document(name, body, {"timeline": page.timelines_data(timelines, names)})
 
 
 def report_page(report: Report) -> str:
     """The report as one self-contained HTML page."""
     plan, frontier = report.plan, report.frontier
-    title = f"Energy plan of {plan.profile.name}"
-    points = [] if report.comparison is None else _rivals(report.comparison)
-    points.append(page.plan_point(plan, f"this plan ({plan.planner})", planner="this_plan"))
+    name = _name(frontier.profile, frontier.pipeline, frontier.num_gpus)
+    own = page.plan_point(plan, f"this plan ({plan.planner})", planner="this_plan")
     data: dict[str, Any] = {
-        "frontier": page.frontier_data(
-            frontier,
-            report.along,
-            points,
-            frontier.sample_plans(_SLOWER, beyond=True),
-            plan.target.straggler_time_s,
+        "frontier": _frontier_data(
+            frontier, report.along, report.comparison, [own], plan.target.straggler_time_s
         ),
         "timeline": page.timelines_data(
             [report.before, report.after], ["maximum frequency", "this plan"]
         ),
     }
     parts = [
-        page.heading(title, _about(frontier), plan.profile.source),
-        _cards(report),
+        _heading(f"Energy plan of {name}", frontier),
+        page.cards([*_money_cards(plan), *_plan_cards(plan), *_gap_cards(plan)]),
         page.section("Energy against time", page.chart("frontier", "frontier")),
         page.section("What runs when", page.chart("timeline", "timeline")),
         page.section("Stage by stage", _stage_table(report)),
@@ -118,39 +110,61 @@ def report_page(report: Report) -> str:
         parts.append(page.section("Clocks in use", page.chart("histogram", "histogram")))
     if report.comparison is not None:
         parts.append(page.section("Planners side by side", _planner_table(report.comparison)))
+    parts.append(page.section("Use this plan", page.commands(_commands(report.file))))
     parts.append(page.section("Method and assumptions", _assumptions(report)))
     parts.append(_footer())
-    return page.document(title, "\n".join(parts), data)
+    return page.document(name, "\n".join(parts), data)
 
 
-def _about(frontier: Frontier) -> str:
-    metadata = frontier.profile.metadata
-    known = [str(text) for text in (metadata.workload, metadata.gpu) if text]
-    return "; ".join([*known, label_job(frontier)])
+def _commands(file: Path) -> list[str]:
+    """What to type to prove, apply and replay a plan."""
+    plan = shlex.quote(file.as_posix())
+    return [f"envplan {verb} {plan}" for verb in ("check", "apply", "simulate", "timeline")]
 
 
-def _cards(report: Report) -> str:
-    plan = report.plan
+def _name(profile: Profile, pipeline: Pipeline, gpus: int) -> str:
+    return workload_title(profile, gpus * pipeline.num_stages)
+
+
+def _heading(title: str, frontier: Frontier) -> str:
+    profile = frontier.profile
+    about = f"{job_line(frontier.pipeline, frontier.num_gpus)}; profile {profile.name}"
+    return page.heading(title, about, source_words(profile))
+
+
+def _frontier_data(
+    frontier: Frontier,
+    along: Sequence[Plan],
+    comparison: Comparison | None,
+    points: Sequence[dict[str, Any]] = (),
+    straggler_time: float | None = None,
+) -> dict[str, Any]:
+    slower: list[Plan] = []
+    if len(frontier.pipeline.operations) <= _MOST_FOR_SLOWER:
+        slower = plans_along(frontier, _SLOWER, beyond=True)
+    rivals: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {}
+    if comparison is not None:
+        rivals, curves = _rivals(comparison), dict(comparison.curves)
+        if comparison.envpipe_frontier is not comparison.frontier:
+            curves["envpipe"] = page.curve_of(comparison.envpipe_frontier)
+    shown = [*rivals, *points]
+    return page.frontier_data(frontier, along, shown, slower, straggler_time, curves)
+
+
+def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
     before, after = plan.predicted.baseline, plan.predicted
     modelled = " (modelled)" if plan.profile.source == "modelled" else ""
-    cards = [
+    slower = f"{signed_percent(after.slowdown_percent)}%"
+    was = before.iteration_time_s
+    power = f"average over all GPUs, was {in_watts(before.average_power_w)}"
+    return [
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
-        (_signed(after.slowdown_percent), "iteration time against maximum frequency", ""),
+        (slower, "iteration time against maximum frequency", ""),
         (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
-        (
-            f"{after.iteration_time_s:.5g} s",
-            f"an iteration, was {before.iteration_time_s:.5g} s",
-            "",
-        ),
-        (
-            _watts(after.average_power_w),
-            f"average over all GPUs, was {_watts(before.average_power_w)}",
-            "",
-        ),
-        *_gap_cards(plan),
-        *_cost_cards(plan),
+        (f"{after.iteration_time_s:.5g} s", f"an iteration, was {was:.5g} s", ""),
+        (in_watts(after.average_power_w), power, ""),
     ]
-    return page.cards(cards)
 
 
 def _gap_cards(plan: Plan) -> list[tuple[str, str, str]]:
@@ -170,27 +184,35 @@ def _gap_cards(plan: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _cost_cards(plan: Plan) -> list[tuple[str, str, str]]:
-    """Money and carbon saved, over the run where its length is known."""
-    costs = plan.costs
-    if costs is None:
-        return []
-    pair = costs.run or costs.iteration
-    over = "an iteration" if costs.run is None else f"the run of {costs.iterations:,} iterations"
-    before, after = pair.max_frequency, pair.plan
-    cards = []
-    if before.money is not None and after.money is not None:
-        unit = costs.currency or "currency units"
-        saved = before.money - after.money
-        cards.append((f"{saved:,.5g} {unit}", f"saved over {over}, of {before.money:,.5g}", "good"))
-    if before.carbon_g is not None and after.carbon_g is not None:
-        saved = (before.carbon_g - after.carbon_g) / 1000
-        was = before.carbon_g / 1000
-        cards.append((f"{saved:,.4g} kg CO2", f"saved over {over}, of {was:,.4g} kg", "good"))
-    if costs.run is not None:
-        saved = before.energy_kwh - after.energy_kwh
-        what = f"saved over {over}, of {before.energy_kwh:,.5g} kWh"
-        cards.append((f"{saved:,.5g} kWh", what, "good"))
+def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
+    """Money and carbon saved: over the run where its length is known, and in a year."""
+    from envplan.costs.savings import Site
+
+    costs, cards = plan.costs, list[tuple[str, str, str]]()
+    price = None if costs is None else costs.price
+    unit = (costs.currency if costs else None) or (_CURRENCY if price is None else "currency units")
+    if costs is not None and costs.run is not None:
+        over = f"saved over the run of {costs.iterations:,} iterations, of"
+        before, after = costs.run.max_frequency, costs.run.plan
+        if before.money is not None and after.money is not None:
+            saved = f"{before.money - after.money:,.5g} {unit}"
+            cards.append((saved, f"{over} {before.money:,.5g}", "good"))
+        if before.carbon_g is not None and after.carbon_g is not None:
+            saved = f"{(before.carbon_g - after.carbon_g) / 1000:,.4g} kg CO2"
+            cards.append((saved, f"{over} {before.carbon_g / 1000:,.4g} kg", "good"))
+        saved = f"{before.energy_kwh - after.energy_kwh:,.5g} kWh"
+        cards.append((saved, f"{over} {before.energy_kwh:,.5g} kWh", "good"))
+    site = Site() if costs is None else Site.of_run(costs.of_run())
+    _, year = site.year(plan)
+    gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
+    assumed = " (assumed; say --price)" if price is None else ""
+    money = f"saved in a year of {gpus} that always train, at {site.price:.4g} a kWh{assumed}"
+    money += f", {site.in_words()}" if site.in_words() else ""
+    cards.append((f"{grouped(year.money)} {unit}", money, "good" if year.money > 0 else ""))
+    if year.carbon_t is not None:
+        saved = f"{grouped(year.carbon_t)} t CO2"
+        cards.append((saved, f"saved in a year, at {site.carbon:.4g} g a kWh", "good"))
+    cards.append((f"{grouped(year.kwh)} kWh", "saved in a year", "good" if year.kwh > 0 else ""))
     return cards
 
 
@@ -211,9 +233,9 @@ def _stage_table(report: Report) -> str:
         rows.append(
             [
                 f"stage {after.stage}",
+                f"{100 * (1 - now / was):.1f}" if was else "–",
                 in_joules(was),
                 in_joules(now),
-                f"{100 * (1 - now / was):.1f}" if was else "–",
                 f"{100 * before.blocked_ns / max(1, report.before.sync_time_ns):.1f}",
                 f"{100 * after.blocked_ns / max(1, span):.1f}",
                 f"{mean:.0f}" if busy else "–",
@@ -222,9 +244,9 @@ def _stage_table(report: Report) -> str:
         )
     headers = [
         "",
+        "saved (%)",
         "energy before",
         "energy now",
-        "saved (%)",
         "waited before (%)",
         "waits now (%)",
         "mean clock (MHz)",
@@ -238,16 +260,16 @@ def _planner_table(comparison: Comparison) -> str:
     rows = [
         [
             _entry_name(entry.planner, entry.point),
-            entry.plan.job.schedule,
-            f"{entry.plan.iteration_time:.6g}",
-            _signed(entry.slowdown_percent).rstrip("%"),
-            f"{entry.plan.energy:.6g}",
             f"{entry.savings_percent:.2f}",
+            signed_percent(entry.slowdown_percent),
+            f"{entry.plan.iteration_time:.6g}",
+            in_joules(entry.plan.energy),
             f"{100 * entry.plan.gap:.3f}",
+            entry.plan.job.schedule,
         ]
         for entry in comparison.entries
     ]
-    headers = ["", "schedule", "time (s)", "slower (%)", "energy (J)", "saved (%)", "gap (%)"]
+    headers = ["", "saved (%)", "slower (%)", "time (s)", "energy", "gap (%)", "schedule"]
     return page.table(headers, rows)
 
 
@@ -256,10 +278,13 @@ def _assumptions(report: Report) -> str:
     reference = plan.profile
     source = {
         "measured": "The profile was measured: its times and energies are readings of a GPU.",
+        "identified": "The profile's times were measured on GPUs; its energies were identified "
+        "from measured iterations, not read operation by operation.",
         "modelled": "The profile is modelled, not measured: figures say what the model of this GPU "
         "predicts. Profile a real GPU before relying on them.",
         None: "The profile does not say whether it was measured or modelled.",
-    }[reference.source]
+    }[frontier.profile.metadata.energies_are]
+    brief = ["The job is large: plans along the curve are searched for more briefly than this one."]
     powers = sorted(set(plan.job.blocking_power_w))
     waiting = " to ".join(dict.fromkeys(f"{power:g}" for power in (powers[0], powers[-1])))
     why = {
@@ -280,6 +305,7 @@ def _assumptions(report: Report) -> str:
         f"from {'it' if plan.predicted.bound == 'relaxation' else 'a bound that CP-SAT proved'} "
         "at its own deadline.",
         *_conditions(plan),
+        *(brief if brief_share(frontier) < 1 else []),
     ]
     return page.notes(items)
 
@@ -349,14 +375,5 @@ def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _entry_name(planner: str, point: str | None) -> str:
-    name = _PLANNER_NAMES.get(planner, planner)
+    name = LOOKS[planner].name if planner in LOOKS else planner
     return name + (f" at {point}" if point in ("T_min", "T_star") else "")
-
-
-def _watts(watts: float) -> str:
-    return f"{watts / 1e3:.4g} kW" if watts >= 1e4 else f"{watts:.4g} W"
-
-
-def _signed(percent: float) -> str:
-    text = f"{percent:+.2f}%"
-    return "0.00%" if float(text[:-1]) == 0 else text

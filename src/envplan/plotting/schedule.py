@@ -7,7 +7,6 @@ so does anything else; transfers take none.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.pipeline.dependencies import starts_without_lags
-from envplan.plotting.frontier import save_figure
+from envplan.plotting.figures import figure
 from envplan.units import s_from_ns
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from envplan.pipeline import Operation, Pipeline
     from envplan.profile import Profile
 
-__all__ = ["Cell", "ScheduleLayout", "plot_schedule", "schedule_figure", "schedule_layout"]
+__all__ = ["Cell", "ScheduleLayout", "schedule_figure", "schedule_layout"]
 
 _UNITS: Final = {"backward": 2}
 _LETTERS: Final = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
@@ -39,13 +38,6 @@ _COLOURS: Final = {
     "backward_weight": "#5DBB9A",
 }
 _OTHER_COLOUR: Final = "#C9C9C9"
-_STYLE: Final[Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-}
 _UNITS_PER_BAND: Final = 80
 _MOST_INCHES: Final = 60.0
 _BAND_INCHES: Final = 16.0
@@ -216,29 +208,16 @@ def _seconds(nanoseconds: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.array([s_from_ns(time) for time in nanoseconds.tolist()])
 
 
-def plot_schedule(layout: ScheduleLayout, path: str | os.PathLike[str]) -> None:
-    """Draw a schedule to a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    save_figure(schedule_figure(layout), path)
-
-
 def schedule_figure(layout: ScheduleLayout) -> Figure:
     """The figure: a row for each rank; a long schedule goes on in further bands below."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     units = layout.makespan / layout.unit
     band_inches = _ROW_INCHES * layout.pipeline.num_stages + 0.45
     most_bands = max(1, math.floor(_MOST_INCHES / band_inches))
     bands = min(most_bands, max(1, math.ceil(units / _UNITS_PER_BAND)))
     width = min(_BAND_INCHES, max(7.0, 1.4 + 0.2 * units / bands))
     height = bands * band_inches + 0.9
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        all_axes = figure.subplots(bands, 1, squeeze=False)[:, 0]
+    with figure(width, height, 10) as drawn:
+        all_axes = drawn.subplots(bands, 1, squeeze=False)[:, 0]
         span = math.ceil(units / bands) * layout.unit
         size = _font_size(layout, (width - 1.4) * layout.unit / span)
         for band, axes in enumerate(all_axes):
@@ -246,10 +225,8 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
         unit = "units" if layout.profile is None else "s"
         all_axes[-1].set_xlabel(f"Time ({unit})")
         all_axes[0].set_title(_title(layout), loc="left")
-        figure.legend(
-            handles=_handles(layout), loc="outside lower left", ncols=6, frameon=False, fontsize=9
-        )
-    return figure
+        drawn.legend(handles=_handles(layout), loc="outside lower left", ncols=6, fontsize=9)
+    return drawn
 
 
 def _font_size(layout: ScheduleLayout, unit_inches: float) -> float:
@@ -298,6 +275,7 @@ def _draw_band(
     axes.set_ylim(pipeline.num_stages - 0.5, -0.5)
     axes.set_yticks(range(pipeline.num_stages), [f"rank {r}" for r in range(pipeline.num_stages)])
     axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
     axes.set_facecolor("0.955")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from envplan.plotting.frontier import STYLE, ink, save_figure
+from envplan.plotting import page
+from envplan.plotting.figures import RED, figure, ink, label_axes
 from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADERS",
+    "comparison_page",
     "comparison_rows",
     "kwh",
     "over_time_figure",
     "plan_figure",
-    "plot_over_time",
-    "plot_plan",
-    "plot_serving_profile",
-    "save_comparison_page",
     "serving_profile_figure",
 ]
 
@@ -49,92 +46,125 @@ _LINES: Final = {
     "exact": ("#0072B2", "-"),
 }
 _OTHER: Final = ("0.5", "-")
+_BASELINE: Final = (RED, "X")
 _DAY_S: Final = 86_400.0
 _HOUR_S: Final = 3600.0
 _LONG_S: Final = 2 * _DAY_S  # from here on, time is shown in days
+_FONT: Final = 10
 
 
-def save_comparison_page(
-    simulations: Sequence[Simulation], title: str, source: str | None, path: str | os.PathLike[str]
-) -> None:
-    """Write a page about a trace replayed under several policies: cards, figure and table.
+def comparison_page(simulations: Sequence[Simulation], title: str, source: str | None) -> str:
+    """A page about a trace replayed under several policies: cards, charts and table.
 
     Args:
         simulations: of one trace, the baseline first.
         title: what was replayed.
         source: of the profile, "modelled" or "measured".
-
-    Raises:
-        InputError: the file cannot be written.
     """
-    from envplan.plotting import page
     from envplan.serving.policies import POLICIES
 
     base = simulations[0]
     shown = []
     for result in simulations[1:]:
         saved = result.saved_percent(base) or 0.0
-        what = f"less energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
-        shown.append((f"{saved:.1f}%", what, "good" if saved > 0 else ""))
+        which = "less" if saved >= 0 else "more"
+        what = f"{which} energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
+        shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
+    about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
     body = "\n".join(
         [
             page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
             page.cards(shown),
-            page.section("Over time", page.picture(over_time_figure(simulations, title), title)),
+            page.section("Over time", page.chart("series", "over_time")),
             page.section(
                 "Policies side by side", page.table(HEADERS, comparison_rows(simulations))
             ),
-            page.section(
-                "What the policies do",
-                page.notes(
-                    [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
-                ),
-            ),
+            page.section("What the policies do", page.notes(about)),
         ]
     )
-    page.save_page(page.document(title, body, {}), path)
+    return page.document(title, body, {"over_time": _series_data(simulations)})
 
 
-def plot_serving_profile(profile: ServingProfile, path: str | os.PathLike[str]) -> None:
-    """Draw a profile to a .png, .svg or .pdf file, whole or not at all.
+def _panels(simulation: Simulation) -> dict[str, Any]:
+    """What is shown of a replay over time, by axis label."""
+    series = simulation.series
+    return {
+        "Power of all GPUs (kW)": series.power_w / 1e3,
+        "GPUs in use": series.gpus,
+        "SLOs met (%)": 100 * (series.attained / series.requests.clip(1)).clip(0, 1),
+    }
 
-    Raises:
-        InputError: the file cannot be written.
-    """
-    save_figure(serving_profile_figure(profile), path)
+
+def _times(simulations: Sequence[Simulation]) -> tuple[Any, str]:
+    """Times of the slots of a trace, and in what."""
+    time_s = simulations[0].series.time_s
+    unit, label = (_DAY_S, "Days") if time_s[-1] > _LONG_S else (_HOUR_S, "Hours")
+    return time_s / unit, label
+
+
+def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
+    """What the series chart draws."""
+    times, label = _times(simulations)
+    load = simulations[0].series.load_tokens_s / 1e3
+    panels: list[dict[str, Any]] = [
+        {"label": "Load (1,000 tokens/s)", "from_zero": True, "lines": [_rounded(load)]}
+    ]
+    for name in _panels(simulations[0]):
+        lines = [_rounded(_panels(each)[name]) for each in simulations]
+        panels.append({"label": name, "from_zero": "%" not in name, "lines": lines})
+    looks = [_LINES.get(each.policy, _OTHER) for each in simulations]
+    return {
+        "times": _rounded(times),
+        "label": label,
+        "panels": panels,
+        "names": _names(simulations),
+        "colours": [colour for colour, _ in looks],
+        "dashes": [{":": "2 3", "--": "7 4", "-.": "7 3 2 3"}.get(dash, "") for _, dash in looks],
+    }
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _names(simulations: Sequence[Simulation]) -> list[str]:
+    """The policies; savings are against the first one."""
+    first, *others = [each.policy for each in simulations]
+    return [f"{first} (baseline)", *others]
 
 
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
     """Energy of a request against the clock at one load, a panel for each class."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     names = [name for name in profile.classes if profile.degrees(name)]
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    with mpl.rc_context({**STYLE, "font.size": 10, "axes.titlesize": 11}):
-        figure = Figure(figsize=(3.4 * columns, 0.6 + 2.3 * rows), layout="constrained")
-        panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
+    with figure(3.4 * columns, 1.3 + 2.3 * rows, _FONT) as drawn:
+        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         for axes, name in zip(panels, names, strict=False):
             _draw_class(axes, profile, name, load)
         for axes in panels[len(names) :]:
             axes.set_visible(False)
-        figure.supxlabel("SM clock (MHz)")
-        figure.supylabel("Energy per request (kJ)")
+        for axes in panels[max(0, len(names) - columns) : len(names)]:
+            axes.set_xlabel("SM clock (MHz)")
+        drawn.supylabel("Energy per request (kJ)", fontsize=_FONT)
         modelled = f" ({profile.source})" if profile.source else ""
-        figure.suptitle(
+        drawn.suptitle(
             f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
             "only clocks that meet the SLOs; circled: least energy",
-            fontsize=11,
+            fontsize=1.1 * _FONT,
         )
-    return figure
+        marks = [axes.get_legend_handles_labels() for axes in panels]
+        known = {name: mark for found in marks for mark, name in zip(*found, strict=True)}
+        order = sorted(known)
+        drawn.legend([known[name] for name in order], order, loc="outside lower center", ncols=5)
+    return drawn
 
 
 def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> None:
     points = []
+    slo = profile.classes[name].slo
     for tp in profile.degrees(name):
         curves = [profile.curves[name, tp, f] for f in profile.frequencies(name, tp)]
-        slo = profile.classes[name].slo
         able = [curve for curve in curves if curve.meets(slo, load)]
         if able:
             clocks = [curve.frequency_mhz for curve in able]
@@ -142,117 +172,95 @@ def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> 
             color, mark = _DEGREES[tp]
             axes.plot(clocks, energies, mark + "-", color=color, markersize=5, label=f"TP{tp}")
             points += list(zip(energies, clocks, strict=True))
-    axes.set_title(name, loc="left")
-    axes.grid(color="0.92", linewidth=0.8)
-    if points:
-        energy, clock = min(points)
-        axes.plot(clock, energy, "o", markersize=12, fillstyle="none", color="black")
-        axes.set_ylim(0, 1.1 * max(points)[0])
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
-
-
-def plot_plan(plan: ServingPlan, path: str | os.PathLike[str]) -> None:
-    """Draw a plan to a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    save_figure(plan_figure(plan), path)
+    if not points:
+        axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
+        return
+    most = max(profile.degrees(name))
+    highest = profile.curves[name, most, max(profile.frequencies(name, most))]
+    if highest.meets(slo, load):
+        colour, mark = _BASELINE
+        usual = profile.energy_per_request(highest, load) / 1e3
+        look: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "white", "zorder": 5}
+        look |= {"color": colour, "markersize": 9, "label": "baseline: most GPUs, maximum clock"}
+        axes.plot(highest.frequency_mhz, usual, mark, **look)
+    energy, clock = min(points)
+    axes.plot(clock, energy, "o", markersize=12, fillstyle="none", color="black")
+    label_axes(axes, "", "", name)
+    axes.set_ylim(0, 1.1 * max(points)[0])
 
 
 def plan_figure(plan: ServingPlan) -> Figure:
-    """GPUs of each pool, by TP, with the clocks they run at."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    """GPUs of each pool, by TP, with the clocks they run at, over those of maximum frequency."""
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 1.6 + 0.45 * len(plan.pools)), layout="constrained")
-        axes = figure.add_subplot()
+    before = plan.predicted.baseline
+    names = [" + ".join(served.request_class for served in pool.serves) for pool in plan.pools]
+    with figure(9.6, 2.2 + 0.45 * (len(names) + 1)) as drawn:
+        axes = drawn.add_subplot()
+        widest = max(plan.gpus, 0 if before is None else before.gpus)
         for row, pool in enumerate(plan.pools):
             left = 0
             for group in pool.groups:
                 color = _DEGREES[group.tp][0]
                 axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
-                if group.gpus > plan.gpus / 60:
-                    axes.text(left + group.gpus / 2, row, f"{group.frequency_mhz}",
-                              ha="center", va="center", color=ink(color), fontsize=10)  # fmt: skip
+                if group.gpus > widest / 16:  # a clock has room
+                    middle = left + group.gpus / 2
+                    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 10}
+                    axes.text(middle, row, f"{group.frequency_mhz}", color=ink(color), **look)
                 left += group.gpus
-        names = [" + ".join(s.request_class for s in pool.serves) for pool in plan.pools]
-        axes.set_yticks(range(len(plan.pools)), names)
+        used = sorted({group.tp for pool in plan.pools for group in pool.groups})
+        handles = [Patch(color=_DEGREES[tp][0], label=f"TP{tp}") for tp in used]
+        saved = ""
+        if before is not None:
+            axes.barh(len(names), before.gpus, color="0.8", edgecolor=_BASELINE[0])
+            names.append("baseline, all")
+            words = f"{before.gpus} GPUs, {before.power_w / 1e3:.4g} kW"
+            label = f"baseline: TP8, maximum clock: {words}"
+            handles.append(Patch(facecolor="0.8", edgecolor=_BASELINE[0], label=label))
+            saved = f", {plan.predicted.savings_percent or 0.0:.1f}% saved"
+        modelled = f" ({plan.profile.source})" if plan.profile.source else ""
+        heading = (
+            f"{plan.profile.name}{modelled}\n{plan.planner}, {plan.gpus} GPUs, "
+            f"{plan.power / 1e3:.4g} kW{saved}"
+        )
+        label_axes(axes, "GPUs (in the bars: SM clock, MHz)", "", heading)
+        axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("GPUs (in the bars: SM clock, MHz)")
-        modelled = f" ({plan.profile.source})" if plan.profile.source else ""
-        axes.set_title(
-            f"{plan.profile.name}{modelled}\n{plan.planner}, {plan.gpus} GPUs, "
-            f"{plan.power / 1e3:.4g} kW",
-            loc="left",
-        )
-        used = sorted({group.tp for pool in plan.pools for group in pool.groups})
-        axes.legend(
-            handles=[Patch(color=_DEGREES[tp][0], label=f"TP{tp}") for tp in used],
-            loc="lower right",
-            frameon=False,
-        )
-    return figure
-
-
-def plot_over_time(
-    simulations: Sequence[Simulation], title: str, path: str | os.PathLike[str]
-) -> None:
-    """Draw simulations of one trace to a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    save_figure(over_time_figure(simulations, title), path)
+        drawn.legend(handles=handles, loc="outside lower left", ncols=4)
+    return drawn
 
 
 def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """Load, power, GPUs in use and SLO attainment over time, a line for each policy."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({**STYLE, "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10}):
-        figure = Figure(figsize=(9.6, 7.6), layout="constrained")
-        load, power, gpus, slo = figure.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
-        series = simulations[0].series
-        unit, label = (_DAY_S, "Days") if series.time_s[-1] > _LONG_S else (_HOUR_S, "Hours")
-        days = series.time_s / unit
-        load.fill_between(
-            days, simulations[0].series.load_tokens_s / 1e3, color="0.75", linewidth=0
-        )
-        load.set_ylabel("Load\n(1,000 tokens/s)")
-        load.set_title(title, loc="left")
-        for simulation in simulations:
+    times, label = _times(simulations)
+    with figure(10.4, 7.6, _FONT) as drawn:
+        axes = drawn.subplots(4, 1, sharex=True, height_ratios=[1, 2, 1.4, 1])
+        load = simulations[0].series.load_tokens_s / 1e3
+        axes[0].fill_between(times, load, color="0.75", linewidth=0)
+        label_axes(axes[0], "", "Load\n(1,000 tokens/s)", title)
+        for simulation, name in zip(simulations, _names(simulations), strict=True):
             color, dash = _LINES.get(simulation.policy, _OTHER)
-            series = simulation.series
-            style = {"color": color, "linestyle": dash, "linewidth": 1.2}
-            power.plot(days, series.power_w / 1e3, label=simulation.policy, **style)
-            gpus.plot(days, series.gpus, **style)
-            met = series.attained / series.requests.clip(1)
-            slo.plot(days, 100 * met.clip(0, 1), **style)
-        power.set_ylabel("Power of all GPUs (kW)")
-        gpus.set_ylabel("GPUs in use")
-        slo.set_ylabel("SLOs met (%),\nnot from 0")
-        slo.set_xlabel(label)
-        for axes in (load, power, gpus):
-            axes.set_ylim(bottom=0)
-        slo.set_ylim(top=101)
-        for axes in (load, power, gpus, slo):
-            axes.grid(color="0.92", linewidth=0.8)
-            axes.set_xlim(0, days[-1] if len(days) > 1 else 1)
-        power.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
-    return figure
+            for panel, (words, values) in zip(axes[1:], _panels(simulation).items(), strict=True):
+                known = name if panel is axes[1] else None
+                panel.plot(times, values, color=color, linestyle=dash, linewidth=1.2, label=known)
+                label_axes(panel, "", words)
+        axes[3].set_ylabel("SLOs met (%),\nnot from 0")
+        axes[3].set_xlabel(label)
+        for panel in axes[:3]:
+            panel.set_ylim(bottom=0)
+        axes[3].set_ylim(top=101)
+        axes[0].set_xlim(0, times[-1] if len(times) > 1 else 1)
+        drawn.legend(loc="outside right upper")
+    return drawn
 
 
 #: Headers of the table of a comparison.
 HEADERS: Final = (
     "policy",
-    "energy (kWh)",
     "saved (%)",
+    "energy (kWh)",
     "SLOs met (%)",
     "GPUs, mean",
     "GPUs, most",
@@ -275,8 +283,8 @@ def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
     return [
         [
             simulation.policy,
-            kwh(simulation.energy_j),
             "-" if percent is None else f"{percent:.1f}",
+            kwh(simulation.energy_j),
             f"{100 * simulation.attainment:.3f}",
             f"{simulation.series.gpus.mean():.1f}",
             f"{simulation.series.gpus.max():.0f}",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._words import counted
 from envplan.errors import InputError
-from envplan.plotting.frontier import STYLE, save_figure
+from envplan.plotting.figures import OKABE_ITO, figure, label_axes, shortened
+from envplan.plotting.frontier import LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,131 +16,116 @@ if TYPE_CHECKING:
 
     from envplan.sweep import Row
 
-__all__ = ["plot_sweep", "sweep_figure"]
+__all__ = ["sweep_figure"]
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_COLORS: Final = ("#0072B2", "#E69F00", "#007A5A", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 _LINES: Final = ("-", "--", ":", "-.")
-_MARKS: Final = {
-    "frontier": "o",
-    "max_frequency": "X",
-    "zeus_global": "s",
-    "zeus_per_stage": "D",
-    "envpipe": "^",
+#: What tells jobs apart, in the order in which panels and then colours are given to it.
+_TOLD_BY: Final = ("profile", "schedule", "microbatches", "chunks", "gpus_per_stage", "replicas")
+_NOUNS: Final = {
+    "microbatches": "microbatch",
+    "chunks": "chunk",
+    "gpus_per_stage": "GPU",
+    "replicas": "replica",
 }
-_MAX_NAMED: Final = 12
-_LINE_IN: Final = 0.23  # of the legend
-_CHARACTERS: Final = 106  # fit side by side under the axes
-_HANDLE: Final = 7  # characters that a line or mark in the legend takes
-
-
-def plot_sweep(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Draw the rows that have a plan to a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        InputError: no row has a plan, or the file cannot be written.
-    """
-    drawn = [row for row in rows if row.error is None]
-    if not drawn:
-        raise InputError("there is nothing to draw: no point of the sweep has a plan", path=path)
-    save_figure(sweep_figure(drawn), path)
+_COLUMNS: Final = 3
+_MOST_PANELS: Final = 12
+_MOST_COLOURS: Final = 12
+_PANEL_IN: Final = (4.2, 3.0)
+_CHARACTERS_PER_IN: Final = 11
 
 
 def sweep_figure(rows: Sequence[Row]) -> Figure:
-    """Colours and lines tell jobs apart, marks planners; points of one of each are joined.
+    """A panel for each value of what varies first, such as profiles; colours tell the rest apart,
+    marks planners; points of one job and planner are joined.
 
     Args:
-        rows: with plans, at least one.
+        rows: those without a plan are left out.
+
+    Raises:
+        InputError: none has a plan.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    modelled = " (modelled)" if any(row.source == "modelled" for row in rows) else ""
-    with mpl.rc_context(STYLE):
-        figure = Figure(layout="constrained")
-        axes = figure.add_subplot()
-        entries, columns = _draw(axes, rows)
-        lines = -(-entries // columns)
-        figure.set_size_inches(9.6, 4.9 + _LINE_IN * lines)
-        axes.axhline(0, color="0.6", linewidth=0.8)
-        axes.set_xlabel("Slower than maximum frequency (%)")
-        axes.set_ylabel("Energy saved against maximum frequency (%)")
-        axes.set_title(f"{len(rows)} plans{modelled}", loc="left")
-        axes.grid(color="0.92", linewidth=0.8)
-        axes.set_axisbelow(True)
-        figure.legend(loc="outside lower left", frameon=False, ncols=columns)
-    return figure
-
-
-def _draw(axes: Axes, rows: Sequence[Row]) -> tuple[int, int]:
-    """Draws all rows.
-
-    Returns:
-        How many entries the legend has, and in how many columns they fit under the axes.
-    """
-    jobs = sorted({_job(row) for row in rows})
-    styles = {job: _style(k) for k, job in enumerate(jobs)}
-    names = _names(jobs)
-    for (job, planner), group in groupby(sorted(rows, key=_series), key=_series):
-        points = sorted((row.slowdown_percent or 0.0, row.savings_percent or 0.0) for row in group)
-        axes.plot(
-            [slower for slower, _ in points],
-            [saved for _, saved in points],
-            marker=_MARKS.get(planner, "v"),
-            markersize=5,
-            linewidth=1.2,
-            **styles[job],
-        )
-    for job in jobs[:_MAX_NAMED]:
-        axes.plot([], [], linewidth=2.2, label=names[job], **styles[job])
-    if len(jobs) > _MAX_NAMED:
-        axes.plot([], [], linestyle="none", label=f"and {len(jobs) - _MAX_NAMED} more")
-    for planner in sorted({row.planner for row in rows}):
-        mark = _MARKS.get(planner, "v")
-        axes.plot([], [], mark, color="0.3", markersize=6, label=planner)
-    _, labels = axes.get_legend_handles_labels()
-    columns = max(1, _CHARACTERS // (max(map(len, labels)) + _HANDLE))
-    return len(labels), min(columns, len(labels))
-
-
-_Job = tuple[str, str, int, int, int, int, bool, str]
-
-
-def _job(row: Row) -> _Job:
-    return (
-        row.profile,
-        row.schedule or "",
-        row.microbatches or 0,
-        row.chunks,
-        row.gpus_per_stage,
-        row.replicas,
-        row.recompute,
-        ", ".join(row.conditions),
-    )
-
-
-def _series(row: Row) -> tuple[_Job, str]:
-    return _job(row), row.planner
-
-
-def _style(k: int) -> dict[str, Any]:
-    return {
-        "color": _COLORS[k % len(_COLORS)],
-        "linestyle": _LINES[k // len(_COLORS) % len(_LINES)],
+    rows = [row for row in rows if row.error is None]
+    if not rows:
+        raise InputError("there is nothing to draw: no point of the sweep has a plan")
+    varies = [name for name in _TOLD_BY if len({getattr(row, name) for row in rows}) > 1]
+    facet, *rest = varies or ["profile"]
+    panels = sorted({getattr(row, facet) for row in rows}, key=str)
+    kinds = sorted({_kind(row, rest) for row in rows})
+    styles = {
+        kind: {
+            "color": OKABE_ITO[k % len(OKABE_ITO)],
+            "linestyle": _LINES[k // len(OKABE_ITO) % len(_LINES)],
+        }
+        for k, kind in enumerate(kinds)
     }
+    shown = panels[:_MOST_PANELS]
+    columns = min(_COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+    width = max(7.2, _PANEL_IN[0] * columns)
+    with figure(width, 1.6 + _PANEL_IN[1] * lines, 10) as drawn:
+        grid = drawn.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes, value in zip(grid, shown, strict=False):
+            own = [row for row in rows if getattr(row, facet) == value]
+            _draw(axes, own, rest, styles)
+            label_axes(axes, "", "", shortened(_words(facet, value)) if varies else "")
+        for axes in grid[len(shown) :]:
+            axes.set_visible(False)
+        for axes in grid[max(0, len(shown) - columns) : len(shown)]:
+            axes.set_xlabel("Slower than maximum frequency (%)")
+            axes.tick_params(labelbottom=True)
+        drawn.supylabel("Energy saved against maximum frequency (%)", fontsize=11)
+        modelled = sum(row.source == "modelled" for row in rows)
+        told = f" ({'' if modelled == len(rows) else f'{modelled} '}modelled)" if modelled else ""
+        of = "" if "profile" in varies else f" of {shortened(rows[0].profile)}"
+        left_out = f"; {len(shown)} of {len(panels)} shown" if len(shown) < len(panels) else ""
+        drawn.suptitle(f"{len(rows)} plans{of}{told}{left_out}", fontsize=11)
+        _draw_legend(drawn, width, kinds, styles, sorted({row.planner for row in rows}))
+    return drawn
 
 
-def _names(jobs: Sequence[_Job]) -> dict[_Job, str]:
-    """Each job by its profile and, of the rest, what differs between jobs."""
-    nouns = ("", "", "microbatch", "chunk", "GPU", "replica")
-    differs = [k == 0 or len({job[k] for job in jobs}) > 1 for k in range(len(nouns))]
-    names = {}
-    for job in jobs:
-        parts = [
-            counted(value, noun) if isinstance(value, int) else str(value)
-            for noun, value, told in zip(nouns, job, differs, strict=False)
-            if told
-        ]
-        recomputed = ["recomputation"] if job[6] else []
-        names[job] = ", ".join([*parts, *recomputed, *filter(None, job[7:])])
-    return names
+def _draw(axes: Axes, rows: Sequence[Row], rest: Sequence[str], styles: dict[str, Any]) -> None:
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    for kind, planner in sorted({(_kind(row, rest), row.planner) for row in rows}):
+        points = sorted(
+            (row.slowdown_percent or 0.0, row.savings_percent or 0.0)
+            for row in rows
+            if (_kind(row, rest), row.planner) == (kind, planner)
+        )
+        look = {"markersize": 5, "linewidth": 1.2, **styles[kind]}
+        axes.plot(*zip(*points, strict=True), marker=LOOKS[planner].marker, **look)
+
+
+def _draw_legend(
+    drawn: Figure,
+    width: float,
+    kinds: Sequence[str],
+    styles: dict[str, Any],
+    planners: Sequence[str],
+) -> None:
+    from matplotlib.lines import Line2D
+
+    named = kinds[:_MOST_COLOURS] if len(kinds) > 1 or kinds[0] else []
+    handles = [
+        Line2D([], [], linewidth=2.2, label=kind or "no conditions", **styles[kind])
+        for kind in named
+    ]
+    if len(kinds) > len(named) > 0:
+        words = f"and {len(kinds) - len(named)} more"
+        handles.append(Line2D([], [], linestyle="none", label=words))
+    for planner in planners:
+        look = LOOKS[planner]
+        mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
+        handles.append(Line2D([], [], label=look.name, **mark))
+    longest = max(len(str(handle.get_label())) for handle in handles) + 7
+    columns = max(1, int(width * _CHARACTERS_PER_IN) // longest)
+    drawn.legend(handles=handles, loc="outside lower left", ncols=min(columns, len(handles)))
+
+
+def _kind(row: Row, told_by: Sequence[str]) -> str:
+    """What tells a job apart from others in its panel."""
+    parts = [_words(name, getattr(row, name)) for name in told_by]
+    return ", ".join([*parts, *(["recomputation"] if row.recompute else []), *row.conditions])
+
+
+def _words(name: str, value: Any) -> str:
+    return counted(value or 0, _NOUNS[name]) if name in _NOUNS else str(value)

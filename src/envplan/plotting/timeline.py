@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from envplan._words import job_in_words
-from envplan.plotting.frontier import in_joules, ink, profile_title, save_figure
-from envplan.units import UW_PER_W, s_from_ns
+from envplan.plotting.figures import figure, in_joules, in_watts, ink, title
+from envplan.replay import Parts
+from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-    from envplan.simulation import Slice, TimedOperation, Timeline
+    from envplan.simulation import Timeline
 
-__all__ = [
-    "Colour",
-    "colour_scale",
-    "draw_bubbles",
-    "draw_colour_bar",
-    "draw_legend",
-    "draw_operations",
-    "label_stages",
-    "plot_timeline",
-    "timeline_figure",
-]
+__all__ = ["Colour", "Drawn", "draw_colour_bar", "draw_legend", "timeline_figure", "windows"]
 
 #: What the colour of an operation stands for: its clock, or what one GPU draws meanwhile.
 Colour = Literal["frequency", "power"]
+Window = tuple[float, float]
 
-_STYLE: Final[Any] = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "hatch.linewidth": 0.6,
-}
 _COLOURS: Final = "cividis"  # in order of lightness, so it survives colour blindness and printing
 _COLOUR_LABELS: Final = {"frequency": "SM clock (MHz)", "power": "One GPU (W)"}
 _USABLE: Final[dict[str, Any]] = {"facecolor": "#D9F0E3", "edgecolor": "#4DA97A", "hatch": "///"}
-_UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.95", "edgecolor": "0.72", "hatch": "..."}
+_UNUSABLE: Final[dict[str, Any]] = {"facecolor": "0.93"}
 _CRITICAL: Final = "#D55E00"
 _CONSTANT: Final = "0.55"
 _BAR: Final = 0.84
@@ -53,12 +37,15 @@ _BAR: Final = 0.84
 _HEIGHTS: Final = {"forward": 0.62, "backward_weight": 0.8}
 _HATCHED: Final = "backward_weight"  # too busy for a number
 _WEIGHT_HATCH: Final = "\\\\\\\\"
+_FONT: Final = 11
 _WIDTH_IN: Final = 13.0
 _ROW_IN: Final = 0.42
 _LOW_ROW_IN: Final = 0.3  # where there are many
 _MANY_STAGES: Final = 8
-_AXES_SHARE: Final = 0.85  # of the figure's width
+_AXES_SHARE: Final = 0.83  # of the figure's width
 _MOST_EDGES: Final = 1500  # operations; white edges of more would hide what is in them
+_MOST_DRAWN: Final = 5000  # operations; of more nobody could tell one from the next
+_WINDOW: Final = 800  # operations of such that the first and the last part show
 _DIGIT: Final = 0.66  # width of a digit, in sizes of its font
 _SUBSCRIPT: Final = 0.65  # of that
 _LEAST_NUMBER: Final = 6.5
@@ -66,66 +53,71 @@ _LARGEST_NUMBER: Final = 10.0
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
-def plot_timeline(
-    timeline: Timeline,
-    path: str | os.PathLike[str],
-    *,
-    before: Timeline | None = None,
-    colour: Colour = "frequency",
-) -> None:
-    """Draw a timeline to a .png, .svg, .pdf or .html file, whole or not at all.
-
-    Args:
-        before: as for timeline_figure; on a page it is called maximum frequency.
-        colour: likewise; on a page the reader chooses.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    if Path(path).suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import timeline_page
-
-        save_page(timeline_page(timeline, before), path)
-        return
-    save_figure(timeline_figure(timeline, before=before, colour=colour), path)
-
-
 def timeline_figure(
     timeline: Timeline, *, before: Timeline | None = None, colour: Colour = "frequency"
 ) -> Figure:
     """The figure: a row of operations and bubbles for each stage, and the power of all GPUs.
+
+    Of a timeline with very many operations it shows the first and the last ones, and says so.
 
     Args:
         before: another timeline, drawn above on the same time axis, such as that of maximum
             frequency.
         colour: what the colour of an operation stands for.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     shown = [timeline] if before is None else [before, timeline]
     rows = [_height(len(each.stages)) for each in shown]
-    span = max(each.sync_time for each in shown)
-    inches_per_s = _AXES_SHARE * _WIDTH_IN / span
-    with mpl.rc_context(_STYLE):
-        figure = Figure(
-            figsize=(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows)),
-            layout="constrained",
+    spans = windows(shown)
+    per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
+    with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
+        grid = drawn.subplots(
+            len(shown) + 1,
+            len(spans),
+            squeeze=False,
+            sharex="col",
+            sharey="row",
+            height_ratios=[*rows, 1.3],
         )
-        *charts, power = figure.subplots(len(shown) + 1, 1, sharex=True, height_ratios=[*rows, 1.3])
-        scale = colour_scale(shown, colour)
-        for axes, each in zip(charts, shown, strict=True):
-            draw_bubbles(axes, each)
-            draw_operations(axes, each, scale, colour, inches_per_s)
-            label_stages(axes, each)
-            axes.set_title(_title(each, before if each is timeline else None), loc="left")
-        draw_legend(figure, shown, _headline(timeline))
-        draw_colour_bar(figure, charts, scale, colour)
-        _draw_power(power, timeline, before)
-        power.set_xlim(0, span)
-        power.set_xlabel("Time (s)")
-    return figure
+        all_drawn = [Drawn(each, colour) for each in shown]
+        scale = colour_scale(all_drawn)
+        for axes_row, one in zip(grid, all_drawn, strict=False):
+            for axes, span in zip(axes_row, spans, strict=True):
+                one.draw(axes, scale, span, per_s)
+            axes_row[0].set_title(_title(one.timeline, before), loc="left")
+        about = title(timeline.profile, timeline.pipeline, timeline.num_gpus).replace("\n", ": ")
+        draw_legend(drawn, shown, about + _left_out(timeline, spans))
+        draw_colour_bar(drawn, grid[:-1].ravel().tolist(), scale, colour)
+        for axes, span in zip(grid[-1], spans, strict=True):
+            _draw_power(axes, timeline, before, span)
+            axes.set_xlabel("Time (s)")
+        peak = max(each.peak_power for each in shown)
+        grid[-1][0].set_ylim(0, 1.1 * peak / _power_scale(peak)[0] or 1.0)
+        grid[-1][0].set_ylabel(f"All GPUs ({_power_scale(peak)[1]})")
+        handles, labels = grid[-1][0].get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside lower left", ncols=2)
+    return drawn
+
+
+def windows(shown: Sequence[Timeline]) -> list[Window]:
+    """Which parts of timelines a figure shows, s: all, or where there are too many operations as
+    long a part at the start and at the end."""
+    span = max(each.sync_time for each in shown)
+    most = max(len(each.operations) for each in shown)
+    if most <= _MOST_DRAWN:
+        return [(0.0, span)]
+    part = span * _WINDOW / most
+    return [(0.0, part), (span - part, span)]
+
+
+def _left_out(timeline: Timeline, spans: Sequence[Window]) -> str:
+    if len(spans) == 1:
+        return ""
+    (_, first), (last, _) = spans
+    count = sum(first * NS_PER_S < each.start_ns < last * NS_PER_S for each in timeline.operations)
+    return (
+        f"\n{count:,} of {len(timeline.operations):,} operations, between {first:.4g} s and "
+        f"{last:.4g} s, are not shown"
+    )
 
 
 def _height(stages: int) -> float:
@@ -133,155 +125,158 @@ def _height(stages: int) -> float:
     return max(3 * _ROW_IN, stages * (_LOW_ROW_IN if stages > _MANY_STAGES else _ROW_IN))
 
 
-def colour_scale(shown: Sequence[Timeline], colour: Colour) -> ScalarMappable:
+def colour_scale(shown: Sequence[Drawn]) -> ScalarMappable:
     """One scale for all timelines drawn; a single clock is a highest one."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    values = [
-        _value(part, colour)
-        for each in shown
-        for timed in each.operations
-        for part in timed.slices
-        if part.frequency_mhz
-    ] or [0.0]
-    low, high = min(values), max(values)
+    values = np.unique(np.concatenate([one.values[one.clocked] for one in shown]))
+    low, high = (values[0], values[-1]) if len(values) else (0.0, 0.0)
     scale = ScalarMappable(Normalize(low if low < high else high - 1, high), colormaps[_COLOURS])
-    scale.set_array(sorted(set(values)))
+    scale.set_array(values)
     return scale
 
 
 def draw_colour_bar(
-    figure: Figure, charts: Sequence[Axes], scale: ScalarMappable, colour: Colour
+    drawn: Figure, charts: Sequence[Axes], scale: ScalarMappable, colour: Colour
 ) -> None:
     """What the colours of the charts stand for."""
     values = scale.get_array()
     assert values is not None
     single = values.tolist() if len(values) == 1 else None
-    figure.colorbar(
-        scale, ax=charts, label=_COLOUR_LABELS[colour], pad=0.01, fraction=0.03, ticks=single
-    )
+    label = _COLOUR_LABELS[colour]
+    drawn.colorbar(scale, ax=charts, label=label, pad=0.01, fraction=0.03, ticks=single)
 
 
-def _value(part: Slice, colour: Colour) -> float:
-    if colour == "frequency":
-        return float(part.frequency_mhz)
-    return part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W)
+class Drawn:
+    """A timeline as arrays, for its bars.
 
-
-def draw_operations(
-    axes: Axes, timeline: Timeline, scale: ScalarMappable, colour: Colour, inches_per_s: float
-) -> None:
-    """Bars; those on the critical path are outlined, and microbatches numbered where they fit.
-
-    Args:
-        scale: gives colours, see colour_scale.
-        inches_per_s: how wide a second is drawn.
+    Attributes:
+        values: what each part of an operation is coloured by, (parts,).
+        clocked: which of them have a clock, (parts,).
     """
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
 
-    path = set(timeline.critical_path)
-    edged = len(timeline.operations) <= _MOST_EDGES
-    bars: dict[str, list[Rectangle]] = {}
-    fills: dict[str, list[Any]] = {}
-    outlines: list[Rectangle] = []
-    sizes = _number_sizes(timeline, inches_per_s)
-    parts = [part for timed in timeline.operations for part in timed.slices]
-    shades = iter(scale.to_rgba(np.array([_value(part, colour) for part in parts])))
-    for index, timed in enumerate(timeline.operations):
-        kind, stage = timed.operation.instruction, timed.operation.stage
-        height = _BAR * _HEIGHTS.get(kind, 1.0)
-        bottom = stage + _BAR / 2 - height
-        for part in timed.slices:
-            begin, width = s_from_ns(part.start_ns), s_from_ns(part.finish_ns - part.start_ns)
-            shade = next(shades)
-            fill = shade if part.frequency_mhz else _CONSTANT
-            bars.setdefault(kind, []).append(Rectangle((begin, bottom), width, height))
-            fills.setdefault(kind, []).append(fill)
-        begin, width = s_from_ns(timed.start_ns), s_from_ns(timed.time_ns)
-        if index in path:
-            outlines.append(Rectangle((begin, bottom), width, height))
-        number = _number(timed, timeline)
-        if kind in sizes and _room(number, width, inches_per_s) >= _LEAST_NUMBER:
-            axes.text(
-                begin + width / 2,
-                bottom + height / 2,
-                number,
-                fontsize=sizes[kind],
-                ha="center",
-                va="center_baseline",
-                color=ink(fills[kind][-1]),
-                clip_on=True,
-                zorder=4,
-            )
-    for kind, patches in bars.items():
-        axes.add_collection(
-            PatchCollection(
-                patches,
-                facecolor=fills[kind],
-                edgecolor="white" if edged else "none",
-                linewidth=0.5 if edged else 0,
-                hatch=_WEIGHT_HATCH if kind == _HATCHED else None,
-                zorder=2,
-            )
-        )
-    axes.add_collection(
-        PatchCollection(
-            outlines,
-            facecolor="none",
-            edgecolor=_CRITICAL,
-            linewidth=1.5 if edged else 0.7,
-            zorder=3,
-        )
-    )
+    def __init__(self, timeline: Timeline, colour: Colour) -> None:
+        self.timeline = timeline
+        parts = timeline.replay.parts
+        if any(timed.slices[0].part for timed in timeline.operations):
+            parts = _slices(timeline)
+        self.operation = parts.operation
+        self.begin, self.end = parts.begin_ns / NS_PER_S, parts.end_ns / NS_PER_S
+        self.clocked = parts.frequency_mhz > 0
+        watts = parts.energy_fj / (np.maximum(1, parts.end_ns - parts.begin_ns) * UW_PER_W)
+        self.values: NDArray[Any] = parts.frequency_mhz if colour == "frequency" else watts
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.str_]:
+        return np.array([op.instruction for op in self.timeline.pipeline.operations])
+
+    @cached_property
+    def _stages(self) -> NDArray[np.int64]:
+        return np.array([op.stage for op in self.timeline.pipeline.operations])
+
+    def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
+        """A row of bars and bubbles for each stage, the first on top, between two times.
+
+        Bars on the critical path are outlined, and microbatches numbered where they fit.
+
+        Args:
+            scale: gives colours, see colour_scale.
+            inches_per_s: how wide a second is drawn.
+        """
+        from matplotlib.collections import PolyCollection
+
+        self._draw_bubbles(axes, window)
+        seen = np.flatnonzero((self.begin < window[1]) & (self.end > window[0]))
+        edged = len(seen) <= _MOST_EDGES
+        edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if edged else {}
+        fills = scale.to_rgba(self.values)
+        fills[~self.clocked] = (*(float(_CONSTANT),) * 3, 1.0)
+        kinds = self._kinds[self.operation]
+        for kind in dict.fromkeys(kinds.tolist()):
+            of_kind = seen[kinds[seen] == kind]
+            boxes = self._boxes(of_kind)
+            hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
+            bars = PolyCollection(boxes, facecolor=fills[of_kind], zorder=2, **edges, **hatch)
+            axes.add_collection(bars)
+            if kind != _HATCHED:
+                self._number(axes, of_kind, boxes, fills, inches_per_s)
+        path = seen[np.isin(self.operation[seen], self.timeline.critical_path)]
+        width = 1.5 if edged else 0.7
+        style: dict[str, Any] = {"facecolor": "none", "edgecolor": _CRITICAL, "linewidth": width}
+        axes.add_collection(PolyCollection(self._boxes(path), zorder=3, **style))
+        rows = len(self.timeline.stages)
+        axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
+        axes.set_ylim(rows - 0.5, -0.5)
+        axes.set_xlim(*window)
+        axes.tick_params(axis="y", length=0)
+
+    def _boxes(self, parts: NDArray[Any]) -> Any:
+        operations = self.operation[parts]
+        heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self._kinds[operations]])
+        low = self._stages[operations] + _BAR / 2 - heights
+        return _boxes(self.begin[parts], self.end[parts], low, heights)
+
+    def _number(
+        self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
+    ) -> None:
+        """Microbatches, and where stages have several chunks those as subscripts, in one size: as
+        large as the narrowest bar that has room for one allows."""
+        labels, rooms = [], []
+        operations = self.timeline.operations
+        for i in self.operation[parts].tolist():
+            op, timed = operations[i].operation, operations[i]
+            chunk = str(op.chunk) if self.timeline.pipeline.num_chunks > 1 else ""
+            number = f"{op.microbatch}{chunk.translate(_SUBSCRIPTS)}"
+            digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
+            room = (timed.time_ns / NS_PER_S * inches_per_s * 72 - 2) / (_DIGIT * digits)
+            labels.append(number if len(timed.slices) == 1 else "")
+            rooms.append(room)
+        size = min([room for room in rooms if room >= _LEAST_NUMBER] + [_LARGEST_NUMBER])
+        look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
+        for part, number, room, box in zip(parts.tolist(), labels, rooms, boxes, strict=True):
+            if room >= _LEAST_NUMBER and number:
+                middle = box.mean(axis=0)
+                colour = ink(fills[part])
+                axes.text(
+                    middle[0], middle[1], number, color=colour, clip_on=True, zorder=4, **look
+                )
+
+    def _draw_bubbles(self, axes: Axes, window: Window) -> None:
+        """What no operation fills, grey; of that what the one before it could fill, hatched."""
+        from matplotlib.collections import PolyCollection
+
+        seen = [
+            (bubble.stage, bubble.start_ns, bubble.finish_ns, bubble.start_ns + bubble.usable_ns)
+            for bubble in self.timeline.bubbles
+            if bubble.start_ns < window[1] * NS_PER_S and bubble.finish_ns > window[0] * NS_PER_S
+        ]
+        for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
+            spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
+            if len(spans):
+                stages, begin, finish = spans.T
+                boxes: Any = _boxes(begin / NS_PER_S, finish / NS_PER_S, stages - _BAR / 2, _BAR)
+                axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
 
 
-def _number(timed: TimedOperation, timeline: Timeline) -> str:
-    """The microbatch, and where stages have several chunks the chunk as a subscript."""
-    chunk = str(timed.operation.chunk) if timeline.pipeline.num_chunks > 1 else ""
-    return f"{timed.operation.microbatch}{chunk.translate(_SUBSCRIPTS)}"
+def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
+    """Corners of bars, (n, 4, 2)."""
+    corners = ((left, low), (right, low), (right, low + height), (left, low + height))
+    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
 
 
-def _number_sizes(timeline: Timeline, inches_per_s: float) -> dict[str, float]:
-    """For each kind of operation the size of its numbers: as large as the narrowest one allows."""
-    sizes: dict[str, float] = {}
-    for timed in timeline.operations:
-        kind = timed.operation.instruction
-        room = _room(_number(timed, timeline), s_from_ns(timed.time_ns), inches_per_s)
-        if kind != _HATCHED and room >= _LEAST_NUMBER:
-            sizes[kind] = min(sizes.get(kind, _LARGEST_NUMBER), room)
-    return sizes
+def _slices(timeline: Timeline) -> Parts:
+    """What operations do at one clock each, parts with clocks of their own included."""
+    found = [
+        (i, -1, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+        for i, timed in enumerate(timeline.operations)
+        for one in timed.slices
+    ]
+    return Parts(*np.array(found, np.int64).T)
 
 
-def _room(number: str, width: float, inches_per_s: float) -> float:
-    """The largest font in which a number fits into a bar, with a point left on either side."""
-    digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
-    return (width * inches_per_s * 72 - 2) / (_DIGIT * digits)
-
-
-def draw_bubbles(axes: Axes, timeline: Timeline) -> None:
-    """What no operation fills, hatched: usable or not."""
-    for usable, look in ((True, _USABLE), (False, _UNUSABLE)):
-        for stage in range(len(timeline.stages)):
-            spans = [
-                (s_from_ns(bubble.start_ns), s_from_ns(bubble.finish_ns - bubble.start_ns))
-                for bubble in timeline.bubbles
-                if bubble.stage == stage and bubble.usable == usable
-            ]
-            axes.broken_barh(spans, (stage - _BAR / 2, _BAR), linewidth=0, zorder=1, **look)
-
-
-def label_stages(axes: Axes, timeline: Timeline) -> None:
-    """A row for each stage, the first on top."""
-    rows = len(timeline.stages)
-    axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-
-
-def draw_legend(figure: Figure, shown: Sequence[Timeline], headline: str) -> None:
+def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
     """What heights, hatches and outlines stand for, in a line above the charts."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -293,70 +288,60 @@ def draw_legend(figure: Figure, shown: Sequence[Timeline], headline: str) -> Non
     if kinds & {"backward", "backward_input"}:
         handles.append(Patch(color="0.4", label="backward (high)"))
     if _HATCHED in kinds:
-        handles.append(
-            Patch(facecolor="0.4", edgecolor="white", hatch=_WEIGHT_HATCH, label="weight gradient")
-        )
+        look: dict[str, Any] = {"facecolor": "0.4", "edgecolor": "white", "hatch": _WEIGHT_HATCH}
+        handles.append(Patch(**look, label="weight gradient"))
     handles += [
-        Patch(**_USABLE, linewidth=0, label="usable bubble"),
-        Patch(**_UNUSABLE, linewidth=0, label="unusable bubble"),
+        Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill"),
+        Patch(**_UNUSABLE, linewidth=0, label="other waiting"),
         Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path"),
     ]
     if any(each.pipeline.num_chunks > 1 for each in shown):
         mark = Line2D([], [], marker="$3_1$", markersize=13, color="black", linestyle="none")
         mark.set_label("chunk 1")
         handles.append(mark)
-    figure.legend(
+    drawn.legend(
         handles=handles,
         title=headline,
         title_fontsize="large",
         alignment="left",
         loc="outside upper left",
-        ncols=len(handles),
-        frameon=False,
+        ncols=len(handles) if drawn.get_figwidth() >= _WIDTH_IN else 3,
         columnspacing=1.4,
     )
 
 
-def _draw_power(axes: Axes, timeline: Timeline, before: Timeline | None) -> None:
-    peak = max(each.peak_power for each in (timeline, before) if each is not None)
-    scale, unit = (1e3, "kW") if peak >= 1e4 else (1.0, "W")
-    if before is not None:
-        times, watts = before.power
-        label = f"maximum frequency, average {before.average_power / scale:.4g} {unit}"
-        _stairs(axes, times, watts / scale, label, color="0.35", linewidth=0.8)
-    times, watts = timeline.power
-    label = f"{'plan, ' if before else ''}average {timeline.average_power / scale:.4g} {unit}"
-    _stairs(axes, times, watts / scale, label, fill=True, color="#56B4E9", alpha=0.7)
-    axes.set_ylim(0, 1.35 * peak / scale or 1.0)
-    axes.set_ylabel(f"All GPUs ({unit})")
-    axes.legend(loc="upper right", ncols=2, frameon=False)
+def _power_scale(peak: float) -> tuple[float, str]:
+    return (1e3, "kW") if peak >= 1e4 else (1.0, "W")
 
 
-def _stairs(axes: Axes, times: Any, watts: Any, label: str, **look: Any) -> None:
-    axes.stairs(watts, [s_from_ns(time) for time in times.tolist()], label=label, **look)
-
-
-def _headline(timeline: Timeline) -> str:
-    """The profile and the job."""
-    reference, job = timeline.plan.profile, timeline.plan.job
-    words = job_in_words(
-        job.schedule, job.stages, job.chunks, job.microbatches, job.stages * job.num_gpus
-    )
-    return f"{profile_title(reference.name, reference.source)}: {words}"
+def _draw_power(axes: Axes, timeline: Timeline, before: Timeline | None, window: Window) -> None:
+    shown = [timeline] if before is None else [before, timeline]
+    scale, _ = _power_scale(max(each.peak_power for each in shown))
+    for each in shown:
+        name = "" if before is None else ("plan, " if each is timeline else "maximum frequency, ")
+        look: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
+        if each is timeline:
+            look = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+        times, watts = each.power
+        seconds = times / NS_PER_S
+        first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
+        last = int(np.searchsorted(seconds, window[1]))
+        label = f"{name}average {in_watts(each.average_power)}"
+        axes.stairs(watts[first:last] / scale, seconds[first : last + 1], label=label, **look)
 
 
 def _title(timeline: Timeline, before: Timeline | None) -> str:
     """Such as "Plan (frontier): 14.20 s, 12.300 kJ, 11.2% saved, 1.0% slower".
 
     Args:
-        before: what is saved and slower against it; None: say neither.
+        before: what is saved and slower against it; None or the same: say neither.
     """
     planner = timeline.plan.planner.replace("_", " ")
     name = "Maximum frequency" if planner == "max frequency" else f"Plan ({planner})"
     parts = [f"{timeline.iteration_time:#.4g} s", in_joules(timeline.energy)]
     if timeline.sync_time_ns > timeline.iteration_time_ns:
         parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
-    if before is not None and before.energy_fj and before.iteration_time_ns:
+    if before is not None and before is not timeline and before.energy_fj:
         slower = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
         parts.append(f"{100 * (1 - timeline.energy_fj / before.energy_fj):.1f}% saved")
         parts.append(f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown")

@@ -1,4 +1,4 @@
-"""What is derived from a measured profile instead of measured: recomputation, split backwards.
+"""What is derived from a measured profile: tables without noise, recomputation, split backwards.
 
 Planning never changes a profile's file. What it needs beyond the file is derived here, said in the
 output, recorded in plan.json, and derived again by whoever checks the plan.
@@ -15,6 +15,7 @@ from envplan._model import Model
 from envplan.errors import InputError
 from envplan.profile.options import OptionTable, Part, option_table
 from envplan.profile.parts import ByParts, by_parts
+from envplan.profile.smoothing import smoothed_tables
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
@@ -46,6 +47,7 @@ class Adjustments(Model):
     joined_backward: bool = Field(
         False, description="backward is the sum of backward_input and backward_weight"
     )
+    smoothed: bool = Field(False, description="the noise was taken out of the measured rows")
     by_parts: ByParts | None = Field(
         None,
         description="operations that the file splits into parts, unless changed by the above, run "
@@ -56,6 +58,11 @@ class Adjustments(Model):
         """Whether anything was derived."""
         return self != Adjustments()
 
+    @property
+    def makes_operations(self) -> bool:
+        """Whether rows were made of rows of other operations."""
+        return bool(self.model_copy(update={"smoothed": False}))
+
     def to_dict(self) -> dict[str, Any]:
         """What was derived, by name, in JSON types; empty where nothing was."""
         return self.model_dump(exclude_defaults=True)
@@ -63,6 +70,8 @@ class Adjustments(Model):
     def in_words(self) -> list[str]:
         """A phrase for each thing that was derived."""
         words = []
+        if self.smoothed:
+            words.append("noise taken out of its rows (--raw keeps it)")
         if self.backward_input_share is not None:
             words.append(
                 f"assumed: backward_input takes {100 * self.backward_input_share:g}% of backward's "
@@ -90,7 +99,8 @@ def adjusted_tables(
         InputError: two tables to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    adjusted = dict(tables)
+    rows = smoothed_tables(tables) if adjustments.smoothed else tables
+    adjusted = dict(rows)
     stages = sorted({stage for stage, _ in tables})
     for stage in stages:
         if adjustments.joined_backward:
@@ -101,8 +111,8 @@ def adjusted_tables(
             _add_recomputation(adjusted, stage)
     if adjustments.by_parts is not None:
         for key, some in parts.items():
-            if adjusted[key] is tables[key]:
-                adjusted[key] = by_parts(tables[key], some, adjustments.by_parts)
+            if adjusted[key] is rows[key]:
+                adjusted[key] = by_parts(rows[key], some, adjustments.by_parts)
     return adjusted
 
 

@@ -9,6 +9,7 @@ import io
 import math
 import os
 from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,16 +18,18 @@ import numpy as np
 
 from envplan._files import atomic_write, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
-from envplan.errors import InputError, unknown
+from envplan.errors import InputError, meant, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
 from envplan.profile.options import (
     DEFAULT_BLOCKING_POWER_W,
     INCLUDES_RECOMPUTATION,
     OptionTable,
+    Part,
 )
 from envplan.profile.parts import ByParts, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
+from envplan.profile.smoothing import noise_is_clear
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +57,9 @@ class Profile:
         num_ranks: how many ranks' rows were put together, each option's largest time and mean
             energy; 0 for a file without a column `rank`.
         stragglers: ranks that are slower than the others of their stage.
-        adjustments: what was derived from the file's rows; nothing unless `adjusted` made this.
+        noisy: whether the file's rows go against physics in so many places that noise is clear.
+        adjustments: what was derived from the file's rows: the noise was taken out if it is clear
+            (unless the rows were asked for raw), and what `adjusted` was asked for.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Profile:
         name: str,
         path: Path | None,
         metadata: ProfileMetadata,
+        raw: bool = False,
     ) -> None:
         contents = parse_contents(content, path)
         self.num_stages = contents.num_stages
@@ -83,11 +89,25 @@ class Profile:
         self.blocking_power_w = contents.blocking_power_w
         self.num_ranks = contents.num_ranks
         self.stragglers = contents.stragglers
-        self.adjustments = Adjustments()
+        waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
+        self.noisy = noise_is_clear(contents.tables.values(), dict(enumerate(waiting)))
+        # Parts of operations add up to the rows as they are.
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not contents.parts)
         self._content = content
-        self._tables = self._measured = contents.tables
+        self._measured = contents.tables
         self._parts = contents.parts
         self._spreads = contents.spreads
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, str], OptionTable]:
+        return adjusted_tables(self._measured, self.adjustments, self._parts)
+
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """Every clock that some operation has a row at, MHz, ascending."""
+        return sorted(
+            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
+        )
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -134,9 +154,13 @@ class Profile:
 
         None where the file does not say, or the row was derived from others.
         """
-        if self.adjustments:
+        if self.adjustments.makes_operations:
             return None
         return self._spreads.get((stage, instruction, frequency, config))
+
+    def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
+        """The parts that the file splits an operation into, in order of execution; maybe none."""
+        return self._parts.get((stage, instruction), ())
 
     @property
     def has_parts(self) -> bool:
@@ -199,6 +223,7 @@ class Profile:
         *,
         join_backward: bool = False,
         by_parts: ByParts | None = None,
+        raw: bool | None = None,
     ) -> Profile:
         """This profile with what can be derived from its rows, and what it was derived with.
 
@@ -215,6 +240,7 @@ class Profile:
             join_backward: where the profile lacks `backward`, make it the sum of both.
             by_parts: how operations are made of their parts, as far as they have some and are not
                 derived from others; None: each has one clock.
+            raw: whether the rows keep their noise; None: as they do now.
 
         Raises:
             InputError: the share is not between 0 and 1, rows to be added have no frequency and
@@ -231,11 +257,12 @@ class Profile:
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
+            smoothed=self.adjustments.smoothed if raw is None else not raw,
             by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
         )
         other = copy.copy(self)
         other.adjustments = adjustments
-        other._tables = adjusted_tables(self._measured, adjustments, self._parts)
+        other.__dict__.pop("_tables", None)
         names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
         other.instructions = known_first(names)
         return other
@@ -298,8 +325,11 @@ class Profile:
         )
 
     @classmethod
-    def read_csv(cls, path: str | os.PathLike[str]) -> Profile:
+    def read_csv(cls, path: str | os.PathLike[str], *, raw: bool = False) -> Profile:
         """Read and check a profile and, where there is one, its sidecar.
+
+        Args:
+            raw: keep noise where it is clear; else it is taken out (envplan.profile.smoothing).
 
         Raises:
             InputError: naming file, line, column and what to do.
@@ -307,11 +337,11 @@ class Profile:
         file = Path(path)
         content = read_bounded(file, MAX_TABLE_BYTES)
         metadata = ProfileMetadata.read_json(sidecar_path(file))
-        return cls(content, name=file.stem, path=file, metadata=metadata)
+        return cls(content, name=file.stem, path=file, metadata=metadata, raw=raw)
 
     @classmethod
-    def builtin(cls, name: str) -> Profile:
-        """A profile that ships with envplan, by name.
+    def builtin(cls, name: str, *, raw: bool = False) -> Profile:
+        """A profile that ships with envplan, by name; `raw` as for read_csv.
 
         Raises:
             InputError: there is none of that name; the message lists those there are.
@@ -319,24 +349,25 @@ class Profile:
         paths = builtin_paths()
         if name not in paths:
             raise InputError(unknown("built-in profile", name, paths))
-        return cls.read_csv(paths[name])
+        return cls.read_csv(paths[name], raw=raw)
 
     @classmethod
-    def open(cls, path_or_name: str | os.PathLike[str]) -> Profile:
-        """The profile at a path or, where no such path exists, the built-in of that name.
+    def open(cls, path_or_name: str | os.PathLike[str], *, raw: bool = False) -> Profile:
+        """The profile at a path or, where no such path exists, the built-in of that name; `raw` as
+        for read_csv.
 
         Raises:
             InputError: it is neither, or the file is not a valid profile.
         """
         if exists(path_or_name):
-            return cls.read_csv(path_or_name)
+            return cls.read_csv(path_or_name, raw=raw)
         paths = builtin_paths()
         name = os.fspath(path_or_name)
         if name in paths:
-            return cls.read_csv(paths[name])
+            return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            f"no such file, and {unknown('built-in profile', name, paths)} (`envplan profiles` "
-            "lists them)",
+            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            "profiles` lists them)",
             path=path_or_name,
         )
 
@@ -349,7 +380,7 @@ class Profile:
         name: str = "profile",
         metadata: ProfileMetadata | None = None,
     ) -> Profile:
-        """A profile of rows in memory, checked like a file.
+        """A profile of rows in memory, checked like a file and taken as they are, noise and all.
 
         Args:
             rows: tuples of stage, instruction, frequency (MHz), time (s), energy (J) and, if need
@@ -372,6 +403,7 @@ class Profile:
             name=name,
             path=None,
             metadata=metadata or ProfileMetadata(),
+            raw=True,
         )
 
     @classmethod

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 #: How much more energy an option left out may save where nobody says, as a fraction.
-WITHIN: Final = 5e-4
+WITHIN: Final = 5e-3
 
 _MOST_CHOICES: Final = 10_000_000
 _MOST_FJ: Final = MAX_INTEGER
@@ -226,6 +226,7 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
         for c, mhz in enumerate(clocks):
             rows += by_clock[0] if 0 in by_clock else by_clock[mhz]
             ends[p, c] = len(rows)
+    configs = np.array([numbers.setdefault(row[1], len(numbers)) for row in rows], np.int32)
     least_fj = sum(int(part.table.energy_fj.min()) for part in parts)
     waiting_uw = uw_from_w(how.blocking_power_w or 0.0)
     if waiting_uw * sum(int(part.table.time_ns[-1]) for part in parts) > MAX_INTEGER:
@@ -238,7 +239,7 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
             ends,
             np.array([row[2] for row in rows], np.int64),
             np.array([row[3] for row in rows], np.int64),
-            np.array([numbers.setdefault(row[1], len(numbers)) for row in rows], np.int32),
+            configs,
             np.array([part.table.frequency_mhz.any() for part in parts], np.uint8),
             ns_from_s(how.switch_latency_s),
             ns_from_s(how.min_hold_s),
@@ -246,22 +247,23 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
             int(how.within * least_fj),
             _MOST_CHOICES,
         )
-    except ValueError as error:
+    except OverflowError as error:
         raise InputError(
             f"stage {whole.stage} {whole.instruction}: {error}; allow more than "
             f"{100 * how.within:g}% of energy with --parts-within, or profile at fewer clocks"
         ) from None
+    chosen = options[:, [bool(part.table.frequency_mhz.any()) for part in parts]]
+    names = np.repeat([part.name for part in parts], np.diff(ends[:, -1], prepend=0)).tolist()
+    tokens = np.array(
+        [label([Change(name, *row[:2])]) for name, row in zip(names, rows, strict=True)], object
+    )
+    knob = np.array([row[0] for row in rows]) + 2**20 * configs.astype(np.int64)
+    asks = np.diff(knob[chosen], axis=1, prepend=-1) != 0
     found = [(time, energy, -mhz, config) for mhz, config, time, energy in whole.rows()]
-    for time, energy, chosen in zip(
-        times.tolist(), energies.tolist(), options.tolist(), strict=True
-    ):
-        changes: list[Change] = []
-        for part, option in zip(parts, chosen, strict=True):
-            mhz, config = rows[option][:2]
-            if mhz and (not changes or changes[-1][1:] != (mhz, config)):
-                changes.append(Change(part.name, mhz, config))
-        if len(changes) > 1:
-            found.append((time, energy, -changes[0].frequency_mhz, label(changes)))
+    for k in np.flatnonzero(asks.sum(axis=1) > 1).tolist():
+        mhz = rows[chosen[k, 0]][0]
+        changes = " ".join(tokens[chosen[k, asks[k]]])
+        found.append((int(times[k]), int(energies[k]), -mhz, changes))
     return replace(option_table(whole.stage, whole.instruction, found), parts=tuple(parts))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,10 @@ class ProfileRow(BaseModel):
     rank: Annotated[int, Field(ge=0)] | None = Field(None, description="a global rank, from 0 up")
 
 
+#: Columns of Kareus's profiles: how the parts of an operation overlap with communication. All of a
+#: row together are its config.
+_KNOB: Final = re.compile(r"(recompute_)?(attention|mlp)_configs|(fwd|bwd)_[a-z_]+")
+
 #: What every profile has.
 COLUMNS: Final = tuple(name for name, f in ProfileRow.model_fields.items() if f.is_required())
 
@@ -152,6 +157,9 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
         InputError: naming file, line, column and what to do.
     """
     table = parse_table(content, ProfileRow, path=path, kind=_KIND)
+    knobs = [texts for name, texts in table.texts.items() if _KNOB.fullmatch(name)]
+    if knobs and "config" not in table.texts:
+        table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
     groups = _groups(table)
     order = _order_of_parts(table)

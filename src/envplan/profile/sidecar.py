@@ -35,6 +35,7 @@ class Job:
             neighbouring stages.
         extras: for each operation beside forwards and backwards the model stages that have it,
             such as {"optimizer": [0, 1]}.
+        in_turn: stages that take turns with the next one; see Pipeline.
         gpus_per_stage: tensor- times context-parallel degree; None: the tensor-parallel one.
         replicas: data-parallel degree.
     """
@@ -46,6 +47,7 @@ class Job:
     microbatch_group: Count | None = None
     p2p_latency_s: Seconds | list[Seconds] = 0.0
     extras: dict[str, list[int]] = field(default_factory=dict)
+    in_turn: list[int] = field(default_factory=list)
     gpus_per_stage: Count | None = None
     replicas: Count = 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envplan.devices.modelled import ModelledGpu, gpu
-from envplan.errors import InputError, shown, unknown
+from envplan.errors import InputError, meant, shown, unknown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
 from envplan.profile.sidecar import Job, exists
 from envplan.profiling import models
@@ -88,6 +88,10 @@ _SPLIT: Final = (
     "inputs as for those of its weights; attention's core, which has no weights, and all traffic "
     "but the sums of gradients belong to backward_input."
 )
+_PARTS: Final = (
+    "Parts by roofline: each module's own arithmetic and traffic, at the power that the whole "
+    "operation has at a clock, whatever bounds the part."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ class ModelledJob:
         precision: "half" (mixed) or "single".
         split_backward: whether gradients of inputs and of weights are operations of their own.
         schedule: that the job runs.
+        parts: whether modules have rows of their own; of transformers.
     """
 
     name: str
@@ -124,6 +129,7 @@ class ModelledJob:
     precision: str = "half"
     split_backward: bool = False
     schedule: str = "1f1b"
+    parts: bool = False
 
 
 def model_of(workload: str, sizes: Sizes) -> Model:
@@ -186,7 +192,8 @@ def named_model(name: str, sizes: Sizes) -> TransformerModel:
         path = Path(name)
         if not exists(path):
             raise InputError(
-                f"no such config.json, and {unknown('model', name, models.PRESETS)}", path=name
+                f"no such config.json, and no model of that name; {meant(name, models.PRESETS)}",
+                path=name,
             )
         known = read_model(path)
     changed = {}
@@ -259,8 +266,12 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
     extra["assumptions"] = _assumptions(job, device, layers, lowest)
     if step:
         extra["step_mhz"] = step
+    columns = ["stage", "instruction", "frequency", "time", "energy"]
+    if job.parts and not all(stage.parts for stage in stages):
+        raise InputError(f"the parts of {job.model.name} are not modelled; leave --parts out")
     return Profile.from_rows(
         _rows(job, device, stages, clocks),
+        columns=[*columns, "part"] if job.parts else columns,
         name=job.name,
         metadata=ProfileMetadata(
             gpu=device.name,
@@ -287,16 +298,21 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
 
 def _rows(
     job: ModelledJob, device: ModelledGpu, stages: Sequence[StageWork], clocks: Sequence[int]
-) -> Iterator[tuple[int, str, int, float, float]]:
+) -> Iterator[tuple[Any, ...]]:
     for number, stage in enumerate(stages):
         backwards = ("backward_input", "backward_weight") if job.split_backward else ("backward",)
         for instruction in ("forward", *backwards):
-            work: Work = getattr(stage, instruction)
             activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
-            for clock in clocks:
-                time_s = device.time_s(work.flops, work.traffic, clock, job.precision)
-                energy_j = time_s * device.power_w(clock, activity)
-                yield number, instruction, clock, round(time_s, 9), round(energy_j, 6)
+            parts = stage.named_parts() if job.parts else [("", stage)]
+            for part, share in parts if instruction == "forward" else reversed(parts):
+                work: Work = getattr(share, instruction)
+                if not work.flops and not work.traffic:
+                    continue
+                for clock in clocks:
+                    time_s = device.time_s(work.flops, work.traffic, clock, job.precision)
+                    energy_j = time_s * device.power_w(clock, activity)
+                    row = number, instruction, clock, round(time_s, 9), round(energy_j, 6)
+                    yield (*row, part) if part else row
         for clock in clocks:
             yield number, BLOCKING, clock, 1.0, round(device.blocking_power_w(clock), 6)
 
@@ -323,6 +339,7 @@ def _assumptions(
         f"{' and between the GPUs of a stage' if shared > 1 else ''}, the "
         "optimizer step and gradient all-reduce are left out.",
         *([_SPLIT] if job.split_backward else []),
+        *([_PARTS] if job.parts else []),
         f"Clocks from {device.clocks_mhz[0]} down to {lowest} MHz, memory at "
         f"{device.memory_clock_mhz} MHz.",
     ]

@@ -1,15 +1,4 @@
-"""Noise taken out of a measured profile: the nearest curves of the shape that physics gives.
-
-Over the logarithm of the clock the logarithm of an operation's time falls and is convex: it goes
-from 1/f where arithmetic bounds it to constant where memory or the power limit does. Over the
-logarithm of time the logarithm of energy is convex, too, with one valley: dynamic power falls
-faster than time grows, until static power over a longer time outweighs it. Where time does not
-change with the clock, energy does not rise when the clock falls.
-
-The curves are fitted by least absolute deviations, a linear program: a row far off, as a throttled
-one is, moves them no more than any other. What has the shape already stays as it is, and so do
-constant-time rows and those of `blocking`.
-"""
+"""A profile's file with the noise taken out (see envplan.profile.smoothing)."""
 
 from __future__ import annotations
 
@@ -20,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, RAW_COLUMNS, Profile, profile_table
+from envplan.profile.smoothing import smooth_curve
 
-__all__ = ["METHOD", "Change", "nine_digits", "smooth_curve", "smooth_profile"]
-
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["METHOD", "Change", "nine_digits", "smooth_profile"]
 
 #: What the sidecar says of a smoothed profile.
 METHOD: Final = (
@@ -35,8 +22,6 @@ METHOD: Final = (
     "convex over time"
 )
 
-# Curves that are off their shape by less than this part are as files round them.
-_ROUNDING: Final = 1e-6
 _FEWEST_CLOCKS: Final = 3
 _DIGITS: Final = 9
 # A value that moves by less than this part has not moved.
@@ -58,94 +43,6 @@ class Change:
     energy: float
 
 
-def smooth_curve(
-    clocks: Sequence[float], times: Sequence[float], energies: Sequence[float]
-) -> tuple[FloatArray, FloatArray]:
-    """The nearest times and energies of the shape that physics gives, of one operation.
-
-    Args:
-        clocks: SM clocks, MHz, all different and above 0, in any order; n >= 3 of them.
-        times: s, above 0, shape (n,).
-        energies: J, above 0, shape (n,).
-
-    Returns:
-        Times (s) and energies (J), shape (n,) each, in the order of the clocks.
-    """
-    falling = np.argsort(-np.asarray(clocks, dtype=np.float64))
-    # From the highest clock down, so that x, minus the clock's logarithm, ascends.
-    x = -np.log(np.asarray(clocks, dtype=np.float64)[falling])
-    log_time = np.log(np.asarray(times, dtype=np.float64)[falling])
-    log_energy = np.log(np.asarray(energies, dtype=np.float64)[falling])
-    times_fitted = _convex(x, log_time, rising=True)
-    over = _exact(x, times_fitted, rising=True)
-    energies_fitted = _convex(over, log_energy, rising=False)
-    smooth_times, smooth_energies = np.empty(len(x)), np.empty(len(x))
-    smooth_times[falling] = np.exp(times_fitted)
-    smooth_energies[falling] = np.exp(energies_fitted)
-    return smooth_times, smooth_energies
-
-
-def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
-    """The nearest y that is convex over x; where x stands still, at its beginning, y falls.
-
-    Args:
-        x: ascending, shape (n,); only its first values may be equal.
-        y: shape (n,).
-        rising: whether y shall nowhere fall.
-    """
-    if _has_shape(x, y, rising):
-        return y
-    from ortools.linear_solver import pywraplp
-
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    infinity = solver.infinity()
-    steps = np.diff(x)
-    scale = float(np.mean(steps[steps > 0])) if np.any(steps > 0) else 1.0
-    fitted = [solver.NumVar(-infinity, infinity, "") for _ in y]
-    off = [solver.NumVar(0.0, infinity, "") for _ in y]
-    for value, distance, target in zip(fitted, off, y.tolist(), strict=True):
-        solver.Add(distance >= value - target)
-        solver.Add(distance >= target - value)
-    slope = None
-    for k, step in enumerate((steps / scale).tolist()):
-        if step == 0.0:
-            solver.Add(fitted[k + 1] <= fitted[k])
-            continue
-        before, slope = slope, solver.NumVar(0.0 if rising else -infinity, infinity, "")
-        solver.Add(fitted[k + 1] - fitted[k] == step * slope)
-        if before is not None:
-            solver.Add(slope >= before)
-    solver.Minimize(solver.Sum(off))
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        raise AssertionError("a convex fit always exists")
-    return _exact(x, np.array([value.solution_value() for value in fitted]), rising)
-
-
-def _exact(x: FloatArray, y: FloatArray, rising: bool) -> FloatArray:
-    """The same with the solver's tolerances taken out: slopes that ascend in earnest."""
-    flat = int(np.searchsorted(x, x[0], side="right"))
-    top = np.minimum.accumulate(y[:flat])
-    if flat == len(x):
-        return top
-    steps = np.diff(x[flat - 1 :])
-    slopes = np.maximum.accumulate(np.diff(y[flat - 1 :]) / steps)
-    if rising:
-        slopes[slopes < _ROUNDING] = 0.0
-    return np.concatenate([top, top[-1] + np.cumsum(slopes * steps)])
-
-
-def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
-    flat = int(np.searchsorted(x, x[0], side="right"))
-    if np.any(np.diff(y[:flat]) > _ROUNDING) or (rising and np.any(np.diff(y) < -_ROUNDING)):
-        return False
-    left, middle, right = x[flat - 1 : -2], x[flat:-1], x[flat + 1 :]
-    if not len(middle):
-        return True
-    low, high = y[flat - 1 : -2], y[flat + 1 :]
-    chord = low + (high - low) * (middle - left) / (right - left)
-    return not np.any(y[flat:-1] - chord > _ROUNDING)
-
-
 def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
     """A profile's smoothed version, with the measured values in columns of their own.
 
@@ -161,7 +58,7 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
     Raises:
         InputError: it cannot be read, or no operation has rows for three clocks.
     """
-    source = Profile.read_csv(path)
+    source = Profile.read_csv(path, raw=True)
     table = profile_table(path)
     cells = {name: list(texts) for name, texts in table.texts.items()}
     for name, raw in zip(("time", "energy"), RAW_COLUMNS, strict=True):
@@ -213,13 +110,14 @@ def _varies(cells: Cells, rows: Sequence[int]) -> bool:
 def _smoothed(cells: Cells, rows: Sequence[int]) -> Change:
     """Put smooth times and energies into the rows of one operation."""
     clocks, times, energies = (
-        [float(cells[name][row]) for row in rows] for name in ("frequency", "time", "energy")
+        np.array([float(cells[name][row]) for row in rows])
+        for name in ("frequency", "time", "energy")
     )
     smooth = smooth_curve(clocks, times, energies)
     moved = set[int]()
     largest = []
     for name, before, after in (("time", times, smooth[0]), ("energy", energies, smooth[1])):
-        changes = np.abs(after / np.array(before) - 1)
+        changes = np.abs(after / before - 1)
         for k in np.flatnonzero(changes > _SAME).tolist():
             cells[name][rows[k]] = nine_digits(after[k])
             moved.add(k)

@@ -9,8 +9,9 @@ here knows a GPU: `devices.modelled` turns work into seconds and joules.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import accumulate
@@ -49,6 +50,8 @@ _GRADIENT: Final = 8.0  # bytes to read and write a 32-bit gradient sum
 # Bytes per token and hidden unit for embedding look-up, position, dropout; and for the final norm.
 _EMBEDDING_BYTES: Final = 12.0
 _NORM_BYTES: Final = 8.0
+#: Parts that every layer has.
+_OF_A_LAYER: Final = ("linear_qkv", "core_attention", "mlp")
 # Bytes per logit with a fused cross entropy: written, read twice, probabilities written; the
 # backward reads them, writes their gradient and reads it for two products.
 _LOGIT_BYTES: Final = 8.0
@@ -92,12 +95,14 @@ class StageWork:
             weights costs as much again there as in the forward; attention's core has no weights.
             Of the traffic it is the sums of gradients alone: what else a backward moves is on the
             way to the inputs.
+        parts: modules that it consists of, by name and in order; none where that is not said.
     """
 
     num_layers: int
     forward: Work
     backward: Work
     backward_weight: Work
+    parts: tuple[tuple[str, StageWork], ...] = ()
 
     @property
     def backward_input(self) -> Work:
@@ -110,7 +115,30 @@ class StageWork:
             self.forward + other.forward,
             self.backward + other.backward,
             self.backward_weight + other.backward_weight,
+            self.parts + other.parts,
         )
+
+    def __sub__(self, other: StageWork) -> StageWork:
+        return StageWork(
+            self.num_layers - other.num_layers,
+            self.forward - other.forward,
+            self.backward - other.backward,
+            self.backward_weight - other.backward_weight,
+        )
+
+    def named(self, name: str) -> StageWork:
+        """The same as a part of that name."""
+        return replace(self, parts=((name, self),))
+
+    def named_parts(self) -> list[tuple[str, StageWork]]:
+        """Its parts; those of a layer with its number, as in layers.3.mlp."""
+        count: Counter[str] = Counter()
+        found = []
+        for name, part in self.parts:
+            layer = f"layers.{count[name]}." if name in _OF_A_LAYER else ""
+            found.append((layer + name, part))
+            count[name] += 1
+        return found
 
 
 class Model(Protocol):
@@ -224,7 +252,7 @@ class TransformerModel:
         ]
         units = [layers[number >= self._dense_layers] for number in range(self.num_layers)]
         if self.vocabulary_size:
-            units[0] += _embedding(tokens, self.hidden_size)
+            units[0] = _embedding(tokens, self.hidden_size) + units[0]
             units[-1] += _head(tokens, self.hidden_size, self.vocabulary_size, tensor_parallel)
         return units
 
@@ -362,8 +390,9 @@ class EncoderDecoderModel:
         encoder = layer(source, [(source, self.source_length)])
         decoder = layer(target, [(target, self.target_length), (source, self.source_length)])
         units = [encoder] * self.num_encoder_layers + [decoder] * self.num_decoder_layers
-        units[0] += _embedding(source, self.hidden_size)
-        units[self.num_encoder_layers] += _embedding(target, self.hidden_size)
+        decoders = self.num_encoder_layers
+        units[0] = _embedding(source, self.hidden_size) + units[0]
+        units[decoders] = _embedding(target, self.hidden_size) + units[decoders]
         units[-1] += _head(target, self.hidden_size, self.vocabulary_size, tensor_parallel)
         return units
 
@@ -553,6 +582,7 @@ def _layer(
     # With fewer heads of keys and values than GPUs, each GPU has one.
     keys_size = max(attention.key_size, t * attention.head_size)
     values = attention.query_size if attention.value_size is None else attention.value_size
+    projecting = attending = _weighted(0, 0.0, 0.0, 0.0, 0.0)
     for keys, length in contexts:
         if attention.wide is None:
             each = 2 * h * (attention.query_size + keys_size)
@@ -563,12 +593,30 @@ def _layer(
             projections = 2 * tokens * each / t
             moved = 4 * tokens * (attention.query_size + values)
         scores = 0.0 if fused else 5 * attention.num_heads * tokens * length
+        paired = 2 * tokens * length * (attention.query_size + values) / t
         weighted += projections
-        flops += projections + 2 * tokens * length * (attention.query_size + values) / t
+        flops += projections + paired
         activations += 3 * tokens * h + (moved + scores) / t
         weights += each / t
+        # Three of four projections come before the attention's core, which reads what they make.
+        before = 0.75 * projections
+        projecting += _weighted(0, before, before, 4 * tokens * h, 0.75 * each / t)
+        attending += _weighted(0, paired, 0.0, (0.75 * moved + scores) / t, 0.0)
+    layer = _weighted(1, flops, weighted, activations, weights)
+    parts = (
+        ("linear_qkv", projecting),
+        ("core_attention", attending),
+        ("mlp", layer - projecting - attending),
+    )
+    return replace(layer, parts=parts)
+
+
+def _weighted(
+    num_layers: int, flops: float, weighted: float, activations: float, weights: float
+) -> StageWork:
+    """Products of so many FLOPs, those with weights among them, and what they move."""
     return StageWork(
-        num_layers=1,
+        num_layers=num_layers,
         forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
         backward=Work(
             _BACKWARD_FLOPS * flops,
@@ -581,7 +629,8 @@ def _layer(
 def _embedding(tokens: int, hidden_size: int) -> StageWork:
     """The embedding: memory traffic alone."""
     work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
-    return StageWork(num_layers=0, forward=work, backward=work, backward_weight=work)
+    whole = StageWork(num_layers=0, forward=work, backward=work, backward_weight=work)
+    return whole.named("embedding")
 
 
 def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
@@ -595,7 +644,7 @@ def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: 
         forward=Work(flops, traffic),
         backward=Work(_BACKWARD_FLOPS * flops, traffic + _GRADIENT * weights),
         backward_weight=Work(flops, _GRADIENT * weights),
-    )
+    ).named("head")
 
 
 def _convolved(
@@ -667,7 +716,11 @@ def _adapted(unit: StageWork, bytes_factor: float, recompute: bool) -> StageWork
         for work in (unit.forward, unit.backward, unit.backward_weight)
     )
     return StageWork(
-        unit.num_layers, forward, backward + forward if recompute else backward, backward_weight
+        unit.num_layers,
+        forward,
+        backward + forward if recompute else backward,
+        backward_weight,
+        tuple((name, _adapted(part, bytes_factor, recompute)) for name, part in unit.parts),
     )
 
 

@@ -80,7 +80,7 @@ def _job(engine: Any) -> Job:
         "num_stages": engine.num_stages,
         "metadata": ProfileMetadata(schedule="1f1b"),
     }
-    return Job(partial(attach, engine=engine), engine.device, lambda: known)
+    return Job(partial(attach, engine=engine), engine.device, lambda: known, [engine.module])
 
 
 def attach(

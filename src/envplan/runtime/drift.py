@@ -148,10 +148,8 @@ def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., fl
 
     A config that the profile does not have, or "" among several, is taken for the fastest one.
     """
-    table = profile.table(stage, instruction)
     fastest: dict[str | None, dict[int, int]] = defaultdict(dict)
-    options = zip(table.frequency_mhz.tolist(), table.config, table.time_ns.tolist(), strict=True)
-    for mhz, config, time_ns in options:
+    for mhz, config, time_ns, _ in profile.table(stage, instruction).rows():
         for key in (config, None):
             fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
 
@@ -169,22 +167,10 @@ def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., fl
 def _scaled_rows(
     profile: Profile, stage: int, instruction: str, factor: float
 ) -> list[tuple[object, ...]]:
-    table = profile.table(stage, instruction)
-    columns = zip(
-        table.frequency_mhz.tolist(),
-        table.time_ns.tolist(),
-        table.energy_fj.tolist(),
-        table.config,
-        strict=True,
-    )
     return [
         (
-            stage,
-            instruction,
-            mhz,
-            s_from_ns(round(time * factor)),
-            j_from_fj(round(energy * factor)),
-            config,
+            *(stage, instruction, mhz),
+            *(s_from_ns(round(time * factor)), j_from_fj(round(energy * factor)), config),
         )
-        for mhz, time, energy, config in columns
+        for mhz, config, time, energy in profile.table(stage, instruction).rows()
     ]

@@ -25,6 +25,7 @@ from envplan.devices.visible import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.imports.steps import Place, Step, walk
+from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
 from envplan.runtime.stragglers import StragglerDetector
@@ -139,11 +140,14 @@ class Job:
         device: that this rank computes on.
         known: what only a running job can say, asked when it is needed: `stages` of this rank, by
             chunk, `num_stages` of the model, and `metadata` for a profile's sidecar.
+        model: what this rank runs of it, by chunk, for clocks by part; none where only the user
+            has it.
     """
 
     attach: Attach
     device: torch.device
     known: Callable[[], dict[str, Any]]
+    model: Sequence[torch.nn.Module] = ()
 
 
 @contextmanager
@@ -152,6 +156,7 @@ def followed(
     job: Job,
     *,
     stragglers: bool = True,
+    model: Sequence[torch.nn.Module] = (),
     **options: Any,
 ) -> Iterator[Shim]:
     """Run any framework on torch.distributed under a frequency plan.
@@ -160,10 +165,11 @@ def followed(
         plan: a frequency plan, or the path of one.
         job: which is run.
         stragglers: look for slow pipelines, where the plan has a ladder and there are several.
+        model: chunks of the model that this rank runs, where the job does not know them.
         options: for Shim.
 
     Raises:
-        InputError: as for Shim.
+        InputError: as for Shim, or a part of the plan's operations is no module of the model.
     """
     with Shim(plan, **_with_known(job.device, options)) as shim:
         watch = None
@@ -171,27 +177,36 @@ def followed(
             watch = StragglerWatch(shim)
         detach = job.attach(shim, after_step=watch.step if watch else None)
         try:
-            yield shim
+            with hook_parts(shim, model or job.model):
+                yield shim
         finally:
             detach()
 
 
 @contextmanager
-def profiled(path: str | os.PathLike[str], job: Job, **options: Any) -> Iterator[Profiler]:
+def profiled(
+    path: str | os.PathLike[str],
+    job: Job,
+    *,
+    model: Sequence[torch.nn.Module] = (),
+    **options: Any,
+) -> Iterator[Profiler]:
     """Profile any framework on torch.distributed while it trains.
 
     Args:
         path: of the profile, in a folder that all ranks see.
         job: which is run.
+        model: chunks of the model that this rank runs, where the job does not know them.
         options: for Profiler.
 
     Raises:
-        InputError: as for Profiler.
+        InputError: as for Profiler, or a part is no module of the model.
     """
     with Profiler(path, **_with_known(job.device, job.known() | options)) as profiler:
         detach = job.attach(profiler)
         try:
-            yield profiler
+            with hook_parts(profiler, model or job.model):
+                yield profiler
         finally:
             detach()
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -58,6 +59,7 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 _KILL_TIMEOUT_S: Final = 1.0
 _HANDOVER_S: Final = 5.0
 _PARENT_CHECK_S: Final = 0.2
+_READ_ENERGY_S: Final = 1.0
 #: How long a GPU may take to leave a clock that it is no longer held at.
 _LET_GO_S: Final = 1.0
 #: A request that is not acknowledged for so long counts as failing.
@@ -94,6 +96,7 @@ class Guard:
         silent: whether it has said its last.
         lags: how long each request took to be carried out, ns, by its number, counted from 1; not
             of one that a newer one overtook. `problems` fills it; whoever reads it empties it.
+        readings: of the energy counter, mJ, each after its moment of perf_counter_ns. Likewise.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Guard:
         self.info = info
         self.lost = self.silent = False
         self.lags: dict[int, int] = {}
+        self.readings: list[tuple[int, int]] = []
         self._process = process
         self._requests = requests
         self._reports = process.stdout.fileno()
@@ -139,6 +143,7 @@ class Guard:
         *,
         counted: Counted = Counted.BY_DRIVER,
         every_request: bool = False,
+        meter: bool = False,
         check: Callable[[DeviceInfo], None] | None = None,
         **options: Any,
     ) -> Guard:
@@ -152,6 +157,7 @@ class Guard:
             counted: by whom.
             every_request: set every clock asked for, in order, instead of only the newest when
                 the driver takes longer than the owner's operations.
+            meter: read the energy counter, too, about once a second, into `readings`.
             check: is told of the GPU before it is touched, and raises what shall keep it so.
             options: for the backend; JSON values.
 
@@ -165,12 +171,15 @@ class Guard:
             "counted": counted,
             "options": options,
             "every_request": every_request,
+            "meter": meter,
             "owner": os.getpid(),
             "handover": _HANDOVER_S,
         }
         process, requests = _start_process(arguments)
         try:
-            info = _device_info(_heard(process, "info", _START_TIMEOUT_S))
+            fields = _heard(process, "info", _START_TIMEOUT_S)
+            clocks = tuple(fields["supported_clocks"])
+            info = DeviceInfo(**{**fields, "supported_clocks": clocks})
             if check is not None:
                 check(info)
             requests.send(_REQUEST.pack(0, 0, _RESET), socket.MSG_NOSIGNAL)
@@ -348,6 +357,8 @@ class Guard:
                 if not said["again"]:  # once for each failure that lasts
                     self._problems.append(said["problem"])
                 self._complained = True
+            elif "energy" in said:
+                self.readings.append((said["at"], said["energy"]))
             elif "ended" in said:
                 self._ended = {"problem": said["ended"]}
 
@@ -464,10 +475,6 @@ def _said(line: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _device_info(fields: Mapping[str, Any]) -> DeviceInfo:
-    return DeviceInfo(**{**fields, "supported_clocks": tuple(fields["supported_clocks"])})
-
-
 def _open_standard_streams() -> None:
     """Open those of 0, 1 and 2 that are closed, as a daemon's may be, on nothing.
 
@@ -492,17 +499,21 @@ class _GuardProcess:
         device: the GPU.
         owner: the process it works for, its parent.
         every_request: see `Guard.start`.
+        meter: likewise.
         stop: becomes readable when the guard is asked to stop.
 
     Attributes:
         before: the clock that somebody else had set, MHz; 0: none.
     """
 
-    def __init__(self, device: Device, owner: int, every_request: bool, stop: int) -> None:
+    def __init__(
+        self, device: Device, owner: int, *, every_request: bool, meter: bool, stop: int
+    ) -> None:
         self.before = 0
         self._device = device
         self._owner = owner
         self._every_request = every_request
+        self._read_next = 0.0 if meter else math.inf
         self._stop = stop
         self._requests = socket.socket(fileno=0)
         self._requests.setblocking(False)
@@ -530,6 +541,16 @@ class _GuardProcess:
                 if self._every_request:
                     break
             self._apply()  # again, where it failed
+            if time.monotonic() >= self._read_next:
+                self.read_energy()
+
+    def read_energy(self) -> None:
+        """Say what the energy counter shows, if that is wanted and it can be read."""
+        if self._read_next < math.inf:
+            self._read_next = time.monotonic() + _READ_ENERGY_S
+            with suppress(DeviceError):
+                at = time.perf_counter_ns()
+                _report(energy=self._device.energy(), at=at)
 
     def _wait(self, seconds: float) -> bool:
         """Wait for a request, not for long; False when it is time to end."""
@@ -584,7 +605,13 @@ def _main(arguments: Sequence[str]) -> int:
             _report(recovered=True)
             return 0
         _report(info=asdict(device.info))
-        guard = _GuardProcess(device, wanted["owner"], wanted["every_request"], stop)
+        guard = _GuardProcess(
+            device,
+            wanted["owner"],
+            every_request=wanted["every_request"],
+            meter=wanted["meter"] and source.real,
+            stop=stop,
+        )
         if not guard.told_to_start():
             return 2
         lock = _take(device, wanted) if source.real else None
@@ -596,7 +623,9 @@ def _main(arguments: Sequence[str]) -> int:
     _report(ready=True)
     problem = None
     try:
+        guard.read_energy()
         guard.run()
+        guard.read_energy()
     finally:
         # Also if nothing was asked for: an owner may set clocks itself and have this for its death.
         try:

@@ -12,9 +12,9 @@ hook separates belongs to the part before it, or to the operation's first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +31,7 @@ class PartListener(Protocol):
 
     @property
     def part_names(self) -> Iterable[str]:
-        """Names of the modules that it wants to be told of; "*" stands for any text."""
+        """Names of the modules that it wants to be told of; "*" stands for text without a dot."""
 
     def part(self, name: str, *, backward: bool) -> None:
         """A part of the operation that runs begins."""
@@ -50,17 +50,17 @@ def hook_parts(listener: PartListener, model: nn.Module | Sequence[nn.Module]) -
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     modules = [pair for chunk in chunks for pair in _named(chunk)]
-    wanted = sorted(listener.part_names)
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name, _ in modules):
+    wanted = {name: _pattern(name) for name in sorted(listener.part_names)}
+    for part, pattern in wanted.items():
+        if not any(pattern.fullmatch(name) for name, _ in modules):
             raise InputError(
-                f"the model has no module {pattern}, which is a part of the plan's operations; "
+                f"the model has no module {part}, which is to be a part of operations; "
                 f"there are: {', '.join(name for name, _ in modules[:8])}, ..."
             )
     handles = []
     try:
         for name, module in modules:
-            if any(fnmatchcase(name, pattern) for pattern in wanted):
+            if any(pattern.fullmatch(name) for pattern in wanted.values()):
                 forward = _call(partial(listener.part, name, backward=False))
                 backward = _call(partial(listener.part, name, backward=True))
                 handles.append(module.register_forward_pre_hook(forward))
@@ -77,6 +77,10 @@ def _named(chunk: nn.Module) -> list[tuple[str, nn.Module]]:
     while found and all(name == "module" or name.startswith("module.") for name, _ in found):
         found = [(name.removeprefix("module."), one) for name, one in found if name != "module"]
     return found
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(r"\*", "[^.]*"))
 
 
 def _call(tell: Callable[[], None]) -> Callable[..., None]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
-from envplan.profiling.sweep_file import Row
 from envplan.runtime.metering import METHOD
+from envplan.runtime.windows import PartRow
 
 __all__ = ["Part", "merge_parts", "unfinished_parts"]
 
@@ -35,12 +35,12 @@ class Part:
         self.profile = path
         self.rank = rank
         self.world_size = world_size
-        self.rows: list[Row] = []
+        self.rows: list[PartRow] = []
         self.facts: dict[str, Any] = {"world_size": world_size, "num_stages": num_stages}
         self._path = _part_path(path, rank)
         self._write(complete=False, problem=None)  # a part that an earlier job left is no more
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[PartRow]) -> None:
         """Keep the rows of one more clock.
 
         Raises:
@@ -101,9 +101,11 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
             f"rank {rank} measured nothing: {parts[rank]['problem'] or 'the job ended too soon'}",
             path=_part_path(path, rank),
         )
-    columns = [field.name for field in fields(Row)]
+    columns = [field.name for field in fields(PartRow)]
+    if not any(row.part for row in rows):
+        columns.remove("part")
     profile = Profile.from_rows(
-        [tuple(asdict(row).values()) for row in _averaged(_sure(rows))],
+        [tuple(asdict(row).values())[: len(columns)] for row in _averaged(_sure(rows))],
         columns=columns,
         name=path.stem,
         metadata=_merged_metadata(first),
@@ -114,14 +116,14 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
     return profile
 
 
-def _rows(path: Path, rank: int, part: Mapping[str, Any]) -> list[Row]:
+def _rows(path: Path, rank: int, part: Mapping[str, Any]) -> list[PartRow]:
     try:
-        return [Row(**row) for row in part["rows"]]
+        return [PartRow(**row) for row in part["rows"]]
     except TypeError:
         raise InputError("is damaged; profile again", path=_part_path(path, rank)) from None
 
 
-def _sure(rows: Sequence[Row]) -> list[Row]:
+def _sure(rows: Sequence[PartRow]) -> list[PartRow]:
     """The same without powers while waiting that are not sure; if none is, one of them together.
 
     A few iterations at a clock may tell too little of the waits between operations, while those at
@@ -133,7 +135,7 @@ def _sure(rows: Sequence[Row]) -> list[Row]:
     return others + (sure or _pooled(waiting))
 
 
-def _pooled(rows: Sequence[Row]) -> list[Row]:
+def _pooled(rows: Sequence[PartRow]) -> list[PartRow]:
     """One row of all, each counted by its inverse variance; none if it is not sure either."""
     rows = [row for row in rows if row.energy_std <= _TELLING * row.energy]
     if not rows:
@@ -145,22 +147,23 @@ def _pooled(rows: Sequence[Row]) -> list[Row]:
     return [row] if error <= _SURE * energy else []
 
 
-def _averaged(rows: Iterable[Row]) -> list[Row]:
-    """One row for each stage, instruction and clock, from the rows of all ranks."""
-    groups: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
+def _averaged(rows: Iterable[PartRow]) -> list[PartRow]:
+    """One row for each stage, instruction, clock and part, from the rows of all ranks; parts in the
+    order in which they ran."""
+    groups: dict[tuple[int, str, int, str], list[PartRow]] = defaultdict(list)
     for row in rows:
-        groups[row.stage, row.instruction, -row.frequency].append(row)
-    return [_mean(groups[key]) for key in sorted(groups)]
+        groups[row.stage, row.instruction, -row.frequency, row.part].append(row)
+    return [_mean(groups[key]) for key in sorted(groups, key=lambda key: key[:3])]
 
 
-def _mean(rows: Sequence[Row]) -> Row:
+def _mean(rows: Sequence[PartRow]) -> PartRow:
     total = sum(row.samples for row in rows)
     reasons = [reason for row in rows for reason in row.throttle.split("+")]
 
-    def mean(value: Callable[[Row], float]) -> float:
+    def mean(value: Callable[[PartRow], float]) -> float:
         return math.fsum(value(row) * row.samples for row in rows) / total
 
-    return Row(
+    return PartRow(
         stage=rows[0].stage,
         instruction=rows[0].instruction,
         frequency=rows[0].frequency,
@@ -171,6 +174,7 @@ def _mean(rows: Sequence[Row]) -> Row:
         samples=total,
         clock=round(statistics.median(row.clock for row in rows)),
         throttle="+".join(sorted({reason for reason in reasons if reason})),
+        part=rows[0].part,
     )
 
 

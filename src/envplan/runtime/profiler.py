@@ -101,6 +101,8 @@ class Profiler:
         metadata: workload, microbatch size, tensor-parallel degree and schedule for the sidecar;
             the rest is measured.
         marker: see Shim.
+        parts: names of the modules that are parts of operations with rows of their own, as
+            named_modules gives them; "*" stands for text without a dot. See `parts.hook_parts`.
 
     Raises:
         InputError: rank, stages or frequencies do not fit, or the folder cannot be written to.
@@ -125,7 +127,9 @@ class Profiler:
         lock: bool = True,
         metadata: ProfileMetadata | None = None,
         marker: Callable[[], Marker] | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
+        self.part_names = frozenset(parts)
         self.rank = environment_number("Profiler", "rank", "RANK", rank)
         world = environment_number("Profiler", "world_size", "WORLD_SIZE", world_size)
         self._stages = tuple(stages if stages is not None else [self.rank])
@@ -142,6 +146,8 @@ class Profiler:
 
         self._spans: list[Span] = []
         self._begun: Moment | None = None
+        self._is_backward = False
+        self._begins: list[tuple[str, Moment]] = []
         self._window: list[list[Span]] = []
         self._at = self._tries = self._problems = 0
         self._frequencies: list[int | None] = [None]
@@ -199,6 +205,7 @@ class Profiler:
         if self._done:
             return
         self._begun = begun = self._clocks.mark()
+        self._is_backward, self._begins = instruction.startswith("backward"), []
         frequency = self._frequencies[self._at]
         if frequency is not None and frequency != self._clocks.asked:
             self._clocks.ask(frequency, begun)
@@ -207,8 +214,14 @@ class Profiler:
         """The operation that began last has ended."""
         if self._done or self._begun is None:
             return
-        self._spans.append((instruction, chunk, self._begun, self._clocks.mark()))
+        begins = tuple(self._begins)
+        self._spans.append(Span(instruction, chunk, self._begun, self._clocks.mark(), begins))
         self._begun = None
+
+    def part(self, name: str, *, backward: bool) -> None:
+        """A part of the operation that runs begins; see Shim.part."""
+        if self._begun is not None and backward == self._is_backward:
+            self._begins.append((name, self._clocks.mark()))
 
     def step(self) -> None:
         """An iteration is over."""
@@ -435,7 +448,7 @@ class _Worker:
         if self.enough:
             return
         iterations = on_host(window.iterations)
-        begin, end = iterations[0][0][2], iterations[-1][-1][3]
+        begin, end = iterations[0][0].begin, iterations[-1][-1].end
         seen = self._energy.take(begin, end)
         measured = measure(iterations, seen, self._stages, window.clock)
         if measured is None or (window.clock and seen.clock > _IN_FORCE * window.clock):

@@ -4,7 +4,8 @@ A line is one object with `event` and `rank`. `start` says which plan is followe
 iteration's time (s) and, for each (instruction, chunk, MHz) of it, how many operations there were,
 their mean and their least time (s), and after these their config, if they have one; `mismatch` and
 `clock_error` say what happened; `end` counts them. Ranks may append to one file: each line is
-written in one piece.
+whole, on network file systems as well. A rank that has written its share goes on in a file of its
+own, NAME.rank3, and when that is full begins it anew and keeps the one before, NAME.rank3.old.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Any, Final, Protocol
 
+from envplan._files import append_line, read_bounded
+from envplan.errors import InputError
+
 RUN_SCHEMA: Final = "envplan/run/v1"
 MAX_LOG_BYTES: Final = 2**30
 
 _LONGEST_S: Final = 1e9
-_WAITING_STEPS: Final = 64
+_WAITING_STEPS: Final = 256
 _CLOSE_S: Final = 10.0
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -106,7 +111,7 @@ class RunLog:
         path: file to append to; None: nothing is written, but times are still taken.
         rank: global rank, on every line.
         stage: its pipeline stage, on every `step` line.
-        limit: bytes of `step` lines after which no more are written.
+        limit: bytes after which a rank goes on in another file.
         on_time: called from the thread with the planned time of each iteration and what it took
             until other pipelines could hold it up, s.
         on_step: called from the thread with the line of each iteration.
@@ -124,7 +129,9 @@ class RunLog:
     ) -> None:
         self._rank = rank
         self._stage = stage
-        self._left = limit
+        self._limit = self._left = limit
+        self._start = b""
+        self._path = None if path is None else Path(path)
         self._on_time = on_time
         self._on_step = on_step
         self.dropped = 0
@@ -170,8 +177,7 @@ class RunLog:
         elif item.spans:
             line = self._describe(item)
             self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[item.alone - 1][1]))
-            if self._left > 0:
-                self._left -= self._write(line)
+            self._write(line)
             self._hand_over(line)
 
     def _hand_over(self, line: dict[str, Any]) -> None:
@@ -204,12 +210,28 @@ class RunLog:
             ],
         }
 
-    def _write(self, line: dict[str, Any]) -> int:
+    def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:
-            return 0
+            return
         data = json.dumps(line).encode() + b"\n"
-        os.write(self._file, data)
-        return len(data)
+        if line["event"] == "start":
+            self._start = data
+        elif self._left <= 0:
+            self._rotate()
+        self._left -= len(data)
+        append_line(self._file, data)
+
+    def _rotate(self) -> None:
+        """Go on in a file of this rank's own, which begins with the `start` line, too."""
+        assert self._path is not None
+        assert self._file is not None
+        own = self._path.with_name(f"{self._path.name}.rank{self._rank}")
+        with suppress(FileNotFoundError):
+            own.replace(f"{own}.old")
+        full, self._file = self._file, os.open(own, _FLAGS, 0o666)
+        os.close(full)
+        self._left = self._limit
+        append_line(self._file, self._start)
 
     def _give_up(self, error: Exception) -> None:
         if self._file is not None:
@@ -220,7 +242,7 @@ class RunLog:
 
 def _open(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return os.open(path, _FLAGS, 0o666)
     except OSError as error:
         _logger.warning("%s: no run log: %s", path, error.strerror)
         return None
@@ -235,9 +257,6 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
         InputError: a file cannot be read, a line is not an object with `event` and `rank`, or a
             step is not as RunLog writes it; says the line.
     """
-    from envplan._files import read_bounded
-    from envplan.errors import InputError
-
     for path in paths:
         data = read_bounded(path, MAX_LOG_BYTES)
         whole, _, _cut = data.rpartition(b"\n")

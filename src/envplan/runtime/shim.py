@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -34,6 +35,7 @@ from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
 from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
+from envplan.runtime.joules import Joules
 from envplan.runtime.runlog import (
     RUN_SCHEMA,
     Iteration,
@@ -74,12 +76,14 @@ class _Step:
         number: which, from 0.
         rung: the plan that it followed.
         spans: when each operation began and ended.
+        host_ns: when the first of them was begun and when the step was over, perf_counter_ns.
         asks: (operation, request) in order: from which operation on which request counts.
     """
 
     number: int
     rung: _Rung
     spans: list[tuple[Moment, Moment]]
+    host_ns: tuple[int, int]
     asks: list[tuple[int, int]]
 
 
@@ -96,10 +100,11 @@ class Shim:
         backend: where clocks are set, "nvml" or "modelled"; options of it may follow by keyword.
         log: file that the run log is appended to (see runlog); default: beside the plan, with
             .jsonl for .freqplan.json. None: no log.
-        log_limit: bytes of measured times that this rank logs at most.
+        log_limit: bytes that this rank logs before it goes on in a file of its own, of which
+            there are two at most, each as long.
         every_request: see Guard.start.
         on_step: is called for each step that followed the plan, in a thread of its own, with its
-            line of the run log.
+            line of the run log: see docs/runtime.md.
         marker: makes moments in the order of a device's work, for frameworks that queue it:
             `lambda: torch.cuda.Event(enable_timing=True, blocking=True)`. Clocks are then asked for
             when the GPU gets there, by a thread that waits for it (and would spin without
@@ -150,6 +155,7 @@ class Shim:
         self._at = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment]] = []
+        self._began_ns = 0
         self._asks = [(0, 0)]
         self._unlogged: deque[_Step] = deque()
         self._lost = False
@@ -171,12 +177,15 @@ class Shim:
                 device,
                 counted=counted,
                 every_request=every_request,
+                meter=True,
                 check=self._check_gpu,
                 **options,
             )
         except DeviceError as error:
             refusal = str(error)
         self._clocks = Clocks(guard, marker)
+        energies = self.plan.stage_energies
+        self._joules = Joules(energies[self.stage] if energies else None)
         self._log = RunLog(
             _log_path(log, path),
             rank=self.rank,
@@ -213,6 +222,8 @@ class Shim:
         if self._keys[at] != (instruction, microbatch, chunk):
             self._stray("begin", (instruction, microbatch, chunk))
             return
+        if not at:
+            self._began_ns = perf_counter_ns()
         self._begun = begun = self._clocks.mark()
         if parts := self._rung.parts[at]:
             self._config = next(iter(parts.values())).config
@@ -273,7 +284,8 @@ class Shim:
             self._lost_in_a_row += 1
         elif self._spans:
             self._lost_in_a_row = 0
-            done = _Step(self.steps, self._rung, self._spans, self._asks)
+            host_ns = (self._began_ns, perf_counter_ns())
+            done = _Step(self.steps, self._rung, self._spans, host_ns, self._asks)
         self._clocks.then(partial(self._hear, done))
         self.steps += 1
         self._asks = [(0, self._clocks.requests)]
@@ -354,8 +366,13 @@ class Shim:
                 self.steps,
                 self._first_error,
             )
+        if summary := self._joules.summary(self.planned_time):
+            self._warn_first_rank(summary)
         self._log.close(
-            steps=self.steps, mismatches=self.mismatches, clock_errors=self.clock_errors
+            steps=self.steps,
+            mismatches=self.mismatches,
+            clock_errors=self.clock_errors,
+            **self._joules.facts,
         )
 
     def _check_gpu(self, info: DeviceInfo) -> None:
@@ -377,6 +394,10 @@ class Shim:
             self._first_error = self._first_error or problem
             if self.clock_errors <= _LOGGED_ERRORS:
                 self._log.event("clock_error", step=self.steps, message=problem)
+        for reading in guard.readings if guard is not None else []:
+            self._joules.read(*reading)
+        if guard is not None:
+            guard.readings.clear()
         while self._unlogged:
             *_, (_, last) = self._unlogged[0].asks
             if guard and not guard.silent and not guard.failing and guard.done < last:
@@ -441,6 +462,8 @@ class Shim:
             if step.asks[bisect_right(starts, at) - 1][1] not in lags:
                 clock = 0
             operations.append((key[0], key[2], clock, step.rung.configs[at]))
+        if step.rung is self._rungs[0]:
+            self._joules.step(*step.host_ns)
         in_force = sum(clock > 0 for _, _, clock, _ in operations)
         rung = step.rung if in_force == asked else self._rungs[0]
         return Iteration(
@@ -454,6 +477,7 @@ class Shim:
                 "in_force": in_force,
                 "lag_s": max((lags.get(n, 0) for _, n in step.asks[1:]), default=0) / 1e9,
                 "mismatches": self.mismatches,
+                **self._joules.facts,
             },
         )
 

@@ -104,7 +104,12 @@ def _job(schedule: Any) -> Job:
         "num_stages": stages[0].num_stages,
         "metadata": ProfileMetadata(schedule=SCHEDULE_NAMES.get(type(schedule).__name__)),
     }
-    return Job(partial(attach, schedule=schedule), stages[0].device, lambda: known)
+    return Job(
+        partial(attach, schedule=schedule),
+        stages[0].device,
+        lambda: known,
+        [stage.submod for stage in stages],
+    )
 
 
 def attach(

@@ -6,9 +6,10 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 from envplan.errors import InputError
 from envplan.profile import BLOCKING
@@ -16,14 +17,39 @@ from envplan.profiling.sweep_file import Row
 from envplan.runtime.metering import Powers, Seen, powers
 from envplan.runtime.runlog import Moment
 
-__all__ = ["HostSpan", "Measured", "Span", "Window", "measure", "on_host"]
+__all__ = ["HostSpan", "Measured", "PartRow", "Span", "Window", "measure", "on_host"]
 
 #: Work that is no operation's: between iterations, and backwards that may hold an all-reduce.
 _OUTSIDE: Final = "outside"
 
-Kind = tuple[int, str]  # model stage, instruction
-Span = tuple[str, int, Moment, Moment]  # instruction, chunk, begin, end
-HostSpan = tuple[str, int, float, float]  # the same, in s of perf_counter
+Kind = tuple[int, str, str]  # model stage, instruction, part
+
+
+class Span(NamedTuple):
+    """An operation as it ran, and the begins of its parts where it has some."""
+
+    instruction: str
+    chunk: int
+    begin: Moment
+    end: Moment
+    parts: tuple[tuple[str, Moment], ...] = ()
+
+
+class HostSpan(NamedTuple):
+    """The same, in s of perf_counter."""
+
+    instruction: str
+    chunk: int
+    begin: float
+    end: float
+    parts: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class PartRow(Row):
+    """A row of an operation, or of a part of it."""
+
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class Measured:
         microbatches: of an iteration.
     """
 
-    rows: list[Row]
+    rows: list[PartRow]
     energy: float
     energy_error: float
     busy: float
@@ -57,27 +83,25 @@ def on_host(iterations: Sequence[Sequence[Span]]) -> list[list[HostSpan]]:
     first = iterations[0][0][2]
     if isinstance(first, int):
         return [
-            [(name, chunk, begin * 1e-9, end * 1e-9) for name, chunk, begin, end in spans]  # type: ignore[operator]
-            for spans in iterations
+            [_shifted(span, lambda at: at * 1e-9, 0.0) for span in spans] for spans in iterations
         ]
     # The host learns of a moment just after it has come, some time or other soonest of all.
     offset = math.inf
-    relative: list[list[HostSpan]] = []
     for spans in iterations:
-        line: list[HostSpan] = []
-        for name, chunk, begin, end in spans:
-            assert not isinstance(begin, int)
-            assert not isinstance(end, int)
-            end.synchronize()
-            now = time.perf_counter()
-            begun, ended = first.elapsed_time(begin) / 1e3, first.elapsed_time(end) / 1e3
-            offset = min(offset, now - ended)
-            line.append((name, chunk, begun, ended))
-        relative.append(line)
+        for span in spans:
+            assert not isinstance(span.end, int)
+            span.end.synchronize()
+            offset = min(offset, time.perf_counter() - first.elapsed_time(span.end) / 1e3)
     return [
-        [(name, chunk, begin + offset, end + offset) for name, chunk, begin, end in spans]
-        for spans in relative
+        [_shifted(span, lambda at: first.elapsed_time(at) / 1e3, offset) for span in spans]
+        for spans in iterations
     ]
+
+
+def _shifted(span: Span, seconds: Callable[[Any], float], offset: float) -> HostSpan:
+    name, chunk, begin, end, parts = span
+    begins = tuple((part, seconds(at) + offset) for part, at in parts)
+    return HostSpan(name, chunk, seconds(begin) + offset, seconds(end) + offset, begins)
 
 
 def measure(
@@ -104,11 +128,12 @@ def measure(
         if edges:
             labels.append(_OUTSIDE)
         reducing = _reducing(spans)
-        for position, (name, chunk, begin, end) in enumerate(spans):
+        for position, (name, chunk, begin, end, parts) in enumerate(spans):
             if position:
                 labels.append(BLOCKING)
-            edges += [begin, end]
+            edges.append(begin)
             if position in reducing:
+                edges.append(end)
                 labels.append(_OUTSIDE)
                 continue
             if chunk >= len(stages):
@@ -116,9 +141,16 @@ def measure(
                     f"{name} came for chunk {chunk}, but Profiler knows the stages of "
                     f"{len(stages)} chunks; give it stages="
                 )
-            kind = stages[chunk], name
-            labels.append(kind)
-            kinds[kind].append(end - begin)
+            # What comes before the first part's own begin belongs to it.
+            starts = [begin, *(at for _, at in parts[1:]), end]
+            taken: dict[Kind, float] = defaultdict(float)
+            for part, (at, until) in zip(parts or (("", begin),), pairwise(starts), strict=True):
+                kind = stages[chunk], name, part[0]
+                edges.append(until)
+                labels.append(kind)
+                taken[kind] += until - at
+            for kind, seconds in taken.items():
+                kinds[kind].append(seconds)
     known: list[Kind | str] = [*kinds, BLOCKING, _OUTSIDE]
     places = {label: k for k, label in enumerate(known)}
     found = powers(seen, edges, [places[label] for label in labels], len(places))
@@ -134,7 +166,7 @@ def _reducing(spans: Sequence[HostSpan]) -> set[int]:
     """
     last: dict[int, int] = {}
     count: dict[tuple[str, int], int] = defaultdict(int)
-    for position, (name, chunk, _, _) in enumerate(spans):
+    for position, (name, chunk, *_) in enumerate(spans):
         count[name, chunk] += 1
         if name.startswith("backward"):
             last[chunk] = position
@@ -149,17 +181,17 @@ def _rows(
     iterations: Sequence[Sequence[HostSpan]],
 ) -> Measured:
     throttle = "+".join(sorted(seen.throttle))
-    rows: list[Row] = []
+    rows: list[PartRow] = []
     shares: list[float] = []
     time_variance = 0.0
-    for k, ((stage, name), times) in enumerate(kinds.items()):
+    for k, ((stage, name, part), times) in enumerate(kinds.items()):
         mean, spread = statistics.fmean(times), statistics.pstdev(times)
         watts, error = float(found.watts[k]), math.sqrt(found.covariance[k, k])
         variance = (watts * spread) ** 2 / len(times) + (error * mean) ** 2
         shares.append(math.fsum(times) / len(iterations))
         time_variance += (watts * spread) ** 2 * len(times) / len(iterations) ** 2
         rows.append(
-            Row(
+            PartRow(
                 stage=stage,
                 instruction=name,
                 frequency=clock,
@@ -170,6 +202,7 @@ def _rows(
                 samples=len(times),
                 clock=seen.clock,
                 throttle=throttle,
+                part=part,
             )
         )
     count = len(kinds)
@@ -177,7 +210,7 @@ def _rows(
     power_variance = float(shares @ found.covariance[:count, :count] @ shares)
     waiting, unsure = float(found.watts[count]), math.sqrt(found.covariance[count, count])
     rows.append(
-        Row(
+        PartRow(
             stage=rows[0].stage,
             instruction=BLOCKING,
             frequency=clock,

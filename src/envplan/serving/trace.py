@@ -29,7 +29,7 @@ from typing import IO, Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import refuse_slip
+from envplan._files import opened, refuse_slip
 from envplan.errors import InputError, shown
 from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
@@ -231,7 +231,7 @@ def builtin_traces() -> dict[str, Path]:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        file = path.open("rb")
+        file = opened(path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
     except ValueError as error:

@@ -6,7 +6,8 @@ the best choice of all grid deadlines that are not later. So a later deadline ha
 an earlier one has. Few of them have to be made: a choice for a grid deadline uses at least the
 relaxed energy there, so once that is more than the best found, no earlier one can be better. The
 grid is as fine as rounding is coarse: between two of its deadlines the relaxed energy changes by a
-part of what rounding loses.
+part of what rounding loses. Whether a time is on the grid depends on the frontier's slope there
+alone, so nothing else of the frontier has to be known.
 
 Other choices take long, so they are made for the deadline asked for, for a few fixed ones before
 it where the relaxation lets them be better, and all that were made before are remembered.
@@ -16,7 +17,7 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.frontier import Relaxation
+from envplan.frontier import Network, Relaxation
 from envplan.limits import Limit
 from envplan.replay import Machine, Replay
 from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
@@ -33,13 +34,18 @@ from envplan.solve.rounding import HEATS, Rounding
 from envplan.solve.single_clocks import StageClocks
 
 #: Steps of the grid: this part of what rounding alone loses, and not less than that of the energy.
-_PART_OF_GAP: Final = 1 / 5
-_LEAST_STEP: Final = 2e-5
-_MOST_STEPS: Final = 20_000
+#: They are rounded down to powers of two.
+_PART_OF_GAP: Final = 2 / 3
+_LEAST_STEP: Final = 3e-5
+#: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
+_FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
 _FEW_TIMES: Final = 1000
-_MEMBER_HEATS: Final = (0.5,)
-_MEMBER_MOVES: Final = 0.6
+#: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
+_MEMBER_HEATS: Final = ((0.3,), (1.0, 0.3))
+_MEMBER_MOVES: Final = 0.4
+#: Latencies, ns, whose choices the search for a lower one starts from as well.
+_LATENCIES: Final = (10**6, 2 * 10**7)
 #: Earlier deadlines that other choices are made for, as parts of the way from T_min to T_star.
 _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Under a cap on the peak, later times may save energy: parts of the way from T_star to T_max.
@@ -96,8 +102,12 @@ class Candidates:
     def of(
         cls, frontier: Relaxation, machine: Machine, limits: Sequence[Limit], moves: float = 1.0
     ) -> Candidates:
-        """The candidates of these, shared by all who ask for them."""
-        shared = _SHARED.setdefault(frontier, {})
+        """The candidates of these, shared by all who ask for them.
+
+        Plain ones do not depend on what was asked before, so all frontiers of one trace share them.
+        """
+        plain = machine.latency_ns == 0 and not limits
+        shared = _SHARED.setdefault(frontier.network if plain else frontier, {})
         key = (machine, tuple(limits), moves)
         if key not in shared:
             shared[key] = cls(frontier, machine, limits, moves)
@@ -171,7 +181,7 @@ class Candidates:
             NoPlanInTimeError: none was found.
         """
         deadline_ns = min(deadline_ns, self._frontier.slowest_time_ns)
-        return self.at(self._grid_before(deadline_ns)[-1] if self.is_plain else deadline_ns)
+        return self.at(next(self._grid_below(deadline_ns)) if self.is_plain else deadline_ns)
 
     def at(self, time_ns: int) -> Candidate:
         """The choice made for a deadline from T_min to T_max, ns.
@@ -233,7 +243,19 @@ class Candidates:
             self._limits,
             self._moves,
             lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns).replay,
+            self._later,
         )
+
+    def _later(self, time_ns: int) -> NDArray[np.int32] | None:
+        """Rows for a deadline at the next of the fixed latencies above this one, ns."""
+        latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
+        if not 0 < self._machine.latency_ns < latency_ns:
+            return None
+        slower = Candidates.of(self._frontier, Machine(latency_ns), self._limits, self._moves)
+        try:
+            return slower.at(time_ns).replay.rows
+        except NoPlanInTimeError:
+            return None
 
     def _make(self, time_ns: int) -> Candidate:
         if not self.is_plain:
@@ -241,17 +263,17 @@ class Candidates:
         frontier = self._frontier
         if time_ns in (frontier.min_time_ns, frontier.min_energy_time_ns):
             return self.rounded(time_ns)
-        return self.rounded(time_ns, _MEMBER_HEATS, _MEMBER_MOVES)
+        heats = _MEMBER_HEATS[(time_ns // self._spacing_ns(frontier.slope_uw(time_ns))) % 2]
+        return self.rounded(time_ns, heats, _MEMBER_MOVES)
 
-    def _worth_a_look(self, deadline_ns: int, waits: bool) -> list[int]:
+    def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterable[int]:
         """Deadlines to make choices for, ns, the latest first."""
         frontier = self._frontier
         latest = min(
             deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
         )
         if self.is_plain:
-            times: list[int] = self._grid_before(latest)[::-1].tolist()
-            return times
+            return self._grid_below(latest)
         least, star = frontier.min_time_ns, frontier.min_energy_time_ns
         wanted = {latest, *(least + int((star - least) * part) for part in _FIXED)}
         if any("peak_uw" in limit.prices(1) for limit in self._limits):
@@ -261,39 +283,64 @@ class Candidates:
             wanted.add(latest)
         return sorted((time for time in wanted if time <= latest), reverse=True)
 
-    def _grid_before(self, latest_ns: int) -> NDArray[np.int64]:
-        """The grid's deadlines up to one, ns, ascending; at least T_min."""
-        grid = self._grid
-        if latest_ns > self._frontier.min_energy_time_ns:
-            grid = np.concatenate([grid, self._grid_beyond])
-        return grid[: int(np.searchsorted(grid, latest_ns, side="right"))]
+    def _grid_below(self, latest_ns: int) -> Iterator[int]:
+        """The grid's deadlines up to one, ns, the latest first: T_max, T_star, T_min, and those
+        times of which the frontier's slope just below them makes multiples of their spacing."""
+        frontier = self._frontier
+        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
+        if latest_ns > star:
+            if latest_ns >= slowest:
+                yield slowest
+            for first, last, slope in frontier.beyond.intervals_below(latest_ns):
+                yield from self._multiples(max(first, star), min(last, slowest - 1), slope)
+                if first <= star:
+                    break
+        if latest_ns >= star:
+            yield star
+        for first, last, slope in frontier.intervals_below(min(latest_ns, star)):
+            yield from self._multiples(first, min(last, star - 1), slope)
+        if star > frontier.min_time_ns:
+            yield frontier.min_time_ns
+
+    def _multiples(self, after_ns: int, until_ns: int, slope_uw: int) -> Iterator[int]:
+        """Times of the grid in an interval without its begin, the latest first."""
+        after_ns = max(after_ns, self._frontier.min_time_ns)
+        spacing = self._spacing_ns(slope_uw)
+        yield from range(until_ns - until_ns % spacing, after_ns, -spacing)
+
+    def _spacing_ns(self, slope_uw: int) -> int:
+        """How far deadlines lie apart where the frontier has a slope."""
+        if self._has_few_times:
+            return self._time_unit_ns
+        waiting = self._frontier.total_power_uw
+        price_uw = slope_uw - waiting if slope_uw > waiting else slope_uw
+        return 1 << max(0, (self._step_fj // max(1, price_uw)).bit_length() - 1)
 
     @cached_property
-    def _steps(self) -> tuple[list[int], list[float]]:
-        """Times, ns, and how much the relaxed energy may change from one deadline to the next
-        there, as a fraction of it."""
-        frontier = self._frontier
-        least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-        times = sorted({least, (least + star) // 2, star})
-        gaps = []
-        for time_ns in times:
-            energy_fj = self.rounded(time_ns, ()).replay.energy_fj
-            bound_fj = max(1, frontier.lower_bound_fj(time_ns))
-            gaps.append(max(_LEAST_STEP, _PART_OF_GAP * (energy_fj / bound_fj - 1)))
-        return times, gaps
+    def _step_fj(self) -> int:
+        """By how much the relaxed energy changes from one deadline to the next, fJ."""
+        whole, pipeline = self._frontier, self._frontier.pipeline
+        sample, few = whole, _FEW_MICROBATCHES
+        if (
+            pipeline.num_chunks == 1
+            and pipeline.schedule != "dag"
+            and few < pipeline.num_microbatches
+        ):
+            sample = whole.retraced(pipeline.with_microbatches(few), whole.profile)
+        least, star = sample.min_time_ns, sample.min_energy_time_ns
+        roundings = Candidates.of(sample, Machine(), ())
+        lost = 0.0
+        for time_ns in (least, (least + star) // 2, star):
+            energy_fj = roundings.rounded(time_ns, ()).replay.energy_fj
+            lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 3
+        energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
+        return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))
 
     @cached_property
-    def _grid(self) -> NDArray[np.int64]:
-        """Deadlines from T_min to T_star, ns, ascending."""
+    def _has_few_times(self) -> bool:
         frontier = self._frontier
-        star = frontier.min_energy_time_ns
-        curve = frontier.times_ns[: int(np.searchsorted(frontier.times_ns, star)) + 1]
-        energies = [float(frontier.lower_bound_fj(time)) for time in curve.tolist()]
-        spaced = self._spaced(curve, energies, energies[-1])
-        least, unit = frontier.min_time_ns, self._time_unit_ns
-        if star - least > _FEW_TIMES * unit:
-            return spaced
-        return np.unique(np.concatenate([spaced, np.arange(least, star, unit, dtype=np.int64)]))
+        span = frontier.min_energy_time_ns - frontier.min_time_ns
+        return span <= _FEW_TIMES * self._time_unit_ns
 
     @cached_property
     def _time_unit_ns(self) -> int:
@@ -301,36 +348,6 @@ class Candidates:
         pipeline, profile = self._frontier.pipeline, self._frontier.profile
         times = [table.time_ns for table in profile.tables()]
         return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))
-
-    @cached_property
-    def _grid_beyond(self) -> NDArray[np.int64]:
-        """Deadlines after T_star up to T_max, ns, ascending, by effective cost."""
-        frontier = self._frontier
-        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
-        later = [time for time in frontier.beyond.times_ns.tolist() if star < time < slowest]
-        curve = np.array([star, *later, slowest], np.int64)
-        costs = [float(frontier.effective_bound_fj(time)) for time in curve.tolist()]
-        spaced = self._spaced(curve, costs, float(frontier.lower_bound_fj(star)))
-        return spaced[1:]
-
-    def _spaced(
-        self, curve: NDArray[np.int64], costs: Sequence[float], scale: float
-    ) -> NDArray[np.int64]:
-        """Times on a falling curve between which its cost changes by one step each, both ends in.
-
-        Args:
-            scale: what steps are fractions of, fJ.
-        """
-        at, steps = self._steps
-        fallen = costs[0] - np.array(costs)
-        levels = [0.0]
-        least = fallen[-1] / _MOST_STEPS
-        while levels[-1] < fallen[-1]:
-            time = float(np.interp(levels[-1], fallen, curve))
-            step = float(np.interp(time, at, steps)) * max(scale, 1.0)
-            levels.append(levels[-1] + max(step, least))
-        inside = np.interp(levels[:-1], fallen, curve).astype(np.int64)
-        return np.unique(np.concatenate([curve[:1], inside, curve[-1:]]))
 
     def _bound(self, time_ns: int, waits: bool) -> int:
         frontier = self._frontier
@@ -346,4 +363,4 @@ class Candidates:
 
 
 _Key = tuple[Machine, tuple[Limit, ...], float]
-_SHARED: WeakKeyDictionary[Relaxation, dict[_Key, Candidates]] = WeakKeyDictionary()
+_SHARED: WeakKeyDictionary[Relaxation | Network, dict[_Key, Candidates]] = WeakKeyDictionary()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +16,10 @@ from numpy.typing import NDArray
 from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import MinHold
 from envplan.pipeline import Pipeline
 from envplan.plan import Job, Plan, build_plan, target_of
 from envplan.plan.model import Target
-from envplan.profile import ByParts, Profile
+from envplan.profile import Profile
 from envplan.replay import Machine, Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
@@ -47,6 +48,28 @@ class Frontier(Relaxation):
             bound on every plan.
     """
 
+    #: What the trace took, s.
+    trace_seconds = 0.0
+
+    @classmethod
+    def trace(cls, pipeline: Pipeline, profile: Profile, **options: Any) -> Self:
+        """As Relaxation.trace. What was traced last in this process is not traced again."""
+        # What is walked at first makes no difference: the rest is walked when it is asked for.
+        ways = ("progress", "whole")
+        asked = {name: value for name, value in options.items() if name not in ways}
+        about = (pipeline.to_job(), profile.path, profile.name, profile.metadata)
+        key = (cls, profile.sha256, repr((*about, profile.adjustments, sorted(asked.items()))))
+        known = _TRACED.pop(key, None)
+        if known is None:
+            begin = perf_counter()
+            known = super().trace(pipeline, profile, **options)
+            known.trace_seconds = perf_counter() - begin
+        _TRACED[key] = known
+        while len(_TRACED) > 1 and sum(map(_size, _TRACED.values())) > _MOST_KEPT:
+            _TRACED.pop(next(iter(_TRACED)))
+        found: Self = copy(known)
+        return found
+
     def plan(
         self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
     ) -> Plan:
@@ -70,29 +93,7 @@ class Frontier(Relaxation):
     def solve(self, request: Request, *, progress: Progress | None = None) -> Plan:
         """The best plan found for a request, such as another plan's `request`. As for plan."""
         doubt_request(self, request)
-        return search.solve(self.for_request(request), request, progress)
-
-    def for_request(self, request: Request) -> Frontier:
-        """This frontier, or where operations have clocks by part and the request's clocks come
-        late or must be held, that of the options which are left then."""
-        how, hold = self.profile.adjustments.by_parts, request.limit(MinHold)
-        if how is None:
-            return self
-        late = {
-            "switch_latency_s": request.switch_latency_s,
-            "min_hold_s": 0.0 if hold is None else hold.time_s,
-        }
-        asked = how.model_copy(update=late)
-        if asked == how:
-            return self
-        if asked not in self._by_parts:
-            profile = self.profile.with_parts(asked)
-            self._by_parts[asked] = self.retraced(self.pipeline, profile)
-        return self._by_parts[asked]
-
-    @cached_property
-    def _by_parts(self) -> dict[ByParts, Frontier]:
-        return {}
+        return search.solve(self, request, progress)
 
     def max_frequency_plan(self) -> Plan:
         """What happens without a plan: every operation at its highest frequency."""
@@ -119,7 +120,7 @@ class Frontier(Relaxation):
         request = Request.asking(**asked)
         effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
         asked_for = request.model_copy(update={"effort": effort})
-        return search.ladder(self.for_request(request), asked_for, progress)
+        return search.ladder(self, asked_for, progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -137,7 +138,12 @@ class Frontier(Relaxation):
         return self.ladder()
 
     def sample_plans(
-        self, count: int, *, beyond: bool = False, progress: Progress | None = None
+        self,
+        count: int,
+        *,
+        beyond: bool = False,
+        moves: float = 1.0,
+        progress: Progress | None = None,
     ) -> list[Plan]:
         """Plans at `count` times spread over [T_min, T_star], ascending; for pictures and tables.
 
@@ -152,7 +158,7 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        candidates, plans = Candidates.of(self, Machine(), ()), list[Plan]()
+        candidates, plans = Candidates.of(self, Machine(), (), moves), list[Plan]()
         for time_ns in times:
             if progress is not None:
                 progress(len(times) - len(plans), 0)
@@ -180,10 +186,9 @@ class Frontier(Relaxation):
         Raises:
             InputError: the file cannot be written.
         """
-        along, pictures = self.sample_plans(plans), drawing("frontier")
+        figure: Figure = drawing("frontier").frontier_figure(self, self.sample_plans(plans))
         if path is not None:
-            pictures.plot_frontier(self, along, path)
-        figure: Figure = pictures.frontier_figure(self, along)
+            drawing("figures").save_figure(figure, path)
         return figure
 
     def __repr__(self) -> str:
@@ -196,6 +201,15 @@ class Frontier(Relaxation):
         return html_of("frontier", self)
 
 
+#: Frontiers traced, the last one last, with so many operations together.
+_TRACED: dict[tuple[object, ...], Any] = {}
+_MOST_KEPT = 50_000
+
+
+def _size(frontier: Frontier) -> int:
+    return len(frontier.pipeline.operations)
+
+
 def trace_frontier(
     pipeline: Pipeline,
     profile: Profile,
@@ -204,6 +218,7 @@ def trace_frontier(
     gpus_per_stage: int = 1,
     replicas: int = 1,
     full: bool = False,
+    whole: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
     """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
@@ -217,6 +232,7 @@ def trace_frontier(
         gpus_per_stage=gpus_per_stage,
         replicas=replicas,
         full=full,
+        whole=whole,
         progress=progress,
     )
     doubt_job(frontier)
@@ -224,12 +240,17 @@ def trace_frontier(
 
 
 def trace_job(
-    job: Job, profile: Profile, progress: Progress | None = None, *, full: bool = False
+    job: Job,
+    profile: Profile,
+    progress: Progress | None = None,
+    *,
+    full: bool = False,
+    whole: bool = True,
 ) -> Frontier:
     """The frontier of a plan's job, traced anew.
 
     Args:
-        progress, full: as for trace_frontier.
+        progress, full, whole: as for trace_frontier.
 
     Raises:
         InputError: the job or its blocking power does not fit the profile.
@@ -242,6 +263,7 @@ def trace_job(
         gpus_per_stage=job.gpus_per_stage,
         replicas=job.replicas,
         full=full,
+        whole=whole,
         progress=progress,
     )
     if list(frontier.blocking_power_w) != job.blocking_power_w:
@@ -254,7 +276,7 @@ def trace_job(
 def plan_from_clocks(
     pipeline: Pipeline,
     profile: Profile,
-    clocks: Sequence[Sequence[int]],
+    clocks: Sequence[Sequence[int | tuple[int, str]]],
     *,
     frontier: Frontier | None = None,
     planner: str = "clocks",
@@ -266,8 +288,8 @@ def plan_from_clocks(
 
     Args:
         clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
-            no clock, or none for all such. Of rows that differ in config alone, the fastest is
-            taken.
+            no clock, or none for all such; or (MHz, config). Of rows that differ in config alone,
+            the fastest is taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -283,7 +305,7 @@ def plan_from_clocks(
 
 
 def _rows_at_clocks(
-    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int]]
+    problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
 ) -> NDArray[np.int32]:
     """For each operation the fastest row of its table at a clock, (N,)."""
     operations, rows = problem.pipeline.operations, []
@@ -303,13 +325,16 @@ def _rows_at_clocks(
                 f"stage {stage} has {len(given)} clocks for {last - first} operations, of which "
                 f"{sum(controlled)} control a clock"
             )
-        for op, table, mhz in zip(operations[first:last], tables, given, strict=True):
+        for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
+            mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
             # Rows stand by time, the fastest first.
-            same = np.flatnonzero(table.frequency_mhz == mhz)
-            if len(same) == 0:
+            at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
+            same = [row for row in at_clock if config in (None, table.config[row])]
+            if not same:
+                label = f" with config {config}" if config and at_clock else ""
                 raise InputError(
-                    f"{mhz} MHz for {op.instruction} {op.microbatch} of stage {stage} is not a "
-                    f"clock of profile {profile.name} there"
+                    f"{mhz} MHz{label} for {op.instruction} {op.microbatch} of stage {stage} is "
+                    f"not a clock of profile {profile.name} there"
                 )
-            rows.append(int(same[0]))
+            rows.append(same[0])
     return np.array(rows, np.int32)

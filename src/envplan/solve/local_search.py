@@ -8,6 +8,8 @@ is what `envplan.replay` says of it, to the nanosecond. It starts from several c
 - the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late;
 - the same with the operation before each one that begins at too slow a clock sped up;
 - one clock a stage;
+- what was found for clocks that come later, where these come soon: the sooner they come, the more
+  choices are in time by a ns only, which are hard to find;
 - under a cap on the peak, plans made with power limits for single operations (power_limits.py).
 """
 
@@ -65,6 +67,7 @@ class LocalSearch:
         moves: share of the usual moves.
         rounded: the replay of the rounded relaxed optimum for a deadline from T_min to T_max, with
             clocks that follow at once.
+        later: rows found for a deadline where clocks come later, from which the search starts, too.
     """
 
     def __init__(
@@ -74,11 +77,13 @@ class LocalSearch:
         limits: Sequence[Limit],
         moves: float,
         rounded: Callable[[int], Replay],
+        later: Callable[[int], Rows | None],
     ) -> None:
         self._frontier = frontier
         self._machine = machine
         self._limits = limits
         self._rounded = rounded
+        self._later = later
         self._prices: dict[str, Any] = {}
         for limit in limits:
             self._prices |= limit.prices(frontier.num_gpus)
@@ -148,7 +153,8 @@ class LocalSearch:
 
     def _prepared(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
         """Starts that are nearly there."""
-        prepared = []
+        later = self._later(deadline_ns)
+        prepared = [] if later is None else [later, self._sped_up(later, deadline_ns)]
         late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
         if late_ns > 0:
             prepared.append(self._sped_up(rounded.rows, deadline_ns))
@@ -168,15 +174,18 @@ class LocalSearch:
                 break
             parts = replay.parts
             mhz = replay.frequency_mhz
+            late = replay.starts_ns + _ways_to_the_end(replay) > deadline_ns
             slow = np.unique(parts.operation[parts.frequency_mhz < mhz[parts.operation]])
             sooner = rows.copy()
-            for i in slow.tolist():
-                if i == 0 or problem.stage[i - 1] != problem.stage[i]:
-                    continue
-                table = problem.tables[problem.table[i - 1]]
+            begin = problem.pipeline.stage_begin
+            for i in slow[late[slow]].tolist():
+                # Before the first of a stage comes its last, an iteration ago.
+                is_first = i == begin[problem.stage[i]]
+                before = int(begin[problem.stage[i] + 1]) - 1 if is_first else i - 1
+                table = problem.tables[problem.table[before]]
                 enough = np.flatnonzero(table.frequency_mhz >= mhz[i])
-                if len(enough) and mhz[i - 1] < mhz[i]:
-                    sooner[i - 1] = min(int(rows[i - 1]), int(enough[-1]))
+                if len(enough) and mhz[before] < mhz[i]:
+                    sooner[before] = min(int(rows[before]), int(enough[-1]))
             if (sooner == rows).all():
                 break
             rows = sooner
@@ -243,3 +252,15 @@ class LocalSearch:
             for name in self._prices
         ]
         return "where " + " and ".join(reasons)
+
+
+def _ways_to_the_end(replay: Replay) -> NDArray[np.int64]:
+    """How long each operation and the longest way from it to the end take, (N,), ns."""
+    pipeline = replay.problem.pipeline
+    begin, succ = pipeline.succ_begin.tolist(), pipeline.succ.tolist()
+    lags = pipeline.succ_lag_ns.tolist()
+    ways: list[int] = (replay.finishes_ns - replay.starts_ns).tolist()
+    for i in reversed(pipeline.order.tolist()):
+        edges = range(begin[i], begin[i + 1])
+        ways[i] += max((ways[succ[e]] + lags[e] for e in edges), default=0)
+    return np.array(ways, np.int64)

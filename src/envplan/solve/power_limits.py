@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
-from envplan.frontier.start import start_at_t_star
+from envplan.frontier.start import Start
 from envplan.replay import Machine, Replay
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
@@ -131,12 +131,12 @@ class PowerLimited:
         pipeline, profile = frontier.pipeline, frontier.profile
         powers = frontier.blocking_power_uw
         network = build_network(pipeline, profile, powers, limits.tolist())
-        trace = network.trace()
-        time_ns = trace.min_time if deadline_ns is None else deadline_ns
-        if time_ns < trace.min_time:
+        least_ns = network.trace().min_time
+        time_ns = least_ns if deadline_ns is None else deadline_ns
+        if time_ns < least_ns:
             return None
-        start_at_t_star(trace, pipeline, profile, powers, network)
-        trace.run(sum(powers))
+        trace = Start(pipeline, profile, powers, network).at_flow(sum(powers))
+        trace.run(sum(powers), until=time_ns)
         times, _, _ = trace.breakpoints()
         time_ns = min(time_ns, int(times[0]))
         events, flows = trace.state_at(time_ns)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,14 @@ from envplan.limits import (
     AveragePower,
     HoldsWithProbability,
     Limit,
+    MinHold,
     PeakPower,
     Robustness,
     Setting,
 )
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of
+from envplan.profile import ByParts
 from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.solve.average_power import least_average_uw, thriftiest_rows
@@ -59,6 +62,7 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
             had.
         InputError: the profile does not say how times vary, or a rate ends before the run.
     """
+    frontier = with_late_parts(frontier, request)
     search = _Search(frontier, request, progress)
     match request.objective:
         case "energy":
@@ -71,6 +75,29 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
     if request.effort.ladder:
         plan = plan.with_ladder(ladder(frontier, request, progress))
     return plan if request.run is None else priced(plan, request.run)
+
+
+def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
+    """The frontier, or where operations have clocks by part and the request's clocks come late or
+    must be held, that of the options which are left then."""
+    how, hold = frontier.profile.adjustments.by_parts, request.limit(MinHold)
+    if how is None:
+        return frontier
+    late = {
+        "switch_latency_s": request.switch_latency_s,
+        "min_hold_s": 0.0 if hold is None else hold.time_s,
+    }
+    asked = how.model_copy(update=late)
+    if asked == how:
+        return frontier
+    known = _LATE.setdefault(frontier, {})
+    if asked not in known:
+        profile = frontier.profile.with_parts(asked)
+        known[asked] = frontier.retraced(frontier.pipeline, profile)
+    return known[asked]
+
+
+_LATE: WeakKeyDictionary[Relaxation, dict[ByParts, Relaxation]] = WeakKeyDictionary()
 
 
 def ladder(frontier: Relaxation, request: Request, progress: Progress | None = None) -> list[Plan]:
@@ -87,6 +114,7 @@ def ladder(frontier: Relaxation, request: Request, progress: Progress | None = N
     Raises:
         NoAnswerError: waiting alone draws more than a cap.
     """
+    frontier = with_late_parts(frontier, request)
     _refuse_waiting_above_cap(frontier, request)
     first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
     star = frontier.min_energy_time_ns

@@ -194,8 +194,8 @@ def _filled(point: Point, profile: Profile) -> Point:
 
 
 def _key(point: Point, profile: Profile, installed: str) -> str:
-    """What decides a point's outcome: itself, its profile and the version of envplan."""
-    document = [installed, profile.sha256, point.model_dump()]
+    """What decides a point's outcome: what it says, its profile and the version of envplan."""
+    document = [installed, profile.sha256, point.model_dump(exclude_defaults=True)]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

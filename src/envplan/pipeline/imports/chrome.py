@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
+from envplan._files import opened
 from envplan.errors import InputError, shown
 from envplan.pipeline.imports.steps import (
     COMPUTATION,
@@ -117,7 +117,8 @@ class ImportedTrace(ImportedSchedule):
     """A recorded schedule, and how long its operations took.
 
     Attributes:
-        durations_ns: for each rank, the time of each of its operations.
+        durations_ns: for each rank, the time of each of its operations; 0 where an event holds
+            several, whose own times are not known.
         rank_labels: what each rank is called in the trace.
     """
 
@@ -133,10 +134,10 @@ class ImportedTrace(ImportedSchedule):
         times: dict[tuple[int, str], list[int]] = defaultdict(list)
         for order, durations in zip(self.orders, self.durations_ns, strict=True):
             for op, duration in zip(order, durations, strict=True):
-                times[op.profile_stage, op.instruction].append(duration)
+                times[op.profile_stage, op.instruction] += [duration] if duration else []
         fitted = profile.fitted({instruction for _, instruction in times})
         checks = []
-        for (stage, instruction), recorded in sorted(times.items()):
+        for (stage, instruction), recorded in sorted(one for one in times.items() if one[1]):
             options = fitted.table(stage, instruction).time_ns
             checks.append(
                 TimeCheck(
@@ -153,7 +154,10 @@ class ImportedTrace(ImportedSchedule):
 
 @dataclass(frozen=True, eq=False)
 class _Event:
-    """An event with a begin and an end, in ns, and what its name says if it is an operation."""
+    """An event with a begin and an end, in ns, and what its name says if it is an operation.
+
+    One of several operations that share an event is `shared`: its own times are not known.
+    """
 
     name: str
     category: str
@@ -165,6 +169,7 @@ class _Event:
     end: int
     instruction: str = ""
     groups: Mapping[str, int] = field(default_factory=dict)
+    shared: bool = False
 
     def __str__(self) -> str:
         return f"{shown(self.name)} ({_us(self.begin)} to {_us(self.end)} us)"
@@ -216,13 +221,15 @@ def read_chrome_traces(
         again="; is this a trace of several iterations? Then name an event around one of them "
         "(--within); or of several model chunks on a rank (--chunk)?",
     )
-    durations = tuple(tuple(one.end - one.begin for one in rank) for rank in ranks)
+    durations = tuple(
+        tuple(0 if one.shared else one.end - one.begin for one in rank) for rank in ranks
+    )
     return ImportedTrace(schedule.orders, skipped, durations, tuple(map(str, numbers)))
 
 
 def _events(path: str | os.PathLike[str]) -> list[Any]:
     try:
-        with Path(path).open("rb") as raw:
+        with opened(path) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw
@@ -317,30 +324,40 @@ def _rules(mapping: TraceMapping) -> Callable[[Iterable[_Event], Counter[str]], 
     category = _compiled(mapping.category or "", "the expression for categories")
     within = _compiled(mapping.within or "", "the expression for the event around")
 
-    def operation(event: _Event) -> _Event | None:
-        matches = [
-            (instruction, match)
+    def named(event: _Event) -> list[_Event]:
+        """The operations of an event: several, one after the other, if its name has them so."""
+        if not category.search(event.category):
+            return []
+        found = [
+            (match, instruction)
             for instruction, pattern in patterns.items()
-            if category.search(event.category) and (match := pattern.search(event.name))
+            if (match := pattern.search(event.name))
         ]
-        if len(matches) > 1:
-            names = " and ".join(instruction for instruction, _ in matches)
+        found.sort(key=lambda one: one[0].start())
+        if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
+            names = " and ".join(sorted(instruction for _, instruction in found))
             raise InputError(f"{event} matches the expressions of {names}")
-        for instruction, match in matches:
+        operations = []
+        for k, (match, instruction) in enumerate(found):
             said = {name: value for name, value in match.groupdict().items() if value is not None}
+            begin, end = (
+                event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
+            )
             groups = {name: _whole(value, name, event) for name, value in said.items()}
-            return replace(event, instruction=instruction, groups=groups)
-        return None
+            shared = len(found) > 1
+            one = replace(event, instruction=instruction, groups=groups, shared=shared)
+            operations.append(replace(one, begin=begin, end=end))
+        return operations
 
     def operations(events: Iterable[_Event], skipped: Counter[str]) -> list[_Event]:
         found, frames = [], []
         for event in events:
             if mapping.within is not None and within.search(event.name):
                 frames.append(event)
-            elif (one := operation(event)) is None:
+            elif not (operations := named(event)):
                 skipped[event.name] += 1
             else:
-                found.append(one)
+                found += operations
         if mapping.within is None:
             return found
         inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
@@ -425,15 +442,10 @@ def _numbered(labels: Iterable[Any]) -> dict[Any, int]:
 def _refuse_overlap(rank: int, operations: Sequence[_Event]) -> None:
     for one, other in pairwise(operations):
         if other.begin < one.end:
-            kinds = {one.instruction, other.instruction}
             raise InputError(
                 f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a time; "
-                + (
-                    "if it is DualPipeV's OVERLAP_F_B, which runs a forward and a backward "
-                    "together, import the schedule's order with --format torch-csv"
-                    if "forward" in kinds and kinds & _BACKWARDS
-                    else "are the expressions or the source of ranks wrong?"
-                )
+                "are the expressions or the source of ranks wrong? (An event that holds a forward "
+                "and a backward is read where its name has both, as DualPipeV's OVERLAP_F_B)"
             )
 
 

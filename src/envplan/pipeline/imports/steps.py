@@ -17,7 +17,7 @@ from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.dependencies import MisplacedError, described, placement
 from envplan.pipeline.formats import MAX_OPERATIONS
-from envplan.pipeline.schedules import SCHEDULES, Operation, interleaved
+from envplan.pipeline.schedules import SCHEDULES, Generator, Operation, interleaved
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 #: The instructions that make up a microbatch's way through a model stage.
@@ -75,9 +75,8 @@ class ImportedSchedule:
         orders = [[op for op in order if op.instruction in COMPUTATION] for order in self.orders]
         shape = (len(orders), self.num_microbatches, self.num_chunks)
         grouped = partial(interleaved, microbatch_group=self.microbatch_group)
-        known: list[tuple[str, Callable[..., object]]]
-        known = [*SCHEDULES.items(), ("interleaved", grouped)]
-        for name, generate in known:
+        generators: list[tuple[str, Generator]] = [*SCHEDULES.items(), ("interleaved", grouped)]
+        for name, generate in generators:
             try:
                 if generate(*shape) == orders:
                     return name

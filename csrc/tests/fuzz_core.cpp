@@ -1,0 +1,242 @@
+// Random bytes as networks, flows and problems: every one is refused with an exception, or solved
+// such that what the headers promise holds. With Clang this is a libFuzzer target; elsewhere it has
+// a small driver of its own. Both run under AddressSanitizer and UndefinedBehaviorSanitizer.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "../kernel.hpp"
+#include "../maxflow.hpp"
+#include "problems.hpp"
+
+namespace {
+
+using namespace envplan;
+
+#define PROMISE(condition)                                                  \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "broken: %s (line %d)\n", #condition, __LINE__); \
+      std::abort();                                                         \
+    }                                                                       \
+  } while (false)
+
+// Numbers from bytes; zeros when they have run out.
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
+
+  template <class T>
+  T raw() {
+    T value{};
+    const std::size_t left = std::min<std::size_t>(sizeof value, end_ - at_);
+    if (left > 0) std::memcpy(&value, at_, left);
+    at_ += left;
+    return value;
+  }
+  // From low to high, both included.
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low) + 1;
+    return low + static_cast<std::int64_t>(range == 0 ? raw<std::uint64_t>()
+                                                      : raw<std::uint64_t>() % range);
+  }
+  // Mostly small; now and then anything.
+  std::int64_t any(std::int64_t most) {
+    return raw<std::uint8_t>() < 8 ? raw<std::int64_t>() : between(0, most);
+  }
+
+ private:
+  const std::uint8_t *at_, *end_;
+};
+
+struct Drawn {
+  std::vector<Index> tail, head, curve, curve_begin{0};
+  std::vector<Time> duration;
+  std::vector<Power> limit;
+  Network net;
+};
+
+// A network; `sound` ones are such that the kernel takes them, unless numbers are too large.
+Drawn network(Bytes* in, bool sound) {
+  Drawn d;
+  const auto nodes = static_cast<Index>(in->between(2, 12));
+  const auto curves = static_cast<Index>(in->between(1, 4));
+  for (Index c = 0; c < curves; ++c) {
+    const std::int64_t levels = in->between(1, 4);
+    Time length = in->between(0, 100) << in->between(0, 20);
+    Power power = 0;
+    std::vector<Time> falling;
+    for (std::int64_t k = 0; k < levels; ++k) {
+      falling.push_back(sound ? length : in->any(1000));
+      length -= in->between(1, 50);
+      power += in->between(1, 1000);
+      d.limit.push_back(k + 1 == levels ? kInfinite : sound ? power : in->any(1000));
+    }
+    // Durations descend and none is below 0.
+    const Time low = sound ? std::min<Time>(0, falling.back()) : 0;
+    for (Time t : falling) d.duration.push_back(t - low);
+    d.curve_begin.push_back(static_cast<Index>(d.duration.size()));
+  }
+  const auto arcs = static_cast<Index>(in->between(1, 30));
+  for (Index a = 0; a < arcs + nodes - 1; ++a) {
+    // Every node is on a way from the first to the last one.
+    Index from = a < nodes - 1 ? a : static_cast<Index>(in->between(0, nodes - 2));
+    Index to = a < nodes - 1 ? a + 1 : static_cast<Index>(in->between(from + 1, nodes - 1));
+    if (!sound) {
+      from = static_cast<Index>(in->any(nodes - 1));
+      to = static_cast<Index>(in->any(nodes - 1));
+    }
+    d.tail.push_back(from);
+    d.head.push_back(to);
+    d.curve.push_back(static_cast<Index>(sound ? in->between(0, curves - 1) : in->any(curves - 1)));
+  }
+  d.net = {nodes,
+           static_cast<Index>(d.tail.size()),
+           d.tail.data(),
+           d.head.data(),
+           d.curve.data(),
+           curves,
+           d.curve_begin.data(),
+           d.duration.data(),
+           d.limit.data(),
+           0,
+           nodes - 1};
+  return d;
+}
+
+void walk(Bytes* in, bool sound) {
+  const Drawn d = network(in, sound);
+  Walk begin(d.net);
+  Trace trace(begin, -1);
+  while (trace.run(1 + static_cast<std::uint64_t>(in->between(0, 100)))) {
+  }
+  const auto& times = trace.times();
+  PROMISE(times.front() <= begin.max_time() && times.back() == begin.min_time());
+  std::vector<Time> at(d.net.num_nodes);
+  for (std::size_t k = 1; k < times.size(); ++k) {
+    PROMISE(times[k] < times[k - 1]);
+    PROMISE(trace.flows()[k] >= trace.flows()[k - 1]);
+    // Cost is the slope times the step: exact.
+    const Energy rise = static_cast<Energy>(trace.flows()[k - 1]) * (times[k - 1] - times[k]);
+    PROMISE(trace.costs()[k] - trace.costs()[k - 1] == rise);
+    const Time middle = times[k] + (times[k - 1] - times[k]) / 2;
+    const Walk& state = trace.at(middle);
+    PROMISE(state.time() == middle);
+    state.event_times(at.data());
+    for (Index a = 0; a < d.net.num_arcs; ++a) {
+      const Index last = d.curve_begin[d.curve[a] + 1] - 1;
+      PROMISE(at[d.head[a]] - at[d.tail[a]] >= d.duration[last]);
+    }
+  }
+}
+
+void flow(Bytes* in) {
+  const auto nodes = static_cast<maxflow::Index>(in->between(1, 8));
+  const auto arcs = static_cast<maxflow::Index>(in->between(0, 24));
+  std::vector<maxflow::Index> tail, head;
+  std::vector<maxflow::Flow> lower, upper, out(arcs);
+  std::vector<std::uint8_t> side(nodes);
+  for (maxflow::Index a = 0; a < arcs; ++a) {
+    tail.push_back(static_cast<maxflow::Index>(in->any(nodes - 1)));
+    head.push_back(static_cast<maxflow::Index>(in->any(nodes - 1)));
+    lower.push_back(in->raw<std::uint8_t>() < 192 ? 0 : in->any(5));
+    upper.push_back(in->raw<std::uint8_t>() < 8 ? maxflow::kInfinite : in->any(50));
+  }
+  const auto source = static_cast<maxflow::Index>(in->any(nodes - 1));
+  const auto sink = static_cast<maxflow::Index>(in->any(nodes - 1));
+  const auto found = maxflow::solve(nodes, arcs, tail.data(), head.data(), lower.data(),
+                                    upper.data(), source, sink, out.data(), side.data());
+  if (found.status != maxflow::Status::kOptimal) return;
+  std::vector<maxflow::Flow> net(nodes, 0);
+  maxflow::Flow cut = 0;
+  for (maxflow::Index a = 0; a < arcs; ++a) {
+    PROMISE(lower[a] <= out[a] && out[a] <= upper[a]);
+    net[tail[a]] += out[a];
+    net[head[a]] -= out[a];
+    if (side[tail[a]] && !side[head[a]]) cut += upper[a];
+    if (!side[tail[a]] && side[head[a]]) cut -= lower[a];
+  }
+  PROMISE(side[source] && !side[sink]);
+  PROMISE(net[source] == found.value && cut == found.value);
+  for (maxflow::Index v = 0; v < nodes; ++v) PROMISE(v == source || v == sink || net[v] == 0);
+}
+
+void replay(Bytes* in) {
+  std::mt19937 random(in->raw<std::uint32_t>());
+  test::Shape shape = test::random_shape(random);
+  if (in->raw<std::uint8_t>() < 32) shape.time[in->between(0, 5)] = in->raw<std::int64_t>();
+  if (in->raw<std::uint8_t>() < 32) shape.power[in->between(0, 5)] = in->any(1 << 20);
+  // The products that the shape makes of them must not be what overflows.
+  for (std::size_t k = 0; k < shape.time.size(); ++k) {
+    std::int64_t product;
+    if (__builtin_mul_overflow(shape.power[k], shape.time[k], &product)) return;
+  }
+  const Problem problem = shape.problem();
+  const Time latency = in->any(200), hold = in->any(200);
+  test::Rows rows(40);
+  for (Index& row : rows) row = static_cast<Index>(in->any(5));
+  Replay kept = test::replayed(problem, rows, latency, hold);
+  std::vector<Time> tail;
+  kept.tails(&tail);
+  for (std::int64_t left = in->between(0, 8); left > 0; --left) {
+    const auto i = static_cast<Index>(in->between(0, 39));
+    const auto row = static_cast<Index>(in->between(0, 5));
+    const bool done = kept.change({{i, row}}, Budget{1e300, kFar, tail.data(), 0, 0});
+    if (!done || in->raw<std::uint8_t>() < 64) kept.swap();
+    test::Rows now(40);
+    kept.chosen(now.data());
+    const Replay anew = test::replayed(problem, now, latency, hold);
+    PROMISE(kept.makespan() == anew.makespan() && kept.cost() == anew.cost());
+    PROMISE(kept.shortage() == anew.shortage());
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Bytes in(data, size);
+  try {
+    switch (in.raw<std::uint8_t>() % 4) {
+      case 0:
+        walk(&in, true);
+        break;
+      case 1:
+        walk(&in, false);
+        break;
+      case 2:
+        flow(&in);
+        break;
+      default:
+        replay(&in);
+    }
+  } catch (const std::invalid_argument&) {
+  } catch (const std::overflow_error&) {
+  }
+  return 0;
+}
+
+#ifndef ENVPLAN_LIBFUZZER
+int main(int argc, char** argv) {
+  const auto seconds = std::chrono::seconds(argc > 1 ? std::atoi(argv[1]) : 60);
+  const auto end = std::chrono::steady_clock::now() + seconds;
+  std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
+  std::vector<std::uint8_t> bytes(2048);
+  std::uint64_t count = 0;
+  for (; std::chrono::steady_clock::now() < end; ++count) {
+    // Often the one before with a few bytes changed: that gets past the first checks.
+    if (count % 8 == 0) {
+      for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
+    } else {
+      for (int k = 0; k < 8; ++k)
+        bytes[random() % bytes.size()] = static_cast<std::uint8_t>(random());
+    }
+    LLVMFuzzerTestOneInput(bytes.data(),
+                           random() % 4 == 0 ? random() % bytes.size() : bytes.size());
+  }
+  std::printf("fuzz_core: %llu inputs, nothing broken\n", static_cast<unsigned long long>(count));
+}
+#endif

@@ -1,0 +1,106 @@
+"""What a user should know about a frequency plan, in sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from envplan._words import exact_seconds, significant
+from envplan.profile import changes_of
+
+if TYPE_CHECKING:
+    from envplan.enforce.freqplan import FrequencyPlan, StageClocks
+    from envplan.plan import Plan
+
+__all__ = ["remarks"]
+
+_MS_PER_S: Final = 1000
+_MOST_RAISED: Final = 8
+
+
+def remarks(
+    plan: Plan, applied: FrequencyPlan, format_: str, file: Path, *, forced: bool
+) -> list[str]:
+    """What a user should know about the clocks.
+
+    Args:
+        format_: that the frequency plan is written in.
+        file: its name.
+        forced: the profile has changed since the plan was made.
+    """
+    gpus = [applied.clocks_of(stage) for stage in range(applied.layout.stages)]
+    notes = list(dict.fromkeys(map(_source_note, gpus)))
+    if forced:
+        notes.append(
+            "the profile HAS CHANGED since the plan was made; times and energies are those of now"
+        )
+    if applied.iteration_time_s > applied.deadline_s:
+        notes.append(
+            f"the iteration takes longer than the plan's deadline, "
+            f"{exact_seconds(applied.deadline_s)} s: plan again"
+        )
+    notes += _raised_notes(applied)
+    if applied.dwell is not None:
+        notes.append(_dwell_note(applied))
+    if applied.ladder is not None:
+        notes.append(
+            f"{len(applied.ladder)} slower plans in the ladder for stragglers"
+            if format_ == "envplan"
+            else f"the plan's ladder is left out: {format_} has no place for it"
+        )
+    configs = {operation.config for stage in plan.stages for operation in stage}
+    if any(map(changes_of, configs)):
+        notes.append("parts of operations have clocks of their own, which hook_parts asks for")
+    if any(config and not changes_of(config) for config in configs):
+        notes.append(
+            f"the plan's configs are left out: {format_} has no place for them"
+            if format_ == "zeus"
+            else "every operation's config is in the frequency plan, for the training code to set"
+        )
+    if format_ == "zeus":
+        notes.append("a list for every stage: have Zeus's server read it as a PointSolution3D")
+        if file.suffix != ".py":
+            notes.append("Zeus's server reads only files that end in .py")
+    return notes
+
+
+def _source_note(clocks: StageClocks) -> str:
+    if not clocks.supported_clocks_mhz:
+        return "no operation of this profile has a clock to set"
+    low, high = clocks.supported_clocks_mhz[0], clocks.supported_clocks_mhz[-1]
+    found = f"{len(clocks.supported_clocks_mhz)} clocks from {low} to {high} MHz"
+    gpu = clocks.gpu or "the GPU, which nobody named,"
+    return {
+        "modelled": f"checked against the {found} of {gpu}",
+        "given": f"checked against the {found} given",
+        "nvml": f"checked against the {found} that {gpu} supports here",
+        "profile": f"the clocks of {gpu} are not known; checked against the profile's own {found} "
+        "only: --backend nvml asks the GPU, --gpu or --clocks say more",
+    }[clocks.clocks_source]
+
+
+def _raised_notes(applied: FrequencyPlan) -> list[str]:
+    notes = [
+        f"stage {raised.stage} {raised.instruction}: {raised.planned_mhz} MHz is not supported; "
+        f"{raised.applied_mhz} MHz instead, for {raised.operations} of its operations"
+        for raised in applied.raised
+    ]
+    if len(notes) > _MOST_RAISED:
+        rest = len(notes) - _MOST_RAISED
+        notes = [*notes[:_MOST_RAISED], f"{rest} more clocks are not supported; --json lists them"]
+    if not all(raised.profiled for raised in applied.raised):
+        notes.append("clocks that the profile does not have count with time and energy as planned")
+    return notes
+
+
+def _dwell_note(applied: FrequencyPlan) -> str:
+    dwell = applied.dwell
+    assert dwell is not None
+    note = (
+        f"--min-dwell {dwell.min_dwell_s * _MS_PER_S:g}: {dwell.raised_operations} operations "
+        f"raised, {dwell.changes_before} clock changes per iteration became {dwell.changes_after}, "
+        f"at a cost of {significant(dwell.extra_energy_j)} J per iteration"
+    )
+    if dwell.changes_too_fast:
+        note += f"; {dwell.changes_too_fast} still come sooner, as the profile allows no other"
+    return note

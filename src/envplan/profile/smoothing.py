@@ -1,0 +1,276 @@
+"""Noise in measured tables: when it is clear, and the nearest curves of the shape of physics.
+
+Over the logarithm of the clock the logarithm of an operation's time falls and is convex: it goes
+from 1/f where arithmetic bounds it to constant where memory or the power limit does. Over the
+logarithm of time the logarithm of energy is convex, too, with one valley: dynamic power falls
+faster than time grows, until static power over a longer time outweighs it. Where time does not
+change with the clock, energy does not rise when the clock falls.
+
+A planner works on the lower hull of cost over time, so it picks out exactly the rows that are too
+fast or too cheap by chance. Worst is the top of a GPU at its power limit: neither clock nor time
+change anything any more there, and one row is 1% too fast.
+
+**When noise is clear.** A step from one clock to the next is wrong if time rises, or cost (energy
+less what waiting as long would draw) goes away from its valley, by more than rounding. One wrong
+step may be true. Noise is clear where time falls over the whole table, and half of a profile's
+tables have two wrong steps or more. Modelled tables have none, tables identified from many runs
+have them here and there, raw sweeps have them everywhere.
+
+**How it is taken out.** Curves are fitted by least absolute deviations, a linear program: a row far
+off, as a throttled one is, moves them no more than any other. What has the shape already stays as
+it is, and so do constant-time rows and those of `blocking`.
+
+**Jumps.** A dozen rows in sequence may be faster than all rows of higher clocks next to them: they
+were measured in another state of the GPU or with other kernels. Nothing tells which rows a job will
+see. The part below the jump is scaled in time, at its own power, to go on from the part above, so
+no plan promises what only the faster state could keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from envplan.profile.options import OptionTable, option_table
+from envplan.units import fj_from_j, ns_from_s
+
+__all__ = ["jumps", "noise_is_clear", "smooth_curve", "smoothed_tables", "wrong_steps"]
+
+FloatArray = npt.NDArray[np.float64]
+Tables = Mapping[tuple[int, str], OptionTable]
+
+#: A step against the shape by less than this part may come from rounding.
+_WRONG: Final = 2e-4
+#: So many wrong steps of a table are no accident.
+_FEWEST_WRONG: Final = 2
+#: A sweep: a table of fewer clocks tells too little.
+_SWEEP: Final = 8
+#: How far log time and log clock must fall together for a table to be a sweep of an operation.
+_FALLS: Final = -0.9
+#: Rows below and above a jump that have to agree on it, and those that tell how large it is.
+_BELOW, _ABOVE, _LEVEL = 3, 5, 8
+#: Rows within a jump: they belong to neither side.
+_WITHIN: Final = 3
+#: A jump is this many times the noise of a row, and at least this part of the time.
+_JUMP_NOISE: Final = 8.0
+_JUMP: Final = 0.01
+# Curves that are off their shape by less than this part are as files round them.
+_ROUNDING: Final = 1e-6
+
+
+def wrong_steps(
+    clocks: FloatArray, times: FloatArray, energies: FloatArray, waiting_w: float
+) -> int:
+    """How many steps of one operation's table go against physics.
+
+    Args:
+        clocks: MHz, all different, (n).
+        times: s, (n).
+        energies: J, (n).
+        waiting_w: power of the waiting GPU, W.
+    """
+    rising = np.argsort(clocks)
+    time, energy = times[rising], energies[rising]
+    slower = np.diff(time) / time[1:] > _WRONG
+    cost = energy - waiting_w * time
+    valley = int(cost.argmin())
+    change = np.diff(cost) / energy[1:]
+    away = np.concatenate([change[:valley] > _WRONG, change[valley:] < -_WRONG])
+    return int((slower | away).sum())
+
+
+def noise_is_clear(tables: Iterable[OptionTable], waiting_w: Mapping[int, float]) -> bool:
+    """Whether half of the tables that are sweeps of an operation have steps against physics.
+
+    Args:
+        waiting_w: of each stage, W.
+    """
+    noisy = [
+        wrong_steps(*arrays, waiting_w[table.stage]) >= _FEWEST_WRONG
+        for table in tables
+        if (arrays := _sweep(table)) is not None
+    ]
+    return bool(noisy) and 2 * sum(noisy) >= len(noisy)
+
+
+def smoothed_tables(tables: Tables) -> dict[tuple[int, str], OptionTable]:
+    """The tables with the noise taken out of each that is a sweep of an operation."""
+    return {key: _smoothed(table) for key, table in tables.items()}
+
+
+def _sweep(table: OptionTable) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Clocks (MHz), ascending, times (s) and energies (J) of a table that sweeps the clock."""
+    clocks = table.frequency_mhz
+    if len(table) < _SWEEP or not clocks.all() or len(np.unique(clocks)) < len(table):
+        return None
+    rising = np.argsort(clocks)
+    mhz, times, energies = (
+        one[rising].astype(np.float64) for one in (clocks, table.time_ns, table.energy_fj)
+    )
+    if not energies.all() or not np.ptp(times):
+        return None
+    if np.corrcoef(np.log(mhz), np.log(times))[0, 1] > _FALLS:
+        return None
+    return mhz, times * 1e-9, energies * 1e-15
+
+
+def _smoothed(table: OptionTable) -> OptionTable:
+    arrays = _sweep(table)
+    if arrays is None:
+        return table
+    times, energies = _smoothed_arrays(*(tuple(one.tolist()) for one in arrays))
+    rows = zip(arrays[0].astype(int).tolist(), times, energies, strict=True)
+    return option_table(
+        table.stage,
+        table.instruction,
+        [(ns_from_s(time), fj_from_j(energy), -mhz, table.config[0]) for mhz, time, energy in rows],
+    )
+
+
+@lru_cache(maxsize=256)  # stages of one model are often measured once
+def _smoothed_arrays(
+    clocks: tuple[float, ...], times: tuple[float, ...], energies: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    smooth = smooth_curve(np.array(clocks), np.array(times), np.array(energies))
+    return tuple(smooth[0].tolist()), tuple(smooth[1].tolist())
+
+
+def jumps(times: FloatArray) -> list[int]:
+    """Where time jumps up with the clock and stays there.
+
+    Each of the next five clocks takes longer than the usual one of the last three, though it should
+    take less, and by far more than rows differ by chance. An outlier alone is no jump.
+
+    Args:
+        times: s, by ascending clock, (n).
+
+    Returns:
+        Indices of the last row below each jump, ascending.
+    """
+    log = np.log(times)
+    steps = np.diff(log)
+    bends = np.diff(steps)
+    # A bend is made of three rows, with weights 1, -2 and 1.
+    noise = 1.4826 * float(np.median(np.abs(bends - np.median(bends)))) / 6**0.5
+    least = max(_JUMP_NOISE * noise, _JUMP)
+    found = [
+        (float(steps[k]), k)
+        for k in range(_BELOW - 1, len(steps) - _ABOVE + 1)
+        if log[k + 1 : k + 1 + _ABOVE].min() - np.median(log[k + 1 - _BELOW : k + 1]) > least
+    ]
+    taken: list[int] = []
+    for _, k in sorted(found, reverse=True):
+        if all(abs(k - other) >= _ABOVE for other in taken):
+            taken.append(k)
+    return sorted(taken)
+
+
+def smooth_curve(
+    clocks: FloatArray, times: FloatArray, energies: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The nearest times and energies of the shape that physics gives, of one operation.
+
+    Args:
+        clocks: SM clocks, MHz, all different and above 0, in any order; n >= 3 of them.
+        times: s, above 0, shape (n,).
+        energies: J, above 0, shape (n,).
+
+    Returns:
+        Times (s) and energies (J), shape (n,) each, in the order of the clocks.
+    """
+    falling = np.argsort(-clocks)
+    # From the highest clock down, so that x, minus the clock's logarithm, ascends.
+    x = -np.log(clocks[falling])
+    log_time, log_energy = np.log(times[falling]), np.log(energies[falling])
+    if len(x) >= _SWEEP:
+        scale = _joined(x, log_time)
+        log_time, log_energy = log_time + scale, log_energy + scale
+    times_fitted = _convex(x, log_time, rising=True)
+    over = _exact(x, times_fitted, rising=True)
+    energies_fitted = _convex(over, log_energy, rising=False)
+    smooth_times, smooth_energies = np.empty(len(x)), np.empty(len(x))
+    smooth_times[falling] = np.exp(times_fitted)
+    smooth_energies[falling] = np.exp(energies_fitted)
+    return smooth_times, smooth_energies
+
+
+def _joined(x: FloatArray, y: FloatArray) -> FloatArray:
+    """What to add to y so that the part beyond each jump goes on from the part before it, (n,).
+
+    Args:
+        x: ascending, so that clocks fall, (n,).
+        y: log of times, (n,).
+    """
+    scale = np.zeros(len(x))
+    for k in reversed(jumps(np.exp(y[::-1]))):
+        first = len(x) - 1 - k  # the first row beyond the jump
+        before = slice(max(first - _WITHIN - _LEVEL, 0), max(first - _WITHIN, 2))
+        beyond = slice(first, first + _LEVEL)
+        lines = [np.polyfit(x[part], (y + scale)[part], 1) for part in (before, beyond)]
+        scale[first:] += np.polyval(lines[0], x[first]) - np.polyval(lines[1], x[first])
+    return scale
+
+
+def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
+    """The nearest y that is convex over x; where x stands still, at its beginning, y falls.
+
+    Args:
+        x: ascending, shape (n,); only its first values may be equal.
+        y: shape (n,).
+        rising: whether y shall nowhere fall.
+    """
+    if _has_shape(x, y, rising):
+        return y
+    from ortools.linear_solver import pywraplp
+
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    infinity = solver.infinity()
+    steps = np.diff(x)
+    scale = float(np.mean(steps[steps > 0])) if np.any(steps > 0) else 1.0
+    fitted = [solver.NumVar(-infinity, infinity, "") for _ in y]
+    off = [solver.NumVar(0.0, infinity, "") for _ in y]
+    for value, distance, target in zip(fitted, off, y.tolist(), strict=True):
+        solver.Add(distance >= value - target)
+        solver.Add(distance >= target - value)
+    slope = None
+    for k, step in enumerate((steps / scale).tolist()):
+        if step == 0.0:
+            solver.Add(fitted[k + 1] <= fitted[k])
+            continue
+        before, slope = slope, solver.NumVar(0.0 if rising else -infinity, infinity, "")
+        solver.Add(fitted[k + 1] - fitted[k] == step * slope)
+        if before is not None:
+            solver.Add(slope >= before)
+    solver.Minimize(solver.Sum(off))
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        raise AssertionError("a convex fit always exists")
+    return _exact(x, np.array([value.solution_value() for value in fitted]), rising)
+
+
+def _exact(x: FloatArray, y: FloatArray, rising: bool) -> FloatArray:
+    """The same with the solver's tolerances taken out: slopes that ascend in earnest."""
+    flat = int(np.searchsorted(x, x[0], side="right"))
+    top = np.minimum.accumulate(y[:flat])
+    if flat == len(x):
+        return top
+    steps = np.diff(x[flat - 1 :])
+    slopes = np.maximum.accumulate(np.diff(y[flat - 1 :]) / steps)
+    if rising:
+        slopes[slopes < _ROUNDING] = 0.0
+    return np.concatenate([top, top[-1] + np.cumsum(slopes * steps)])
+
+
+def _has_shape(x: FloatArray, y: FloatArray, rising: bool) -> bool:
+    flat = int(np.searchsorted(x, x[0], side="right"))
+    if np.any(np.diff(y[:flat]) > _ROUNDING) or (rising and np.any(np.diff(y) < -_ROUNDING)):
+        return False
+    left, middle, right = x[flat - 1 : -2], x[flat:-1], x[flat + 1 :]
+    if not len(middle):
+        return True
+    low, high = y[flat - 1 : -2], y[flat + 1 :]
+    chord = low + (high - low) * (middle - left) / (right - left)
+    return not np.any(y[flat:-1] - chord > _ROUNDING)

@@ -1,0 +1,136 @@
+"""A profile measured on a GPU of this machine: which GPU, who holds its clock, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from envplan.devices import DeviceError, backend
+from envplan.devices.base import Device, device_at
+from envplan.devices.visible import gpu_of_rank, visible_gpus
+from envplan.profile import Profile, ProfileMetadata
+from envplan.profiling.smoothing import smooth_profile
+from envplan.profiling.sweep import Progress, Settings, Workload, sweep
+from envplan.profiling.waiting import Peers
+from envplan.runtime.guard import Guard
+
+__all__ = ["measure", "wait_with"]
+
+
+def measure(
+    workload: Callable[[str], Workload],
+    output: Path,
+    settings: Settings,
+    *,
+    source: str,
+    device: int | None = None,
+    metadata: ProfileMetadata,
+    smooth: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Profile:
+    """Measure a workload's stages, and go on with a sweep that was cut off.
+
+    Args:
+        workload: makes it, on the CUDA device of a name.
+        output: the profile's file.
+        source: the backend whose GPUs are measured.
+        device: which, as nvidia-smi counts; None: CUDA's first.
+        metadata: what the sidecar says of the job.
+        smooth: take noise out at the end.
+        progress: called now and then.
+
+    Raises:
+        DeviceError: there is no driver or GPU, or its clock may not be set.
+        InputError: as for sweep.
+    """
+    with ExitStack() as stack:
+        chosen, other = _devices(source, device, stack)
+        # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
+        made = workload("cuda:0")
+        if settings.lock:
+            _refuse_locks(chosen)
+        stack.enter_context(_stoppable())
+        if other is not None:
+            wait_with(made, chosen, other, stack)
+        guard = partial(Guard.start, source, chosen.info.index)
+        measured = sweep(
+            made,
+            chosen,
+            output,
+            settings,
+            metadata=metadata,
+            progress=progress,
+            hold=guard if settings.lock else nullcontext,
+        )
+    if smooth:
+        measured, _ = smooth_profile(output)
+        measured.save_csv(output)
+    return measured
+
+
+def wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitStack) -> None:
+    """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
+    torch = sys.modules.get("envplan.profiling.torch_workloads")  # a user's own needs no torch
+    if torch is None or not isinstance(workload, torch.TorchWorkload) or not torch.nccl_available():
+        return
+    seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
+    try:
+        workload.peers = stack.enter_context(
+            Peers(backend="nccl", device="cuda:0", environments=seen)
+        )
+    except DeviceError as error:
+        print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
+
+
+def _devices(name: str, index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
+    """The GPU to measure on, and one for it to wait for.
+
+    Raises:
+        DeviceError: there is no driver or GPU; says what can be done without.
+    """
+    source = backend(name)
+    stack.callback(source.close)
+    devices = source.devices()
+    chosen = device_at(devices, gpu_of_rank(devices, 0) if index is None else index)
+    others = (devices[k] for k in visible_gpus(devices) if devices[k] is not chosen)
+    return chosen, next(filter(_is_whole, others), None)
+
+
+def _is_whole(device: Device) -> bool:
+    """Whether it is there and not split by MIG."""
+    try:
+        return not device.info.mig
+    except DeviceError:
+        return False
+
+
+def _refuse_locks(device: Device) -> None:
+    if refusal := device.can_lock(probe=True):
+        # With MIG there is nothing to be measured at any clock.
+        instead = "" if device.info.mig else "; or measure at the current clocks only: --no-lock"
+        raise DeviceError(refusal + instead)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the sweep as Ctrl-C does, so that it cleans up behind itself."""
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    # Not where somebody else has a say: nohup has SIGHUP ignored, a user's module its own handler.
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)

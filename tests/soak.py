@@ -1,0 +1,167 @@
+"""Long runs: `make soak`. Half an hour, or as long as --minutes says; 0.5 is the short form.
+
+A shim follows a plan for up to 100,000 iterations over fake GPUs whose driver fails at random,
+hangs now and then and is slow, with a log that is rotated. After that a sweep of 10,000 points is
+killed again and again. Prints a line for each promise and exits with 1 if one is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, small_profile
+from envplan.pipeline import Pipeline
+from envplan.runtime import Shim
+from envplan.runtime.runlog import read_run_log
+from envplan.sweep import read_config, run_sweep
+from envplan.sweep.running import journal_of
+from fake_nvml import FakeNvml, open_fake_nvml
+from shim_helpers import frequency_plan
+
+ITERATIONS = 100_000
+POINTS = 10_000
+LOG_LIMIT = 4 * 2**20
+#: What a process may take more at the end than after the first tenth, KiB.
+GROWTH_KIB = 2048
+
+broken = 0
+
+
+def promise(kept: bool, words: str) -> None:
+    global broken
+    broken += not kept
+    print(f"{'kept  ' if kept else 'BROKEN'}  {words}", flush=True)
+
+
+def resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0])  # not the state of the stand-in, a file
+
+
+def trouble(fake: FakeNvml, stop: threading.Event, chance: random.Random) -> None:
+    """Let the driver hang for a while every few seconds, and be slow otherwise."""
+    while not stop.wait(chance.uniform(2, 6)):
+        fake.gpu().lock_delay_ns = chance.choice([0, 0, 1_000_000, 20_000_000])
+        fake.hang("lock")
+        stop.wait(chance.uniform(0, 1.5))
+        fake.hang()
+
+
+def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
+    chance = random.Random(17)
+    for kind in ("lock", "reset", "energy", "clock"):
+        fake.fail(kind, probability=0.02)
+    plan = frequency_plan(Pipeline("1f1b", num_stages=2, num_microbatches=3))
+    stop = threading.Event()
+    troubler = threading.Thread(target=trouble, args=(fake, stop, chance))
+    troubler.start()
+    threads = threading.active_count()
+    log = folder / "run.jsonl"
+    heard = 0
+
+    def on_step(_: object) -> None:
+        nonlocal heard
+        heard += 1
+
+    deadline = time.monotonic() + seconds
+    early: list[int] = []
+    with Shim(plan, rank=0, log=log, log_limit=LOG_LIMIT, on_step=on_step) as shim:
+        guard = shim._clocks.guard
+        assert guard is not None
+        keys = [key for key in shim._keys if key is not None]
+        pids = {"shim": os.getpid(), "guard": guard.pid}
+        while shim.steps < ITERATIONS and time.monotonic() < deadline:
+            for key in keys:
+                shim.begin(*key)
+                time.sleep(0.0002)
+                shim.end(*key)
+            shim.step()
+            if not early and time.monotonic() > deadline - 0.8 * seconds:
+                early = [resident_kib(pid) for pid in pids.values()]
+        late = [resident_kib(pid) for pid in pids.values()]
+        waiting = len(shim._unlogged) + len(guard.lags) + len(guard.readings)
+    stop.set()
+    troubler.join()
+    for who, before, after in zip(pids, early, late, strict=True):
+        grown = after - before
+        promise(grown < GROWTH_KIB, f"{who}: {before} KiB after a fifth, {grown:+d} KiB at the end")
+    promise(waiting < 1000, f"{waiting} steps, requests and readings waited at the end")
+    deadline = time.monotonic() + 10.0
+    while (left := threading.active_count() - (threads - 1)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    promise(left == 0, f"{left} threads left")
+    promise(fake.wait_until_free(10.0) is not None, "the clock was given back")
+    dropped = shim._log.dropped
+    promise(
+        heard + dropped == shim.steps,
+        f"{heard} of {shim.steps} steps handed over, {dropped} dropped",
+    )
+    files = sorted(folder.glob("run.jsonl*"))
+    lines = sum(1 for _ in read_run_log(files))
+    size = max(file.stat().st_size for file in files)
+    promise(
+        size < LOG_LIMIT + 2**16, f"{lines} lines in {len(files)} logs, the largest {size} bytes"
+    )
+    promise(shim.mismatches == 0, f"{shim.mismatches} mismatches, {shim.clock_errors} clock errors")
+
+
+def sweep(folder: Path, seconds: float, every: float, points: int) -> None:
+    small_profile(clocks=(1740, 1260, 780)).save_csv(folder / "profile.csv")
+    config = folder / "sweep.toml"
+    slowdowns = [k / 100 for k in range(points // 2)]
+    lists = {"profiles": ["profile.csv"], "microbatches": [1, 2], "slowdowns": slowdowns}
+    lines = [f"{name} = {json.dumps(values)}\n" for name, values in lists.items()]
+    config.write_text("".join(["[grid]\n", *lines]))
+    command = [str(COMMAND), "sweep", config.name, "--jobs", "2", "--quiet"]
+    kills, begun = 0, time.monotonic()
+    while True:
+        process = subprocess.Popen(command, cwd=folder, start_new_session=True)
+        try:
+            left = every if time.monotonic() - begun < seconds else None
+            process.wait(left)
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    promise(
+        process.returncode == 0 and kills > 0, f"a sweep of {points} points, killed {kills} times"
+    )
+    killed = run_sweep(read_config(config), journal_of(folder / "sweep.csv"), jobs=2)
+    whole = run_sweep(read_config(config), folder / "whole.journal", jobs=2)
+
+    promise(killed.computed == 0, f"{killed.computed} points were left to do")
+    tables = [
+        [row.model_dump(exclude={"trace_s", "wall_s"}) for row in one.rows]
+        for one in (killed, whole)
+    ]
+    promise(tables[0] == tables[1], "its table is that of a sweep that was not killed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    seconds = 60 * parser.parse_args().minutes
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        fake = open_fake_nvml(folder, patch)
+        follow(folder, fake, 0.8 * seconds)
+        fake.close()
+        sweep(folder, 0.2 * seconds, min(60.0, 0.05 * seconds), min(POINTS, int(seconds * 20)))
+    return min(broken, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Warnings about values that are probably not meant."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import envplan, small_profile
+from envplan import DoubtWarning, Pipeline, Profile, builtin_profiles, trace_frontier
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--slowdown", "200"], "a slowdown of 200% makes iterations 3 times as long as T_min"),
+        (["--p2p-latency", "2"], "--p2p-latency takes units, as in 2ms"),
+        (["--switch-latency", "20s"], "--switch-latency takes units, as in 20ms"),
+        (["--blocking-power", "3"], "a waiting GPU draws 3 W"),
+    ],
+)
+def test_a_doubt_is_one_line_and_the_plan_is_made(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    small_profile(2).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", *arguments, cwd=tmp_path)
+    assert ran.code == 0
+    assert ran.err.startswith("envplan: warning: ")
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_an_error_stands_alone(tmp_path: Path) -> None:
+    small_profile(2).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", "--power-cap", "5", cwd=tmp_path)
+    assert ran.code == 1
+    assert ran.err.startswith("envplan: error: ")
+    assert ran.err.count("\n") == 1
+
+
+def test_python_is_told_that_slowdown_is_a_fraction() -> None:
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), small_profile(2))
+    with pytest.warns(DoubtWarning, match=r"2% is .* slowdown=0\.02 in Python"):
+        frontier.plan(slowdown=2)
+
+
+def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:
+    rows = [
+        (0, instruction, mhz, 1e4 * time, 1e-3 * time)
+        for instruction in ("forward", "backward")
+        for mhz, time in ((1000, 1.0), (900, 1.2))
+    ]
+    with pytest.warns(DoubtWarning) as told:
+        trace_frontier(Pipeline("1f1b", 1, 2), Profile.from_rows(rows))
+    text = " ".join(str(one.message) for one in told)
+    assert "are its energies in joules" in text
+    assert "are the profile's times in seconds" in text
+
+
+def test_built_in_profiles_raise_no_doubt() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DoubtWarning)
+        for profile in builtin_profiles():
+            job = profile.pipeline()
+            shape = {"num_chunks": job.num_chunks, "p2p_latency": job.p2p_latency}
+            trace_frontier(Pipeline(job.schedule, job.num_stages, 2, **shape), profile)

@@ -1,0 +1,102 @@
+"""The edges of arithmetic: the largest and the smallest, one of everything, all alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, envplan, small_profile
+from envplan import Pipeline, Profile, trace_frontier
+
+Rows = list[tuple[str, float, float, float]]
+
+HEADER = "stage,instruction,frequency,time,energy\n"
+ONE: Rows = [("forward", 1000, 1, 10), ("backward", 1000, 2, 20)]
+PLANNED: dict[str, Rows] = {
+    "the shortest there are": [("forward", 1000, 1e-9, 1e-15), ("backward", 1000, 1e-9, 0)],
+    "without energy": [("forward", 1000, 1, 0), ("backward", 900, 1, 0)],
+    "one option": ONE,
+    "all equal": [(name, mhz, 1, 10) for name in ("forward", "backward") for mhz in (900, 1000)],
+    "all but one dominated": [
+        (name, mhz, 1 + k, 10 + k)
+        for name in ("forward", "backward")
+        for k, mhz in enumerate((1000, 900, 800))
+    ],
+}
+REFUSED: dict[str, tuple[Rows, str]] = {
+    "longer than can be": ([("forward", 1000, 1.1e9, 1), ONE[1]], "profile.csv:2, column time"),
+    "shorter than can be": ([("forward", 1000, 9e-10, 1), ONE[1]], "profile.csv:2, column time"),
+    "more than can be": ([("forward", 1000, 1, 9001), ONE[1]], "profile.csv:2, column energy"),
+    "a higher clock": ([("forward", 1e6 + 1, 1, 1), ONE[1]], "profile.csv:2, column frequency"),
+    "waiting for too long": (
+        [("forward", 1000, 1e9, 9e3), ("backward", 1000, 1e9, 9e3)],
+        "stage 0 forward: waiting as long as its slowest option takes costs too much",
+    ),
+    "too long together": (
+        [("forward", 1000, 1e8, 9e3), ("forward", 900, 2e8, 8e3), ONE[1]],
+        "profile.csv: the durations add up to more than",
+    ),
+}
+
+
+def written(folder: Path, rows: Rows) -> Path:
+    lines = [f"0,{','.join(map(str, row))}\n" for row in rows]
+    path = folder / "profile.csv"
+    path.write_text(HEADER + "".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "microbatches"), [*((case, 1) for case in PLANNED), ("one option", 4096)]
+)
+def test_one_stage_is_planned_and_proved(case: str, microbatches: int, tmp_path: Path) -> None:
+    written(tmp_path, PLANNED[case])
+    for extra in (["--blocking-power", "0"], ["--switch-latency", "1h"]):
+        ran = envplan("solve", "-m", microbatches, *extra, "-q", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert envplan("check", "plan.json", cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_too_large_or_too_small_is_named(case: str, tmp_path: Path) -> None:
+    rows, words = REFUSED[case]
+    written(tmp_path, rows)
+    power = ["--blocking-power", "0"] if "together" in case else []
+    ran = envplan("solve", "-m", 4, *power, cwd=tmp_path)
+    assert ran.code == 2
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 4096), (128, 1), (128, 16)])
+def test_many_stages_are_planned_and_proved(stages: int, microbatches: int, tmp_path: Path) -> None:
+    small_profile(stages, clocks=(1740, 1260, 780)).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", "-m", microbatches, "-q", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert envplan("check", "plan.json", cwd=tmp_path).code == 0
+
+
+def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
+    pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=12)
+    profile = Profile.builtin("a40-gpt3-1.3b-4stage")
+
+    def plan(_: int) -> str:
+        found = trace_frontier(pipeline, profile).plan(slowdown=0.02)
+        return found.to_json()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({*pool.map(plan, range(8)), plan(0)}) == 1
+    small_profile().save_csv(tmp_path / "profile.csv")
+    files = set()
+    for threads in ("1", "8"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONHASHSEED": threads}
+        command = [COMMAND, "solve", "-m", "8", "--slowdown", "3", "-q", "-o", "plan.json"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+        files.add((tmp_path / "plan.json").read_bytes())
+    assert len(files) == 1

@@ -1,0 +1,220 @@
+"""Random damage to every kind of file: it is read, or refused in one line, and nothing else.
+
+A few examples in `make test`; `make fuzz` draws many (FUZZ_EXAMPLES of each). The samples are the
+files of a release, and what other tools write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envplan.check import check_file
+from envplan.cluster import read_slowdowns
+from envplan.costs.rates import read_rate
+from envplan.enforce.freqplan import FrequencyPlan
+from envplan.enforce.given_clocks import read_clocks
+from envplan.errors import EnvplanError
+from envplan.frontier_file import FrontierFile, read_rows
+from envplan.pipeline import Pipeline
+from envplan.pipeline.imports import as_torch_csv, read_deepspeed, read_torch_csv
+from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
+from envplan.plan import Plan
+from envplan.profile import Profile, ProfileMetadata
+from envplan.runtime.locks import Mark
+from envplan.runtime.runlog import read_run_log
+from envplan.serving.apply import ServingApplied
+from envplan.serving.plan import ServingPlan
+from envplan.serving.profile import ServingProfile
+from envplan.serving.trace import Trace
+from envplan.sweep import read_config
+from test_imports_chrome import PYTORCH, traced
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0")) or 30
+RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
+SCHEDULES = Path(__file__).parents[1] / "examples" / "schedules"
+PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
+SERVING = (
+    b"class,tp,frequency,load,power_w,ttft_s,tbt_s\n"
+    b"SS,2,1000,0,100,0.1,0.01\nSS,2,1000,500,200,0.2,0.02\nSM,4,1200,0,90,0.1,0.01\n"
+)
+AZURE = (
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    b"2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+)
+ZEUS = (
+    b"[\n  [('forward', 1740), ('backward', 1500)],\n  [('forward', 1260), ('backward', 780)],\n]\n"
+)
+CLOCKS = b"stage,position,frequency\n" + b"".join(
+    b"%d,%d,%d\n" % (stage, position, 1740 - 60 * position)
+    for stage in range(2)
+    for position in range(8)
+)
+TARIFF = b"hour,price,carbon\n0,0.2,300\n6,0.3,250\n12,0.25,200\n"
+STRAGGLERS = b"iteration,replica,slowdown\n0,1,1.2\n1,0,1\n"
+
+
+def released(name: str) -> bytes:
+    return (RELEASED / name).read_bytes()
+
+
+#: What each kind of file is, its suffix and what reads it.
+READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
+    "profile": (released("profile.csv"), ".csv", Profile.read_csv),
+    "sidecar": (released("profile.meta.json"), ".json", ProfileMetadata.read_json),
+    "plan": (released("plan.json"), ".json", Plan.load),
+    "frequency plan": (released("run.freqplan.json"), ".json", FrequencyPlan.load),
+    "frontier": (released("frontier.json"), ".json", FrontierFile.load),
+    "frontier table": (released("frontier.csv"), ".csv", read_rows),
+    "dag": (released("job.dag.json"), ".json", Pipeline.from_dag_file),
+    "run log": (released("run.jsonl"), ".jsonl", lambda path: list(read_run_log([path]))),
+    "sweep": (released("sweep.toml"), ".toml", read_config),
+    "serving plan": (released("serving-plan.json"), ".json", ServingPlan.load),
+    "serving clocks": (released("serving.clocks.json"), ".json", ServingApplied.load),
+    "serving profile": (SERVING, ".csv", ServingProfile.read_csv),
+    "Azure's trace": (AZURE, ".csv", Trace.read_csv),
+    "lists of clocks": (ZEUS, ".py", lambda path: read_clocks(path, PIPELINE)),
+    "table of clocks": (CLOCKS, ".csv", lambda path: read_clocks(path, PIPELINE)),
+    "clocks of a plan": (
+        released("run.freqplan.json"),
+        ".json",
+        lambda path: read_clocks(path, PIPELINE),
+    ),
+    "torch's schedule": (as_torch_csv(PIPELINE).encode(), ".csv", read_torch_csv),
+    "DeepSpeed's instructions": (
+        (SCHEDULES / "deepspeed-train-4x8.txt").read_bytes(),
+        ".txt",
+        read_deepspeed,
+    ),
+    "Chrome trace": (
+        json.dumps({"traceEvents": traced(PIPELINE)}).encode(),
+        ".json",
+        lambda path: read_chrome_traces([path], TraceMapping(PYTORCH)),
+    ),
+    "tariff": (TARIFF, ".csv", lambda path: read_rate(str(path), "price")),
+    "stragglers": (STRAGGLERS, ".csv", lambda path: read_slowdowns(path, 2)),
+    "mark of a guard": (b"123 456 1200 zeusd\n", "", lambda path: Mark.parse(path.read_bytes())),
+}
+
+WEIRD = [
+    *(
+        b"",
+        b"0",
+        b"-1",
+        b"-0.0",
+        b"1e308",
+        b"1e999",
+        b"nan",
+        b"inf",
+        b"1_000",
+        b"9" * 400,
+        b"1e-400",
+    ),
+    *(
+        b"null",
+        b"true",
+        b"[]",
+        b"{}",
+        b'"',
+        b"\\",
+        b"\x00",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\n\n",
+        b"\r",
+    ),
+    *(
+        b",,,,",
+        b"\xd9\xa3",
+        b"[" * 3000,
+        b"(" * 300,
+        b"__import__('os')",
+        b"\xe2\x80\xae",
+        b"1.5e3",
+    ),
+    *(b"9223372036854775807", b"-9223372036854775809", b"2147483648", b"4294967295", b"=1+1", b"'"),
+]
+
+
+@st.composite
+def damaged(draw: Any, sample: bytes) -> bytes:
+    """A sample with a few bytes, words or lines replaced, taken out, doubled or put elsewhere."""
+    data = sample
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(0, len(data)))
+        end = min(len(data), at + draw(st.integers(0, 12)))
+        match draw(st.sampled_from(["replace", "number", "number", "cut", "line", "bytes"])):
+            case "replace":
+                data = data[:at] + draw(st.sampled_from(WEIRD)) + data[end:]
+            case "number":  # a whole word from here on
+                while at < len(data) and not data[at : at + 1].isalnum():
+                    at += 1
+                end = at
+                while end < len(data) and (data[end : end + 1].isalnum() or data[end] in b".+-_"):
+                    end += 1
+                data = data[:at] + draw(st.sampled_from(WEIRD)) + data[end:]
+            case "cut":
+                data = data[:at]
+            case "line":
+                lines = data.splitlines(keepends=True) or [b""]
+                line = lines[draw(st.integers(0, len(lines) - 1))]
+                lines.insert(draw(st.integers(0, len(lines))), line)
+                data = b"".join(lines)
+            case "bytes":
+                data = data[:at] + draw(st.binary(max_size=8)) + data[end:]
+    return data
+
+
+def read_or_refused(path: Path, read: Callable[[Path], Any]) -> None:
+    with suppress(EnvplanError):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_sample_is_read(kind: str, tmp_path: Path) -> None:
+    sample, suffix, read = READERS[kind]
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(sample)
+    assert read(path) is not None
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_damaged_file_is_read_or_refused_in_a_line(
+    kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sample, suffix, read = READERS[kind]
+    path = tmp_path_factory.mktemp("fuzz") / f"file{suffix}"
+
+    @settings(max_examples=EXAMPLES)
+    @given(damaged(sample))
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        read_or_refused(path, read)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plan.json", "frontier.json", "run.freqplan.json", "profile.csv"])
+def test_damaged_file_is_proved_or_refused_by_check(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    for file in ("profile.csv", "profile.meta.json", name):
+        (folder / file).write_bytes(released(file))
+
+    @settings(max_examples=EXAMPLES)
+    @given(damaged(released(name)))
+    def check(data: bytes) -> None:
+        (folder / name).write_bytes(data)
+        read_or_refused(folder / name, check_file)
+
+    check()
