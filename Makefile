@@ -82,9 +82,10 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m envplan.serving.apply
 
 # Sets every planner beside the published figures on every built-in workload, replays weeks of
-# serving, and draws the picture of the README: some minutes.
+# serving (most of an hour), and draws the picture of the README.
 results: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
+	$(BIN)/python -m benchmarks.serving_runs
 	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 	@mkdir -p build
 	$(BIN)/envplan solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --quiet -o build/overview.plan.json

@@ -28,7 +28,7 @@ from envplan.units import J_PER_KWH
 STORE: Final = Path(__file__).parent / "data" / "serving.json"
 HOURS: Final = ("azure-2023-code", "azure-2023-conversation")
 WEEKS: Final = ("coding-week", "conversation-week")
-SMALL: Final = ("coding-week/3 days", 0.1)  # what sensitivities are measured on, and its load
+SMALL: Final = ("coding-week/1 days", 0.1)  # what sensitivities are measured on, and its load
 LOADS: Final = (0.1, 0.3, 1.0, 3.0)
 QUANTILES: Final = (90.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 POOLS: Final = (1, 2, 3, 5, 9)
@@ -80,23 +80,24 @@ def jobs() -> Iterator[Job]:
     for squash in SQUASH_S:
         few = replace(usual, late=0.2, headroom=0.0, squash_s=squash)
         yield Job("squash", HOURS[0], 1.0, "SinglePool", f"{squash:g} s", few)
-    for trace in (*HOURS, SMALL[0]):
+    for trace in HOURS:
         for load in LOADS:
             for policy in ("SinglePool", "DynamoLLM", "envplan"):
-                if trace in HOURS or load < 1:
-                    yield Job("load", trace, load, policy, "", usual)
+                yield Job("load", trace, load, policy, "", usual)
     for trace, load in ((HOURS[0], 1.0), (HOURS[1], 1.0), SMALL):
         for pools in POOLS:
             yield Job("pools", trace, load, "DynamoLLM", f"{pools}", replace(usual, pools=pools))
+    for trace in HOURS:
+        for policy in ("DynamoLLM", "envplan"):
+            for quantile in QUANTILES:
+                settings = replace(usual, late=1 - quantile / 100, headroom=0.0)
+                yield Job("frontier", trace, 1.0, policy, f"{quantile:g}", settings)
     for policy in ("DynamoLLM", "envplan"):
-        for quantile in QUANTILES:
-            settings = replace(usual, late=1 - quantile / 100, headroom=0.0)
-            yield Job("frontier", *SMALL, policy, f"{quantile:g}", settings)
         for ready in READY:
             settings = replace(usual, overheads=Overheads(ready=frozenset(ready)))
             yield Job("start", *SMALL, policy, ", ".join(ready) or "nothing", settings)
     for trace in WEEKS:
-        for policy in POLICIES:
+        for policy in (name for name in POLICIES if name != "static"):
             yield Job("weeks", trace, 1.0, policy, "", usual)
 
 

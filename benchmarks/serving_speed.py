@@ -1,4 +1,4 @@
-"""Section f: serving. Planning a slot, replaying a day, reading millions of rows."""
+"""Section g: serving. Planning a slot, replaying a day, reading millions of rows."""
 
 from __future__ import annotations
 

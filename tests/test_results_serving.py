@@ -30,7 +30,7 @@ def by_policy(group: str) -> dict[str, dict[str, dict[str, float]]]:
     """Results of a group by trace and policy."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for job in jobs():
-        if job.group == group:
+        if job.group == group and job.key in stored():
             found.setdefault(job.trace, {})[job.policy] = stored()[job.key]
     return found
 
@@ -45,6 +45,7 @@ def test_what_the_page_says_of_the_policies_holds() -> None:
             ("ScaleShard", "MultiPool"),
             ("ScaleFreq", "MultiPool"),
             ("DynamoLLM", "ScaleInst"),
+            ("DynamoLLM", "MultiPool"),
             ("DynamoLLM", "ScaleShard"),
             ("DynamoLLM", "ScaleFreq"),
             ("envplan", "DynamoLLM"),
