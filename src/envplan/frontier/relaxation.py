@@ -80,7 +80,13 @@ class Relaxation:
         self.max_time_ns = self._main.last_ns
 
     def _stretch_from(self, trace: Trace, from_flow: int) -> Stretch:
-        return Stretch(trace, from_flow, self.network.base_cost_fj, self.total_power_uw)
+        return Stretch(
+            trace,
+            from_flow,
+            self.network.base_cost_fj,
+            self.total_power_uw,
+            self.profile.path,
+        )
 
     @classmethod
     def trace(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan._kernel import Trace
@@ -22,6 +25,7 @@ class Stretch:
         from_flow: as for Trace.run.
         base_cost_fj: what all operations cost at their slowest, fJ.
         waiting_uw: what all waiting GPUs draw together.
+        path: of the profile, to name in errors.
 
     Attributes:
         times_ns: breakpoints so far, ascending, int64 (n,); the ends may be none.
@@ -29,8 +33,11 @@ class Stretch:
         energies_fj: least relaxed energy at each, fJ, (n,).
     """
 
-    def __init__(self, trace: Trace, from_flow: int, base_cost_fj: int, waiting_uw: int) -> None:
+    def __init__(
+        self, trace: Trace, from_flow: int, base_cost_fj: int, waiting_uw: int, path: Path | None
+    ) -> None:
         self._trace = trace
+        self._path = path
         self._base_cost_fj = base_cost_fj
         self._waiting_uw = waiting_uw
         trace.run(from_flow, until=trace.max_time)
@@ -58,9 +65,19 @@ class Stretch:
         return int(self.times_ns[-1])
 
     def reach(self, time_ns: int, progress: Progress | None = None) -> None:
-        """Walk down to a time, or to T_min."""
+        """Walk down to a time, or to T_min.
+
+        Raises:
+            InputError: a marginal cost outgrows exact 64-bit arithmetic.
+        """
         if self.first_ns > max(time_ns, self._trace.min_time):
-            self._trace.go_on(time_ns, progress)
+            try:
+                self._trace.go_on(time_ns, progress)
+            except OverflowError as error:
+                raise InputError(
+                    f"{error}; check that times are in seconds and energies in joules",
+                    path=self._path,
+                ) from error
             self._read()
 
     def energy_fj(self, time_ns: int) -> int:

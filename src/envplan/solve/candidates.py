@@ -37,6 +37,9 @@ from envplan.solve.single_clocks import StageClocks
 #: They are rounded down to powers of two.
 _PART_OF_GAP: Final = 2 / 3
 _LEAST_STEP: Final = 3e-5
+#: About so many deadlines at most, up to T_star and beyond it.
+_MOST_TIMES: Final = 256
+_MOST_TIMES_BEYOND: Final = 32
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
@@ -312,9 +315,12 @@ class Candidates:
         """How far deadlines lie apart where the frontier has a slope."""
         if self._has_few_times:
             return self._time_unit_ns
-        waiting = self._frontier.total_power_uw
-        price_uw = slope_uw - waiting if slope_uw > waiting else slope_uw
-        return 1 << max(0, (self._step_fj // max(1, price_uw)).bit_length() - 1)
+        frontier, waiting = self._frontier, self._frontier.total_power_uw
+        star = frontier.min_energy_time_ns
+        price_uw, span = slope_uw - waiting, (star - frontier.min_time_ns) // _MOST_TIMES
+        if slope_uw <= waiting:
+            price_uw, span = slope_uw, (frontier.slowest_time_ns - star) // _MOST_TIMES_BEYOND
+        return 1 << max(0, max(span, self._step_fj // max(1, price_uw)).bit_length() - 1)
 
     @cached_property
     def _step_fj(self) -> int:
