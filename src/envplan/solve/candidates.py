@@ -313,11 +313,11 @@ class Candidates:
 
     def _spacing_ns(self, slope_uw: int) -> int:
         """How far deadlines lie apart where the frontier has a slope."""
-        if self._has_few_times:
-            return self._time_unit_ns
         frontier, waiting = self._frontier, self._frontier.total_power_uw
         star = frontier.min_energy_time_ns
         price_uw, span = slope_uw - waiting, (star - frontier.min_time_ns) // _MOST_TIMES
+        if slope_uw > waiting and self._has_few_times:
+            return self._time_unit_ns
         if slope_uw <= waiting:
             price_uw, span = slope_uw, (frontier.slowest_time_ns - star) // _MOST_TIMES_BEYOND
         return 1 << max(0, max(span, self._step_fj // max(1, price_uw)).bit_length() - 1)
