@@ -220,7 +220,7 @@ def test_progress_falls_to_t_min_and_an_exception_in_it_ends_the_trace() -> None
         raise Stop
 
     with pytest.raises(Stop):
-        trace_frontier(pipeline, profile, progress=stop)
+        trace_frontier(Pipeline("1f1b", 8, 63), profile, progress=stop)
 
 
 def test_other_threads_run_while_a_frontier_is_traced() -> None:
