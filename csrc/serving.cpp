@@ -8,19 +8,19 @@ namespace {
 
 constexpr double kNever = 1e300;
 constexpr double kTiny = 1e-9;
-constexpr double kFull = 1e9;      // s: a wait that tells that there is no place
-constexpr double kTbtShare = 0.8;  // of the SLO that a batch without prompts may take
-constexpr int32_t kLeast = 128;    // prompt tokens of an iteration, at least
-constexpr double kBlocked = 0.25;  // of the TTFT SLO that a slow iteration may take
-constexpr double kBin = 0.1;       // s
-constexpr double kFine = 1.005;       // precision of a need
-constexpr double kLong = 0.99;        // quantile of the prompts whose own time a deadline must leave
-constexpr int32_t kGrain = 16;        // tokens: precision of that quantile
-constexpr int32_t kLengths = 1024;    // longer inputs count as of so many grains
+constexpr double kFull = 1e9;       // s: a wait that tells that there is no place
+constexpr double kTbtShare = 0.8;   // of the SLO that a batch without prompts may take
+constexpr int32_t kLeast = 128;     // prompt tokens of an iteration, at least
+constexpr double kBlocked = 0.25;   // of the TTFT SLO that a slow iteration may take
+constexpr double kBin = 0.1;        // s
+constexpr double kFine = 1.005;     // precision of a need
+constexpr double kLong = 0.99;      // quantile of the prompts whose own time a deadline must leave
+constexpr int32_t kGrain = 16;      // tokens: precision of that quantile
+constexpr int32_t kLengths = 1024;  // longer inputs count as of so many grains
 constexpr double kLeastSlack = 0.02;  // s
 constexpr double kMemoryBin = 5.0;    // s over which contexts are averaged
 constexpr double kMemoryShare = 0.6;  // of memory that can be filled: contexts come in large pieces
-constexpr int kLooked = 8;  // prompts whose deadlines a managed clock is held against
+constexpr int kLooked = 8;            // prompts whose deadlines a managed clock is held against
 
 struct LaterDeadline {
   bool operator()(const Waiting& a, const Waiting& b) const { return a.deadline > b.deadline; }
@@ -45,7 +45,9 @@ double Tables::prompt_power(double tokens) const {
 
 Service::Service(Requests requests, std::vector<Tables> tables, std::vector<Size> sizes,
                  std::vector<Slo> slos)
-    : requests(requests), tables(std::move(tables)), sizes(std::move(sizes)),
+    : requests(requests),
+      tables(std::move(tables)),
+      sizes(std::move(sizes)),
       slos(std::move(slos)) {
   double tbt = this->slos.front().tbt_s;
   for (const Slo& slo : this->slos) tbt = std::min(tbt, slo.tbt_s);
@@ -288,8 +290,9 @@ bool Replay::pull(Instance& i, Waiting& prompt) {
   return true;
 }
 
-// How long an iteration may take, s. With a batch, it keeps the batch's tokens apart by no more than
-// a share of the SLO. Below the highest clock, a request that comes meanwhile must still be in time.
+// How long an iteration may take, s. With a batch, it keeps the batch's tokens apart by no more
+// than a share of the SLO. Below the highest clock, a request that comes meanwhile must still be in
+// time.
 double Replay::iteration_limit(const Instance& i, const Tables& table) const {
   double most = kNever;
   if (i.managed && &table != &fastest(i)) most = kBlocked * strict_[i.pool];
@@ -556,10 +559,14 @@ struct Queues {
 
   bool too_late(double instances) const {
     switch (levels) {  // the usual numbers, so that the compiler knows them
-      case 1: return too_late_of<1>(instances);
-      case 2: return too_late_of<2>(instances);
-      case 3: return too_late_of<3>(instances);
-      default: return too_late_of<kMost>(instances);
+      case 1:
+        return too_late_of<1>(instances);
+      case 2:
+        return too_late_of<2>(instances);
+      case 3:
+        return too_late_of<3>(instances);
+      default:
+        return too_late_of<kMost>(instances);
     }
   }
 

@@ -210,7 +210,7 @@ class Replay {
   std::vector<std::vector<int32_t>> members_;  // running instances of each pool
   std::vector<bool> pack_;
   std::vector<double> strict_;  // the strictest TTFT SLO of what goes to a pool, s
-  std::vector<int32_t> home_;  // pool of a class; -1: none
+  std::vector<int32_t> home_;   // pool of a class; -1: none
   std::vector<std::vector<int32_t>> helpers_;
   std::vector<Event> events_;
   std::vector<int32_t> stranded_;
