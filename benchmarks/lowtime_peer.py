@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.running import note
 from envplan import Pipeline, Profile
-from envplan.frontier import DEFAULT_BLOCKING_POWER_W
-from envplan.profile import OptionTable
+from envplan.profile import DEFAULT_BLOCKING_POWER_W, OptionTable
 from envplan.units import j_from_fj, s_from_ns
 
 _FEW_OPTIONS = 3  # with so few Pareto options left, noise is allowed for

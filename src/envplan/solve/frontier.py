@@ -166,6 +166,8 @@ class Frontier(Relaxation):
             request = Request.asking(sync_time=time) if beyond else Request.asking(time)
             target = target_of(request, time_ns)
             replay = candidates.near(time_ns).replay
+            if beyond and replay.makespan_ns <= star:
+                continue
             plan = build_plan(self, replay, target=target, request=request)
             if not plans or plan.uses_less_until_any_time_after(plans[-1]):
                 plans.append(plan)
