@@ -172,6 +172,7 @@ class Interrupt:
         if name == "typer":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
 from envplan.cli.main import main
 main()
 """
