@@ -39,7 +39,9 @@ _PART_OF_GAP: Final = 2 / 3
 _LEAST_STEP: Final = 3e-5
 #: About so many deadlines at most, up to T_star and beyond it.
 _MOST_TIMES: Final = 256
-_MOST_TIMES_BEYOND: Final = 32
+_MOST_TIMES_BEYOND: Final = 128
+#: So many at least.
+_FEWEST_TIMES: Final = 32
 #: What rounding loses is measured on so many microbatches, where the schedule has no chunks.
 _FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
@@ -315,12 +317,14 @@ class Candidates:
         """How far deadlines lie apart where the frontier has a slope."""
         frontier, waiting = self._frontier, self._frontier.total_power_uw
         star = frontier.min_energy_time_ns
-        price_uw, span = slope_uw - waiting, (star - frontier.min_time_ns) // _MOST_TIMES
+        price_uw, span, most = slope_uw - waiting, star - frontier.min_time_ns, _MOST_TIMES
         if slope_uw > waiting and self._has_few_times:
             return self._time_unit_ns
         if slope_uw <= waiting:
-            price_uw, span = slope_uw, (frontier.slowest_time_ns - star) // _MOST_TIMES_BEYOND
-        return 1 << max(0, max(span, self._step_fj // max(1, price_uw)).bit_length() - 1)
+            price_uw, span = slope_uw, frontier.slowest_time_ns - star
+            most = _MOST_TIMES_BEYOND
+        wanted = min(self._step_fj // max(1, price_uw), span // _FEWEST_TIMES)
+        return 1 << max(0, max(span // most, wanted).bit_length() - 1)
 
     @cached_property
     def _step_fj(self) -> int:
