@@ -304,7 +304,7 @@ def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def deny(path: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("envplan._files._opened", deny)
+    monkeypatch.setattr("envplan._files.opened", deny)
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
         Profile.read_csv(tmp_path / "p.csv")
 

@@ -322,6 +322,7 @@ def kernel_arrays() -> dict[str, Any]:
         "time": np.array([5, 9], np.int64),
         "energy": np.array([7, 6], np.int64),
         "clock": np.array([1, 0], np.int32),
+        "leaves": np.array([1, 0], np.int32),
         "nearest": np.array([[1, 0], [1, 0]], np.int32),
         "waiting": np.array([1], np.int64),
     }
@@ -343,6 +344,8 @@ def kernel_arrays() -> dict[str, Any]:
         ("energy", [-1, 6], "energy is out of range"),
         ("clock", [2, 0], "clock is out of range"),
         ("clock", [1], "must span time"),
+        ("leaves", [2, 0], "clock that a row leaves"),
+        ("leaves", [1], "must span time"),
         ("nearest", [[1, 2], [1, 0]], "nearest must name"),
         ("waiting", [-1], "blocking power is out of range"),
     ],

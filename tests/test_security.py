@@ -19,12 +19,14 @@ ROOT = Path(__file__).parent.parent
 RELEASED = ROOT / "tests" / "fixtures" / "v0.1"
 
 RUNS_CODE = {"eval", "exec", "compile", "__import__"}
-UNPICKLES = {"pickle", "marshal", "shelve", "dill", "joblib", "yaml"}
+UNPICKLES = {"pickle", "marshal", "shelve", "dill", "joblib"}
 
 
 def test_nothing_unpickles_or_evaluates_what_it_reads() -> None:
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "yaml":
+                assert node.attr in ("safe_load", "YAMLError"), file
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in RUNS_CODE, file
             if isinstance(node, ast.Import | ast.ImportFrom):
