@@ -301,7 +301,7 @@ def test_missing_file_folder_and_impossible_name_are_refused(tmp_path: Path) -> 
 
 
 def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(path: str, flags: int) -> int:
+    def deny(path: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("envplan._files.opened", deny)
