@@ -65,7 +65,18 @@ def run(page: Path, folder: Path) -> int:
     return count
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
+#: Pages whose commands take long; they are left to `make test-slow`.
+SLOW = {"constraints.md", "switching.md", "serving.md", "costs.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else (), id=page.name)
+        for page in PAGES
+        if blocks(page)
+    ],
+)
 def test_commands_and_code_of_a_page_work(page: Path, tmp_path: Path) -> None:
     assert run(page, tmp_path) > 0
 

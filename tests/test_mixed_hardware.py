@@ -282,7 +282,7 @@ def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--replica-profile", "slow.csv:0"), ("at least 1",)),
+        (("--replica-profile", "slow.csv:0"), ("from 1 up",)),
         (("--replica-profile", "slow.csv:x"), ("PROFILE:COUNT",)),
         (("--replica-profile", "gone.csv"), ("gone.csv",)),
         (("--replica-profile", "slow.csv", "--clocks", "c.csv"), ("a plan for each",)),

@@ -56,11 +56,9 @@ def test_steady_loads_agree_with_the_replay() -> None:
         made = np.full(count, round(known.output_tokens), dtype=np.int32)
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
         trace = Trace("steady", arrival - arrival[0], given, made, classes)
-        machines = Machines(Stream.of(trace, profile, classes), Overheads(), 8)
-        key = (name, known.slo)
-        machines.adopt(
-            FleetSpec({key: PoolSpec(*key, {(tp, 1980): 1})}, {name: ((key, 1.0),)}), 0.0, warm=True
-        )
+        machines = Machines(Stream(trace, profile, classes), Overheads(), 8)
+        pool = PoolSpec(name, known.slo, tp, 1980, 1)
+        machines.adopt(FleetSpec({name: pool}, {name: name}), 0.0, warm=True)
         slots = int(trace.duration_s / 60)
         for slot in range(slots):
             machines.advance(60.0 * (slot + 1))
