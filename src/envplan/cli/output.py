@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import textwrap
-import time
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -260,7 +260,7 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
         The callback (time now, T_min), or None where nobody would see the bar.
     """
     first: int | None = None
-    with _bar(quiet=quiet) as draw:
+    with _bar(task, quiet=quiet) as draw:
 
         def update(now_ns: int, min_ns: int) -> None:
             nonlocal first
@@ -273,7 +273,7 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
 @contextmanager
 def counting_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int, int], None]]:
     """Likewise for things that are counted: the callback takes (done, of how many, failed)."""
-    with _bar(quiet=quiet) as draw:
+    with _bar(what, quiet=quiet) as draw:
 
         def update(done: int, count: int, failed: int) -> None:
             known = f", {failed} failed" if failed else ""
@@ -295,21 +295,19 @@ def spinner(task: str, *, quiet: bool) -> Iterator[None]:
 
 
 class _Bar:
-    """A rich progress bar that is imported and drawn only when it is late enough."""
+    """A rich progress bar that is imported only when it is shown."""
 
     def __init__(self, *, visible: bool) -> None:
         self.visible = visible
-        self._begin = time.monotonic()
         self._draw: Callable[[float, str], None] | None = None
         self.stop: Callable[[], None] = lambda: None
 
     def __call__(self, fraction: float, task: str) -> None:
-        if self._draw is None and self.visible and time.monotonic() - self._begin > _PATIENCE_S:
-            self._show()
         if self._draw is not None:
             self._draw(fraction, task)
 
-    def _show(self) -> None:
+    def show(self, task: str) -> None:
+        """Draw it from now on."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -321,16 +319,23 @@ class _Bar:
             console=Console(stderr=True),
             transient=True,
         )
-        row = bar.add_task("", total=1.0)
+        row = bar.add_task(task, total=1.0)
         bar.start()
         self._draw = lambda done, task: bar.update(row, completed=done, description=task)
         self.stop = bar.stop
 
 
 @contextmanager
-def _bar(*, quiet: bool) -> Iterator[_Bar]:
+def _bar(task: str, *, quiet: bool) -> Iterator[_Bar]:
     bar = _Bar(visible=not quiet and sys.stderr.isatty())
+    patience = threading.Timer(_PATIENCE_S, bar.show, (task,))
+    patience.daemon = True
+    if bar.visible:
+        patience.start()
     try:
         yield bar
     finally:
+        patience.cancel()
+        if bar.visible:
+            patience.join()
         bar.stop()

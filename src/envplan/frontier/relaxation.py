@@ -181,6 +181,17 @@ class Relaxation:
         """W of a waiting GPU on each stage, (num_stages,)."""
         return tuple(w_from_uw(p) for p in self.blocking_power_uw)
 
+    def walk_to(self, time_ns: int, progress: Progress | None = None) -> None:
+        """Trace down to a time, ns, or to T_min, as far as that has not been done yet.
+
+        Args:
+            progress: as for trace.
+
+        Raises:
+            InputError: as for trace.
+        """
+        self._main.reach(time_ns, progress)
+
     @property
     def _whole(self) -> Stretch:
         self._main.reach(self.min_time_ns)

@@ -66,6 +66,7 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
     search = _Search(frontier, request, progress)
     match request.objective:
         case "energy":
+            frontier.walk_to(search.asked_ns(), progress)
             found = search.least_energy()
         case "time":
             found = search.fastest()
@@ -201,7 +202,7 @@ class _Search:
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
         frontier, request = self.frontier, self.request
-        asked_ns = stated_ns = self._asked_ns()
+        asked_ns = stated_ns = self.asked_ns()
         if self._is_plain:  # else a plan slower than T_star may be the best, or the only one
             stated_ns = min(asked_ns, frontier.min_energy_time_ns)
         straggler_s = request.straggler_time_s
@@ -444,7 +445,7 @@ class _Search:
         """Whether clocks follow at once and nothing but the time is limited."""
         return not self.request.limits and self.request.latency_ns == 0
 
-    def _asked_ns(self) -> int:
+    def asked_ns(self) -> int:
         """The deadline that the request means, ns."""
         deadline, least = self.request.deadline, self.frontier.min_time_ns
         match deadline.kind:
