@@ -181,6 +181,7 @@ def test_imported_csv_plans_like_the_schedule_it_is(folder: Path) -> None:
     assert read.out == (
         "2 ranks x 2 chunks, 4 microbatches, 48 operations; the order is that of schedule zb-v\n"
         "wrote pipeline.dag.json\n"
+        "next: envplan frontier PROFILE --dag pipeline.dag.json\n"
     )
     common = ("--slowdown", 5, "--json")
     plans = []

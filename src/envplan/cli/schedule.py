@@ -136,7 +136,7 @@ def list_schedules(json: JsonOption = False) -> None:
     Example:
       envplan schedule list
     """
-    from envplan.cli.output import print_json, print_table
+    from envplan.cli.output import print_json, print_table, say
     from envplan.pipeline import SCHEDULES
 
     known = [
@@ -148,6 +148,7 @@ def list_schedules(json: JsonOption = False) -> None:
     else:
         rows = [[entry["name"], entry["description"]] for entry in known]
         print_table("", ("name", "order"), rows, words=2, wrap=("order",))
+        say("next: envplan schedule show 1f1b --stages 4 -m 8")
 
 
 def _paragraph(text: str | None) -> str:
@@ -518,6 +519,7 @@ def _print_report(report: dict[str, Any], profile: Profile | None, output: Path)
     if "times" in report and profile is not None:
         _print_times(report["times"], profile)
     say(f"wrote {output}")
+    say(f"next: envplan frontier PROFILE --dag {output}")
 
 
 def _counts(skipped: Mapping[str, int]) -> str:

@@ -113,8 +113,12 @@ class ServiceOptions:
             ],
         )
 
-    def print_written(self, *files: Path | None) -> None:
-        """Name what the profile lacks though no SLO explains it, and say what was written."""
+    def print_written(self, *files: Path | None, then: str) -> None:
+        """Name what the profile lacks though no SLO explains it, and say what was written.
+
+        Args:
+            then: what to type next, after `envplan serving`.
+        """
         from envplan.cli.output import say
 
         if gaps := self.known.gaps():
@@ -128,6 +132,7 @@ class ServiceOptions:
         for file in files:
             if file is not None:
                 say(f"wrote {file}")
+        say(f"next: envplan serving {then}")
 
 
 def _ready(text: str, name: str) -> str:
@@ -402,7 +407,7 @@ def profile(
         print_json(_profile_document(known, load))
     elif not show.quiet:
         _print_profile(known, load)
-        service.print_written(output, plot)
+        service.print_written(output, plot, then="solve --load SS=20000,MM=8000")
 
 
 def _write_copy(profile: ServingProfile, output: Path) -> None:
@@ -549,7 +554,7 @@ def solve(
         print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
     elif not show.quiet:
         _print_plan(plan)
-        service.print_written(output, plot)
+        service.print_written(output, plot, then=f"apply {output}")
 
 
 def _loads(texts: list[str]) -> dict[str, float]:
@@ -649,7 +654,7 @@ def simulate(
         ]
         say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
         print_table("", ("", "in all"), rows)
-        service.print_written(output, replay.plot)
+        service.print_written(output, replay.plot, then=f"compare --trace {replay.trace}")
 
 
 def _write_series(result: Simulation, path: Path) -> None:
@@ -715,7 +720,7 @@ def compare(
             print_table("", ("policy", *costs), rows)
         for name in names:
             say(f"{name}: {POLICIES[name].about}")
-        service.print_written(replay.plot)
+        service.print_written(replay.plot, then=f"simulate --trace {replay.trace} --plot")
 
 
 def apply(
