@@ -236,6 +236,7 @@ def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "is empty; expected a CSV file with the header iteration,replica,slowdown"),
+        (",,,,\n", "has commas only; expected the header iteration,replica,slowdown"),
         (HEADER, "has a header but no rows"),
         (HEADER + "0,0,1.1\n2,0,1.1\n", "has a gap: no row for iteration 1, but one for 2"),
         (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),

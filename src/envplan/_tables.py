@@ -95,6 +95,8 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
     path = None if path is None else Path(path)
     needed = ",".join(name for name, field in model.model_fields.items() if field.is_required())
     texts, lines = _cells(_text(content, path, needed), path)
+    if not lines:
+        raise InputError(f"has commas only; expected the header {needed}", path=path)
     line, *lines = lines
     header = [column.pop(0) for column in texts]
     _check_header(header, model.model_fields, f"{kind} needs {needed}", path, line)
