@@ -18,6 +18,7 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple
@@ -109,13 +110,19 @@ class Candidates:
     ) -> Candidates:
         """The candidates of these, shared by all who ask for them.
 
-        Plain ones do not depend on what was asked before, so all frontiers of one trace share them.
+        Plain choices do not depend on what was asked before, so all frontiers of one trace share
+        them; what was found under conditions each keeps for itself.
         """
-        plain = machine.latency_ns == 0 and not limits
-        shared = _SHARED.setdefault(frontier.network if plain else frontier, {})
-        key = (machine, tuple(limits), moves)
+        shared, key = _SHARED.setdefault(frontier, {}), (machine, tuple(limits), moves)
         if key not in shared:
-            shared[key] = cls(frontier, machine, limits, moves)
+            if machine.latency_ns == 0 and not limits:
+                traced = _SHARED.setdefault(frontier.network, {})
+                if key not in traced:
+                    traced[key] = cls(frontier, machine, limits, moves)
+                shared[key] = copy(traced[key])
+                shared[key]._found = {}
+            else:
+                shared[key] = cls(frontier, machine, limits, moves)
         return shared[key]
 
     @property
