@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class Relaxation:
         slowest_time_ns: T_max, where every operation is at its least effective cost: a straggler
             slower than that leaves no more time worth using. Whole ns.
         network: the activity network that was traced.
+        traced_once: what others work out from the trace alone; copies of a frontier share it.
+        asked_once: what others work out from what this frontier was asked; each copy has its own.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Relaxation:
         self.gpus_per_stage = gpus_per_stage
         self.replicas = replicas
         self.network = network
+        self.traced_once: dict[Any, Any] = {}
+        self.asked_once: dict[Any, Any] = {}
         self.total_power_uw: int = sum(blocking_power_uw)
         self._start = Start(pipeline, profile, blocking_power_uw, network)
         flow = self.total_power_uw if from_flow is None else from_flow
@@ -182,7 +186,7 @@ class Relaxation:
         return tuple(w_from_uw(p) for p in self.blocking_power_uw)
 
     def walk_to(self, time_ns: int, progress: Progress | None = None) -> None:
-        """Trace down to a time, ns, or to T_min, as far as that has not been done yet.
+        """Trace around a time from T_min on, ns, as far as that has not been done yet.
 
         Args:
             progress: as for trace.
@@ -190,7 +194,7 @@ class Relaxation:
         Raises:
             InputError: as for trace.
         """
-        self._main.reach(time_ns, progress)
+        self._stretch(min(time_ns, self.max_time_ns), progress)
 
     @property
     def _whole(self) -> Stretch:
@@ -300,13 +304,13 @@ class Relaxation:
         # The next stretch may end right here.
         return stretch.below(min(time_ns, stretch.last_ns))
 
-    def _stretch(self, time_ns: int) -> Stretch:
+    def _stretch(self, time_ns: int, progress: Progress | None = None) -> Stretch:
         """One that has a time from T_min to max_time_ns."""
         step = max(1, int((self.max_time_ns - self.min_time_ns) * _AT_A_TIME))
         for stretch in (self._main, *self._stretches):
             if stretch.first_ns - step <= time_ns < stretch.last_ns or time_ns == stretch.last_ns:
                 if stretch.first_ns > time_ns:
-                    stretch.reach(time_ns - step)
+                    stretch.reach(time_ns - step, progress)
                 return stretch
         if len(self._stretches) < _FEW_STRETCHES:
             trace = self._start.at_time(time_ns)
@@ -314,9 +318,10 @@ class Relaxation:
             if trace is not None:
                 found = self._stretch_from(trace, -1)
                 self._stretches.append(found)
-            found.reach(time_ns - step)
+            found.reach(time_ns - step, progress)
             return found
-        return self._whole
+        self._main.reach(self.min_time_ns, progress)
+        return self._main
 
     def earliest_under_power_ns(self, power_uw: int) -> int:
         """The earliest time at which the relaxed average power is at most so many uW of one GPU a

@@ -22,12 +22,11 @@ from copy import copy
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.frontier import Network, Relaxation
+from envplan.frontier import Relaxation
 from envplan.limits import Limit
 from envplan.replay import Machine, Replay
 from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
@@ -113,17 +112,14 @@ class Candidates:
         Plain choices do not depend on what was asked before, so all frontiers of one trace share
         them; what was found under conditions each keeps for itself.
         """
-        shared, key = _SHARED.setdefault(frontier, {}), (machine, tuple(limits), moves)
-        if key not in shared:
-            if machine.latency_ns == 0 and not limits:
-                traced = _SHARED.setdefault(frontier.network, {})
-                if key not in traced:
-                    traced[key] = cls(frontier, machine, limits, moves)
-                shared[key] = copy(traced[key])
-                shared[key]._found = {}
-            else:
-                shared[key] = cls(frontier, machine, limits, moves)
-        return shared[key]
+        own, key = frontier.asked_once, (machine, tuple(limits), moves)
+        if key not in own:
+            own[key] = cls(frontier, machine, limits, moves)
+            if own[key].is_plain:
+                own[key] = copy(frontier.traced_once.setdefault(key, own[key]))
+                own[key]._found = {}
+        found: Candidates = own[key]
+        return found
 
     @property
     def is_plain(self) -> bool:
@@ -377,7 +373,3 @@ class Candidates:
         if best is None or self._value(other, waits) < self._value(best, waits):
             return other
         return best
-
-
-_Key = tuple[Machine, tuple[Limit, ...], float]
-_SHARED: WeakKeyDictionary[Relaxation | Network, dict[_Key, Candidates]] = WeakKeyDictionary()

@@ -68,6 +68,7 @@ class Frontier(Relaxation):
         while len(_TRACED) > 1 and sum(map(_size, _TRACED.values())) > _MOST_KEPT:
             _TRACED.pop(next(iter(_TRACED)))
         found: Self = copy(known)
+        found.asked_once = {}
         return found
 
     def plan(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from envplan.limits import (
 )
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of
-from envplan.profile import ByParts
 from envplan.replay import Machine, Replay
 from envplan.request import Request
 from envplan.solve.average_power import least_average_uw, thriftiest_rows
@@ -91,14 +89,12 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
     asked = how.model_copy(update=late)
     if asked == how:
         return frontier
-    known = _LATE.setdefault(frontier, {})
+    known = frontier.asked_once
     if asked not in known:
         profile = frontier.profile.with_parts(asked)
         known[asked] = frontier.retraced(frontier.pipeline, profile)
-    return known[asked]
-
-
-_LATE: WeakKeyDictionary[Relaxation, dict[ByParts, Relaxation]] = WeakKeyDictionary()
+    found: Relaxation = known[asked]
+    return found
 
 
 def ladder(frontier: Relaxation, request: Request, progress: Progress | None = None) -> list[Plan]:
