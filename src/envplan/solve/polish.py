@@ -148,7 +148,7 @@ class _Problem:
         times, costs = [o.time for o in self._options], [o.cost for o in self._options]
         everything = range(self.count)
         best = self._choice.copy()
-        for pattern in steady.repeat(self._rounding, times, costs, likely, _UNIT_FJ, end):
+        for pattern in steady.repeat(times, costs, likely, _UNIT_FJ, end):
             least = math.inf
             start = best.copy()
             for choice in steady.put(start, pattern):

@@ -91,7 +91,6 @@ class SteadyRounds:
 
     def repeat(
         self,
-        rounding: Rounding,
         times: Sequence[Sequence[int]],
         costs: Sequence[Sequence[int]],
         likely: Sequence[Sequence[int]],
