@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -204,15 +205,15 @@ def plan_figure(plan: ServingPlan) -> Figure:
         axes = drawn.add_subplot()
         widest = max(plan.gpus, 0 if before is None else before.gpus)
         for row, pool in enumerate(plan.pools):
-            left, clocks = 0, list[str]()
+            left, clocks = 0, Counter[tuple[int, int]]()
             for group in pool.groups:
                 color = _DEGREES[group.tp][0]
                 axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
-                clocks.append(f"{group.instances} x TP{group.tp} at {group.frequency_mhz}")
+                clocks[group.tp, group.frequency_mhz] += group.instances
                 left += group.gpus
             right = left > 0.5 * widest  # beside the bar is no room
             axes.annotate(
-                ", ".join(clocks),
+                ", ".join(f"{count} x TP{tp} at {mhz}" for (tp, mhz), count in clocks.items()),
                 (left, row),
                 xytext=(-6 if right else 6, 0),
                 textcoords="offset points",
@@ -263,7 +264,8 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         axes[3].set_xlabel(label)
         for panel in axes[:3]:
             panel.set_ylim(bottom=0)
-        axes[3].set_ylim(top=101)
+        low = axes[3].get_ylim()[0]
+        axes[3].set_ylim(low, 100 + 0.06 * max(100 - low, 0.01))
         axes[0].set_xlim(0, times[-1] if len(times) > 1 else 1)
         drawn.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
     return drawn
