@@ -9,15 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import (
-    MOST,
-    file_of,
-    one_of,
-    option,
-    options,
-    plot_option,
-    takes,
-)
+from envplan.cli.command import PICTURES, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
@@ -33,7 +25,6 @@ _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _PRECISIONS: Final = {"bfloat16": "half", "float16": "half", "float32": "single"}
-_PLOT_TYPES: Final = (".png", ".svg", ".pdf")
 _HEADERS: Final = (
     *("stage", "clocks (MHz)", "time (s)", "energy (J)"),
     *("valley (MHz)", "slower (%)", "saved (%)"),
@@ -188,11 +179,15 @@ class MeasuringOptions:
     Most used:
       --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
           by the Zeus daemon; modelled: no GPU needed.
+      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
+          devices --backend modelled); default: a40, with --model h100.
       --step MHZ  Clocks at least this far apart; 0: all there are.
+      --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
       -o, --output FILE  Where the profile goes.
     """,
     step=WHOLE,
+    plot=file_of(PICTURES, "choose one of them", "profile.png"),
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
@@ -201,16 +196,9 @@ def profile(
     measuring: MeasuringOptions,
     show: OutputOptions,
     backend: str | None = None,
-    gpu: str | None = option(
-        "--gpu NAME",
-        MOST,
-        "The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan devices "
-        f"--backend modelled); default {_DEFAULT_GPU}, with --model {_MODEL_GPU}.",
-    ),
+    gpu: str | None = None,
     step: int = 0,
-    plot: Path | None = plot_option(
-        "profile.png", _PLOT_TYPES, "energy against clock", "choose one of them"
-    ),
+    plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
     """Find out what time and energy each stage takes at each clock.
