@@ -122,7 +122,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     promise(shim.mismatches == 0, f"{shim.mismatches} mismatches, {shim.clock_errors} clock errors")
 
 
-def sweep(folder: Path, seconds: float, longest: float, points: int) -> None:
+def sweep(folder: Path, seconds: float, points: int) -> None:
     """One sweep after the other, each killed at random moments until it is done."""
     chance = random.Random(17)
     folder.mkdir()
@@ -142,7 +142,7 @@ def sweep(folder: Path, seconds: float, longest: float, points: int) -> None:
         for limit in count(1):
             process = subprocess.Popen(command, cwd=folder, start_new_session=True)
             try:
-                status = process.wait(chance.uniform(0.1, min(1.0, 0.2 * limit)) * longest)
+                status = process.wait(chance.uniform(0.1, 1.0) * min(60.0, limit * seconds / 100))
                 break
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ def main() -> int:
         follow(folder, fake, 2 / 3 * seconds)
         fake.close()
         points = min(POINTS, int(seconds * 20))
-        sweep(folder / "sweep", seconds / 3, min(60.0, 0.05 * seconds), points)
+        sweep(folder / "sweep", seconds / 3, points)
     return min(broken, 1)
 
 
