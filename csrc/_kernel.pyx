@@ -109,7 +109,6 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
         const int32_t* option_begin
         const int64_t* time
         const int64_t* energy
-        const int32_t* config
         const uint8_t* asks
         int64_t latency, hold, waiting, slack
     cdef struct Composed:
@@ -683,20 +682,20 @@ def max_flow(
 
 def compose(
     const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
-    const int32_t[::1] config, const uint8_t[::1] asks, int64_t latency, int64_t hold,
-    int64_t waiting, int64_t slack, int64_t most,
+    const uint8_t[::1] asks, int64_t latency, int64_t hold, int64_t waiting, int64_t slack,
+    int64_t most,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
 
     Args:
         option_end: int32 (parts, clocks), where each part's options at each clock end; they follow
             each other by part and clock.
-        time, energy, config: int64, int64, int32 (options,), ns and fJ.
+        time, energy: int64 (options,), ns and fJ.
         asks: uint8 (parts,).
         latency, hold: ns.
         waiting: uW.
         slack: fJ.
-        most: choices that may be kept, of all fronts together.
+        most: choices that may be kept at a time.
 
     Returns:
         (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
@@ -707,7 +706,7 @@ def compose(
     """
     cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
     if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (
-        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0] == config.shape[0]
+        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0]
     ):
         raise ValueError("option_end must span the options")
     begin = np.concatenate([[0], np.asarray(option_end).ravel()]).astype(np.int32)
@@ -718,7 +717,6 @@ def compose(
     problem.option_begin = &b[0]
     problem.time = &time[0]
     problem.energy = &energy[0]
-    problem.config = &config[0]
     problem.asks = &asks[0]
     problem.latency, problem.hold = latency, hold
     problem.waiting, problem.slack = waiting, slack

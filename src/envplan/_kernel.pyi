@@ -125,7 +125,6 @@ def compose(
     option_end: NDArray[np.int32],
     time: NDArray[np.int64],
     energy: NDArray[np.int64],
-    config: NDArray[np.int32],
     asks: NDArray[np.uint8],
     latency: int,
     hold: int,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.profile import OptionTable, Profile, changes_of
+from envplan.profile import OptionTable, Profile
 from envplan.units import s_from_ns
 
 __all__ = [
@@ -90,7 +90,7 @@ class Problem:
         self.blocking_power_uw: Times = np.array(blocking_power_uw, np.int64)
         self.time_ns: Times = np.concatenate([table.time_ns for table in self.tables])
         self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
-        self.power_uw: Times = -(-self.energy_fj // self.time_ns)
+        self.power_uw: Times = np.concatenate([table.peak_uw for table in self.tables])
         self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
         self.left_mhz: Times = np.concatenate([table.left_mhz for table in self.tables])
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
@@ -218,7 +218,7 @@ class Problem:
         clocks = self.clocks_mhz[:, None]
         found = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
         for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
-            configs = np.array([(changes_of(c) or [(c,)])[0][-1] for c in table.config])
+            configs = np.array(table.first_config)
             for config in set(configs.tolist()):
                 alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
                 same = alike[~table.changes_clock[alike]]
