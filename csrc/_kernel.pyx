@@ -83,6 +83,9 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         const int32_t* leaves
         const int32_t* nearest
         const int64_t* waiting
+        const int32_t* slice_begin
+        const int64_t* slice_time
+        const int64_t* slice_power
     cdef struct Part:
         int32_t row, clock
         int64_t begin, end, energy
@@ -394,6 +397,8 @@ cdef class Problem:
             where it has none.
         nearest: int32 (rows, clocks), the row that stands for each at each clock.
         waiting: int64 (stages,), blocking power, uW.
+        slice_begin, slice_time, slice_power: what rows draw one after the other, as CSR, int32
+            (rows + 1,), int64 (slices,) ns and uW; without them their average power.
 
     Raises:
         ValueError: the arrays contradict each other.
@@ -408,6 +413,8 @@ cdef class Problem:
         const int32_t[::1] table, const int32_t[::1] table_begin, const int64_t[::1] time,
         const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[::1] leaves,
         const int32_t[:, ::1] nearest, const int64_t[::1] waiting,
+        const int32_t[::1] slice_begin=None, const int64_t[::1] slice_time=None,
+        const int64_t[::1] slice_power=None,
     ):
         cdef ProblemArrays arrays
         if not (order.shape[0] == table.shape[0] == succ_begin.shape[0] - 1 > 0):
@@ -440,6 +447,16 @@ cdef class Problem:
         arrays.leaves = &leaves[0]
         arrays.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
         arrays.waiting = &waiting[0]
+        arrays.slice_begin = NULL
+        if slice_begin is not None:
+            if slice_begin.shape[0] != time.shape[0] + 1 or not (
+                slice_begin[0] == 0 and slice_begin[time.shape[0]] == slice_time.shape[0]
+                == slice_power.shape[0]
+            ):
+                raise ValueError("slice_begin must span slice_time and slice_power")
+            arrays.slice_begin = &slice_begin[0]
+            arrays.slice_time = &slice_time[0]
+            arrays.slice_power = &slice_power[0]
         self._problem = new CppProblem(arrays)
 
     def __dealloc__(self):

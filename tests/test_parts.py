@@ -30,7 +30,6 @@ from envplan.profile import (
 )
 from envplan.profile.options import option_table
 from envplan.profile.parts import by_parts, changes_of, one_clock
-from envplan.replay import Machine, Problem
 from envplan.simulation import simulate
 from envplan.solve import trace_frontier
 from envplan.verify import verify_plan
@@ -154,8 +153,13 @@ def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
         assert [-(-p.energy_fj // p.time_ns) for p in each] == slices.tolist()
         assert each[-1].frequency_mhz == table.left_mhz[row]
         # Requests and arrivals, followed ns by ns.
-        starts = dict(zip((p.part for p in each), itertools.accumulate(
-            (p.time_ns for p in each), initial=0), strict=False))
+        starts = dict(
+            zip(
+                (p.part for p in each),
+                itertools.accumulate((p.time_ns for p in each), initial=0),
+                strict=False,
+            )
+        )
         comes = [(0, mhz)] + [
             (starts[change.part] + change.delay_ns + latency, change.frequency_mhz)
             for change in changes_of(config)[1:]

@@ -73,6 +73,9 @@ class Problem:
         leaves: NDArray[np.int32],
         nearest: NDArray[np.int32],
         waiting: NDArray[np.int64],
+        slice_begin: NDArray[np.int32] | None = None,
+        slice_time: NDArray[np.int64] | None = None,
+        slice_power: NDArray[np.int64] | None = None,
     ) -> None: ...
     def replay(
         self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None

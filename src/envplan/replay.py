@@ -68,7 +68,7 @@ class Problem:
         stage: int32 (N,), the stage of each operation.
         blocking_power_uw: int64 (num_stages,).
         time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
-            average, rounded up; 0 MHz where a row controls no clock.
+            most that a row draws; 0 MHz where a row controls no clock.
         left_mhz: likewise, the clock in force as an operation ends by each row.
         clocks_mhz: int64, every clock in the tables, ascending.
     """
@@ -192,7 +192,17 @@ class Problem:
             self._leaves,
             self._nearest,
             self.blocking_power_uw,
+            *self._slices,
         )
+
+    @cached_property
+    def _slices(self) -> tuple[Rows, Times, Times]:
+        """What rows over all tables draw: their first slices, (rows + 1,), ns and uW."""
+        each = [table.slices for table in self.tables]
+        counts = np.concatenate([np.diff(one.begin) for one in each])
+        begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        times, powers = (np.concatenate([one[k] for one in each]) for k in (1, 2))
+        return begin, times, powers
 
     @cached_property
     def _clock(self) -> Rows:
@@ -353,7 +363,7 @@ class Replay:
     @cached_property
     def power_steps(self) -> PowerSteps:
         """Power over time: an operation draws the power of the row it runs by, whatever the noise,
-        and a stage between two operations its blocking power.
+        or that of its parts, and a stage between two operations its blocking power.
 
         Raises:
             InputError: all stages together draw more than 2**62 uW.

@@ -137,7 +137,7 @@ def option_table(
     )
 
 
-def frozen(values: Sequence[int]) -> IntArray:
+def frozen(values: npt.ArrayLike) -> IntArray:
     """An array of integers that cannot be changed."""
     array = np.array(values, dtype=np.int64)
     array.flags.writeable = False

@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Which clock is asked for as a part begins, or so long after that, and the config from then on."""
+    """Which clock is asked for as a part begins, or so long after that; its config from then on."""
 
     part: str
     frequency_mhz: int
@@ -226,13 +226,12 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> 
     latency_ns = 0
     if how is not None and len(follows) and len(parts) > 1:
         latency_ns = ns_from_s(how.switch_latency_s)
-        more = _composed(whole, rows, how)
-        knobs = rows.knob[more[2][:, follows]]
+        more_times, more_energies, more_chosen = _composed(whole, rows, how)
+        knobs = rows.knob[more_chosen[:, follows]]
         changing = (knobs != knobs[:, :1]).any(axis=1)
-        times, energies, chosen = (
-            np.concatenate([one, other[changing]])
-            for one, other in zip((times, energies, chosen), more, strict=True)
-        )
+        times = np.concatenate([times, more_times[changing]])
+        energies = np.concatenate([energies, more_energies[changing]])
+        chosen = np.concatenate([chosen, more_chosen[changing]])
     mhz = np.concatenate([whole.frequency_mhz, rows.mhz[chosen[len(whole) :, follows[:1]]].ravel()])
     order = np.lexsort((-mhz, energies, times))
     times, energies, chosen = times[order], energies[order], chosen[order]
@@ -444,16 +443,16 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
             kept.append((time, sum(piece.energy_fj for piece in each), -mhz, k))
             slices.append([(p.time_ns, -(-p.energy_fj // p.time_ns)) for p in each])
     order = sorted(range(len(kept)), key=kept.__getitem__)
-    times, energies, _, rows = (list(column) for column in zip(*map(kept.__getitem__, order)))
+    times, energies, _, rows = zip(*map(kept.__getitem__, order), strict=True)
     flat = [one for k in order for one in slices[k]]
     return replace(
         table,
-        frequency_mhz=table.frequency_mhz[rows],
+        frequency_mhz=table.frequency_mhz[list(rows)],
         config=tuple(table.config[k] for k in rows),
         time_ns=frozen(times),
         energy_fj=frozen(energies),
-        left_mhz=table.left_mhz[rows],
-        changes_clock=table.changes_clock[rows],
+        left_mhz=table.left_mhz[list(rows)],
+        changes_clock=table.changes_clock[list(rows)],
         first_config=tuple(table.first_config[k] for k in rows),
         slices=Slices(
             np.cumsum([0, *(len(slices[k]) for k in order)]), *np.array(flat, np.int64).T
