@@ -267,12 +267,13 @@ def _network(outcome: Outcome) -> str:
     (rms, _), (regular, slope) = busy_fit(runs), busy_fit(runs, found.in_turn)
     highest = runs.iteration_time_s[outcome.fastest]
     slowest = int(np.where(planned, runs.iteration_time_s, 0.0).argmax())
-    numbers = [number for _, number in np.array(runs.keys, object)[planned]]
     work = runs.time_s[:, (runs.stage == 3) | (runs.stage == 4)].sum(1)
     error = runs.iteration_std_s / np.sqrt(runs.iterations) / runs.iteration_time_s
     short = -outcome.time_error[outcome.fastest]
     assert found.node_transfer_s is not None
     node, worst = 1000 * found.node_transfer_s, 100 * error[planned].max()
+    numbers = [number for (_, number), plan in zip(runs.keys, planned, strict=True) if plan]
+    alike = np.corrcoef(numbers, work[planned])[0, 1]
     return f"""**T5 on A40.** A replay of the measured operations alone is
 {-100 * outcome.model.short[0]:.0f}% short. The job runs on two nodes, and stages 3 and 4, on both
 sides of the network, **take turns**: neither computes while the other does. An iteration is
@@ -304,8 +305,8 @@ What remains is chance, and more than the aim of 1% for this job; of regular ite
 - Perseus's plans were run one after the other, from the slowest to the fastest. So a network that
   slowly became faster would look as if the clocks had done it, and the runs at the highest clock,
   which came first, speak for a network that matters more than turns do. The runs cannot tell the
-  two apart: the number of a plan's run and what the two stages work are correlated by
-  {np.corrcoef(numbers, work[planned])[0, 1]:.3f}. Turns predict the plans that were left out, and are short of the baseline."""
+  two apart: the number of a run and what the two stages work are correlated by {alike:.2f}. Turns
+  predict the plans that were left out, and are short of the baseline."""
 
 
 def _node_transfers() -> str:
