@@ -1,7 +1,7 @@
 """What was published beside what we get, on the measured profiles: writes docs/results.md.
 
 `python -m benchmarks.results docs/results.md` (or `make results`). What is written is the same on
-every machine; how long it took goes to the terminal.
+every machine, but for gaps after polishing; how long it took goes to the terminal.
 """
 
 from __future__ import annotations
