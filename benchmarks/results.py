@@ -83,8 +83,11 @@ artifact, *predicted* is replayed by envplan on a measured profile. Nothing was 
 figure. Nobody has yet run envplan's plans on these clusters.
 
 The paper's tables could be had only in part: Table 6, two rows of Table 3, and the best column of
-Table 4. The rest of Table 3 follows from the runs, and is *measured* here. Figures 7 and 8 show
-curves without numbers.
+Table 4. The rest of Table 3 follows from the runs, and is *measured* here; of Table 4, what
+Perseus's runs save until each straggler ends. Figures 7 and 8 show curves, whose values the
+artifact does not hold. We looked for these numbers in what public indexes keep of the paper (its
+first pages), of Zeus's documentation, of its authors' blog, and of public repositories: none has
+them.
 
 What inference fleets save is on [a page of its own](results-serving.md)."""
 
