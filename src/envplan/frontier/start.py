@@ -50,7 +50,7 @@ _REPEATING: Final = (
     "dualpipe-v",
 )
 # Of the pipeline that stands for a long one, in rounds. With four its middle is steady even near
-# T_min, on all profiles that were tried: the repair of the long one finds next to nothing to do. Near
+# T_min, on all profiles that were tried, and the repair of the long one finds little to do. Near
 # T_star fewer are enough, so for those four fewer stand.
 _STEADY_ROUNDS: Final = (4.0, 2.5)
 _FEWEST_ROUNDS: Final = 3  # the same where whole rounds repeat
