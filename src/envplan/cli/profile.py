@@ -128,14 +128,6 @@ class WorkOptions:
 class SizeOptions(Sizes):
     """Sizes of the workload."""
 
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    vocabulary_size: int | None = None
-    sequence_length: int | None = None
-    width_factor: int | None = None
-    image_size: int | None = None
-
 
 @options(
     """
