@@ -240,3 +240,13 @@ def test_ladder_is_stored_proved_and_slower_rung_by_rung(folder: Path) -> None:
 def test_negative_ladder_is_refused(folder: Path) -> None:
     assert_refused(envplan("solve", "--ladder", "-1", cwd=folder), 2, "--ladder", "at least 0")
     assert not (folder / "plan.json").exists()
+
+
+def test_the_number_of_cores_changes_no_byte(folder: Path) -> None:
+    written = []
+    for jobs in ("1", "2"):
+        slow = solved(folder, "--slowdown", "2", "--switch-latency", "2ms", "--jobs", jobs)
+        assert app._run(["frontier", "-q", "-o", "frontier.json", "--jobs", jobs]) == 0
+        frontier = json.loads((folder / "frontier.json").read_text())
+        written.append((slow.model_dump(exclude={"created"}), frontier))
+    assert written[0] == written[1]

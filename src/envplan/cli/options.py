@@ -62,6 +62,7 @@ SHARED = share(
     Output:
       --profile PROFILE  The profile that the file was made from, if it has moved.
       --force  Go on though the profile has changed since.
+      -j, --jobs N  Cores to use; default: all there are. Answers do not depend on it.
       --json  Print JSON instead of a table; errors, too.
       -q, --quiet  Print nothing but errors; files are still written.
     """,
@@ -159,6 +160,7 @@ class JobOptions(ParallelOptions):
     one_clock: bool = False
     parts_within: float | None = None
     blocking_power: float | None = None
+    jobs: int | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -166,6 +168,9 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
+        from envplan.cores import use_cores
+
+        use_cores(self.jobs)
         profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)

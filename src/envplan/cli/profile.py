@@ -50,7 +50,7 @@ def _known_schedule(name: str, option_name: str) -> str:
           module and inputs.
       --pp, --stages N  Pipeline stages; default 4.
     Job:
-      --vp, --chunks N  Model chunks of a stage; default 1.
+      --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --tp, --tensor-parallel N  GPUs of a stage; one is measured.
       --cp N  Context-parallel size: GPUs that share a sequence.
       --dp, --replicas N  Replicas of the pipeline.
@@ -59,7 +59,7 @@ def _known_schedule(name: str, option_name: str) -> str:
       --schedule NAME  The job's schedule.
       --dtype TYPE  bfloat16, float16 or float32.
       --recompute  A backward does its forward again.
-      --split-backward  Gradients of inputs and weights apart (zero bubble).
+      --split-backward  Gradients of inputs and weights apart; default: as the schedule has it.
       --parts  With --backend modelled: rows for each module of a layer.
     """,
     schedule=_known_schedule,
@@ -72,7 +72,7 @@ class WorkOptions:
     model: str | None = None
     entry: str | None = None
     stages: int | None = None
-    vp: int = 1
+    vp: int | None = None
     tp: int = 1
     cp: int = 1
     dp: int = 1
@@ -102,6 +102,20 @@ class WorkOptions:
     def num_stages(self) -> int:
         """Pipeline stages."""
         return self.stages or 4
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks of each: as given, else as many as the schedule needs."""
+        from envplan.pipeline import traits
+
+        return self.vp or traits(self.schedule).chunks
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backwards are profiled in two, for their own sake or the schedule's."""
+        from envplan.pipeline import traits
+
+        return self.split_backward or traits(self.schedule).passes > 2
 
     def what(self, sizes: Sizes) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
@@ -243,7 +257,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         gpu=gpu,
         model=work.what(sizes),
         num_stages=work.num_stages,
-        chunks=work.vp,
+        chunks=work.chunks,
         num_microbatches=work.microbatches,
         microbatch_size=work.samples or 1,
         tensor_parallel=work.tp,
@@ -251,7 +265,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         replicas=work.dp,
         recompute=work.recompute,
         precision=_PRECISIONS[work.dtype],
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         schedule=_schedule(work),
         parts=work.parts,
     )
@@ -268,7 +282,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
 
 def _schedule(work: WorkOptions) -> str:
     """The job's; with several chunks 1f1b is interleaved."""
-    return "interleaved" if work.schedule == "1f1b" and work.vp > 1 else work.schedule
+    return "interleaved" if work.schedule == "1f1b" and work.chunks > 1 else work.schedule
 
 
 def _measure(
@@ -297,7 +311,7 @@ def _measure(
             "--parts goes with --backend modelled; parts are measured inside a job, with "
             "envplan.runtime's Profiler(parts=)"
         )
-    if work.split_backward and work.recompute:
+    if work.splits_backward and work.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
             "forward again for either part; measure without --recompute, and give --recompute to "
@@ -305,7 +319,7 @@ def _measure(
         )
     settings = Settings(
         step=step,
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         lock=not measuring.no_lock,
         target_error=(measuring.error or 1.0) / 100,
         time_limit=measuring.time_limit or Settings.time_limit,
@@ -355,8 +369,8 @@ def _job(work: WorkOptions) -> Any:
     from envplan.profile.sidecar import Job
 
     return Job(
-        stages=work.num_stages if work.vp > 1 else None,
-        chunks=work.vp if work.vp > 1 else None,
+        stages=work.num_stages if work.chunks > 1 else None,
+        chunks=work.chunks if work.chunks > 1 else None,
         replicas=work.dp,
     )
 
@@ -379,7 +393,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
     return torch_workload(
         work.workload or "gpt",
         work.what(sizes),
-        num_stages=work.num_stages * work.vp,
+        num_stages=work.num_stages * work.chunks,
         microbatch_size=work.samples or 1,
         dtype=work.dtype,
         device=device,
