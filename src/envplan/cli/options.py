@@ -66,8 +66,8 @@ SHARED = share(
       --json  Print JSON instead of a table; errors, too.
       -q, --quiet  Print nothing but errors; files are still written.
     """,
-    switch_latency=TIME.plainly("ms"),
-    min_dwell=TIME.plainly("ms"),
+    switch_latency=TIME.plainly("ms").within(0, 3600),
+    min_dwell=TIME.plainly("ms").within(0, 3600),
 )
 
 
@@ -258,8 +258,8 @@ class JobOptions(ParallelOptions):
         ):
             if given is not None and made not in (None, given):
                 warn(
-                    f"profile {profile.name} was made with {name} {made}, not {given}: its times "
-                    f"and energies are those of {name} {made}"
+                    f"{profile.path or profile.name} was made with {name} {made}, not {given}: its "
+                    f"times and energies are those of {name} {made}"
                 )
                 return
 

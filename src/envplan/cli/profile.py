@@ -423,6 +423,7 @@ class _Reporter:
 
 
 def _print(profile: Profile) -> None:
+    from envplan._words import counted
     from envplan.cli.output import describe_profile, print_table, say, signed_percent, significant
     from envplan.profiling.remarks import remarks
     from envplan.profiling.sweep import summarize_profile
@@ -451,7 +452,8 @@ def _print(profile: Profile) -> None:
         rows,
         words=2,
     )
-    of = f" of {metadata.microbatch_size} samples" if metadata.microbatch_size else ""
+    size = metadata.microbatch_size
+    of = f" of {counted(size, 'sample')}" if size else ""
     say(
         f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
         f"microbatches{of}, schedule {metadata.schedule}"

@@ -366,7 +366,7 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
             "profiles` lists them)",
             path=path_or_name,
         )
