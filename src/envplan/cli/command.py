@@ -264,14 +264,6 @@ def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str
         raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
 
 
-def name_bare_plot(arguments: list[str], default: str = "frontier.png") -> list[str]:
-    """Give a `--plot` that no file name follows its default one."""
-    return [
-        f"--plot={default}" if argument == "--plot" and following.startswith("-") else argument
-        for argument, following in pairwise([*arguments, "--"])
-    ]
-
-
 class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 

@@ -48,7 +48,7 @@ def _known_schedule(name: str, option_name: str) -> str:
           mixtral-8x7b, deepseek-v3, gpt3-175b, or a config.json of Hugging Face.
       --entry MODULE:FUNCTION  Measure the stages that this function returns: pairs of a torch
           module and inputs.
-      --pp, --stages N  Pipeline stages; default 4.
+      --pp, --stages N  Pipeline stages; default: 4.
     Job:
       --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --tp, --tensor-parallel N  GPUs of a stage; one is measured.
@@ -147,8 +147,8 @@ class SizeOptions(Sizes):
     """
     Measuring:
       --device N  Which GPU, by nvidia-smi; default: CUDA's first.
-      --error PCT  Repeat until time and energy have this standard error; default 1.
-      --time-limit TIME  But at most so long for an operation; default 20s.
+      --error PCT  Repeat until time and energy have this standard error; default: 1.
+      --time-limit TIME  But at most so long for an operation; default: 20s.
       --no-lock  Touch no clock: measure at the current ones only.
       --smooth  Take out noise; raw_time and raw_energy stay.
     """,
