@@ -3,6 +3,7 @@ own, and against the replay; files, plans and bad input."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 from pathlib import Path
@@ -288,6 +289,33 @@ def test_simulated_operations_show_their_parts() -> None:
     assert {part.part for part in timed.slices} >= {"attention0", "mlp2"}
 
 
+def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
+    profile, cap = parts_profile(microbatches=3), 400.0
+    for how in (ByParts(), None):
+        frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=how))
+        plan = frontier.plan(peak_power_cap=cap)
+        timeline = simulate(plan, profile)
+        busy: dict[int, list[tuple[int, int, float]]] = {0: [], 1: []}
+        for one in timeline.operations:
+            parts = profile.parts(one.operation.stage, one.operation.instruction)
+            begin = one.start_ns
+            for part in one.slices if changes_of(one.config) else ():
+                watts = part.energy_fj / (part.finish_ns - part.start_ns) / 1e6
+                busy[one.operation.stage].append((part.start_ns, part.finish_ns, watts))
+            for part in () if changes_of(one.config) else parts:
+                rows = {m: (t, e) for m, _, t, e in part.table.rows()}
+                time, energy = rows[one.frequency_mhz]
+                busy[one.operation.stage].append((begin, begin + time, energy / time / 1e6))
+                begin += time
+        moments = {begin for spans in busy.values() for begin, *_ in spans}
+        peak = max(
+            sum(next((w for a, b, w in spans if a <= at < b), 70.0) for spans in busy.values())
+            for at in moments
+        )
+        assert peak <= cap
+        assert timeline.replay.peak_uw == pytest.approx(peak * 1e6, abs=2)
+
+
 def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
     parts_profile().save_csv(tmp_path / "profile.csv")
     for command in (
@@ -308,6 +336,46 @@ def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
         for name in ("plan.json", "one.json")
     }
     assert energy["plan.json"] < 0.98 * energy["one.json"]
+
+
+def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> None:
+    profile = parts_profile()
+    names = [part.name for part in profile.parts(0, "backward")]
+    split = profile.adjusted(backward_input_share=0.4, by_parts=EXACT)
+    for half, share in (("backward_input", 0.4), ("backward_weight", 0.6)):
+        table = split.table(0, half)
+        assert [part.name for part in table.parts] == names
+        assert table.changes_clock.any()
+        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").rows()}
+        for mhz, config, time, energy in table.rows():
+            if not changes_of(config):
+                assert time == pytest.approx(share * whole[mhz, config][0], abs=len(names))
+                assert energy == pytest.approx(share * whole[mhz, config][1], rel=1e-9)
+    plan = trace_frontier(
+        Pipeline("zb-h1", 2, 3),
+        profile.fitted({"forward", "backward_input", "backward_weight"}, by_parts=ByParts()),
+    ).plan()
+    assert any(changes_of(op.config) for op in plan.stages[0] if op.instruction != "forward")
+    assert verify_plan(plan, profile)
+    # Recomputed forwards run somewhere between the parts of a backward.
+    recomputing = profile.adjusted(recompute=True, by_parts=EXACT)
+    assert not recomputing.table(0, "backward").parts
+    assert recomputing.table(0, "forward").changes_clock.any()
+
+
+def test_halves_of_a_backward_are_joined_part_by_part() -> None:
+    columns = ("stage", "instruction", "frequency", "time", "energy", "part")
+    rows = [
+        (0, name, mhz, work * 1e-3 * 1500 / mhz, work * mhz / 100, part)
+        for name in ("forward", "backward_input", "backward_weight")
+        for mhz in (1500, 1000)
+        for part, work in (("mlp", 2.0), ("attention", 1.0))
+    ]
+    profile = Profile.from_rows(rows, columns=columns)
+    table = profile.adjusted(join_backward=True, by_parts=EXACT).table(0, "backward")
+    assert [part.name for part in table.parts] == ["mlp", "attention"]
+    assert table.changes_clock.any()
+    assert table.time_ns[table.max_frequency_option] == 6_000_000
 
 
 def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
@@ -371,6 +439,22 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
     few = Clocks((1260, 1500, 1740), "given", None)
     with pytest.raises(InputError, match="no clock of the GPU"):
         apply_plan(plan, profile, topology=topology, clocks=few)
+
+
+def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
+    parts_profile().save_csv(tmp_path / "profile.csv")
+    points = ("", "one_clock = true", "parts_within = 0")
+    text = "".join(f'[[points]]\nprofile = "profile.csv"\nslowdown = 2\n{p}\n' for p in points)
+    (tmp_path / "sweep.toml").write_text(text)
+    ran = envplan("sweep", "sweep.toml", "-o", "sweep.csv", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, ""), ran
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines()))
+    for row, options in zip(rows, ((), ("--one-clock",), ("--parts-within", "0")), strict=True):
+        solved = envplan("solve", "--slowdown", "2", "--json", *options, cwd=tmp_path)
+        assert float(row["energy_j"]) == json.loads(solved.out)["predicted"]["energy_j"]
+    assert [row["one_clock"] for row in rows] == ["False", "True", "False"]
+    energies = [float(row["energy_j"]) for row in rows]
+    assert energies[0] < 0.98 * energies[1]
 
 
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:

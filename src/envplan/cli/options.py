@@ -190,17 +190,11 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: options contradict each other or the profile.
         """
-        from envplan.profile import ByParts
-
-        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
-            raise InputError(
-                "--parts-within goes with a profile whose operations have parts, and not with "
-                "--one-clock"
-            )
-        if self.one_clock or not profile.has_parts:
-            return None
-        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
-        return ByParts.of(blocking_power_w=self.blocking_power, **within)
+        return profile.by_parts(
+            one_clock=self.one_clock,
+            within_percent=self.parts_within,
+            blocking_power_w=self.blocking_power,
+        )
 
     def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
