@@ -173,17 +173,12 @@ def latency_table() -> str:
         frontier = trace_frontier(profile.pipeline(), profile.adjusted(by_parts=ByParts()))
         found = beside_one_clock(frontier)
         for words, value in (
-            ("one clock", lambda row: row.one_clock),
-            ("by parts", lambda row: row.by_parts),
+            ("one clock", lambda row: row.saved_percent(row.one_clock_j)),
+            ("by parts", lambda row: row.saved_percent(row.by_parts_j)),
         ):
             name = [gpu, model.name, f"{min(shares):.1f} to {max(shares):.1f}", words]
-            plans = [value(row) for row in found]
-            rows.append(
-                [
-                    *name,
-                    *("-" if p is None else f"{p.predicted.savings_percent:.2f}" for p in plans),
-                ]
-            )
+            saved = ("-" if (p := value(row)) is None else f"{p:.2f}" for row in found)
+            rows.append([*name, *saved])
             print(rows[-1], flush=True)
     header = ["GPU", "model", "parts of a forward (ms)", "saved (%) at"]
     return table([*header, *(f"{1e3 * row.switch_latency_s:g} ms" for row in found)], rows)

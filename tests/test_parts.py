@@ -436,9 +436,8 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
         applied.to_zeus()
     with pytest.raises(InputError, match="solve with --min-dwell instead"):
         apply_plan(plan, profile, topology=topology, min_dwell=0.01)
-    few = Clocks((1260, 1500, 1740), "given", None)
-    with pytest.raises(InputError, match="no clock of the GPU"):
-        apply_plan(plan, profile, topology=topology, clocks=few)
+    with pytest.raises(InputError, match="the highest clock of the GPU is 1000 MHz"):
+        apply_plan(plan, profile, topology=topology, clocks=Clocks((1000,), "given", None))
 
 
 def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
@@ -455,6 +454,33 @@ def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
     assert [row["one_clock"] for row in rows] == ["False", "True", "False"]
     energies = [float(row["energy_j"]) for row in rows]
     assert energies[0] < 0.98 * energies[1]
+
+
+@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
+@pytest.mark.parametrize("has", [(1260, 1500, 1740), (1100, 1400, 1800)])
+def test_clocks_of_parts_that_a_gpu_lacks_are_raised(
+    has: tuple[int, ...], asked: dict[str, float]
+) -> None:
+    profile = parts_profile()
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
+    plan = frontier.plan(slowdown=0.05, **asked)
+    wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
+    assert wanted - set(has)
+    applied = apply_plan(
+        plan, profile, topology=Topology.for_job(plan.job), clocks=Clocks(has, "given", None)
+    )
+    assert applied.iteration_time_s <= plan.target.deadline_s
+    assert FrequencyPlan.from_document(json.loads(applied.to_json())) == applied
+    for rank in applied.ranks:
+        assert rank.configs is not None
+        for before, now in zip(plan.stages[rank.stage], rank.configs, strict=True):
+            assert {c.frequency_mhz for c in changes_of(now)} <= set(has)
+            assert bool(changes_of(before.config)) == bool(changes_of(now))
+        assert set(rank.clocks_mhz) <= set(has)
+    raised = {(one.planned_mhz, one.applied_mhz) for one in applied.raised}
+    assert raised
+    assert all(before < now and now in has for before, now in raised)
+    assert all(one.profiled == (has[0] == 1260) for one in applied.raised)
 
 
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:

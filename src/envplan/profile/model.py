@@ -26,7 +26,7 @@ from envplan.profile.options import (
     OptionTable,
     Part,
 )
-from envplan.profile.parts import WITHIN, ByParts, retimed
+from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
 from envplan.profile.smoothing import noise_is_clear
@@ -207,6 +207,25 @@ class Profile:
             for key, table in self._tables.items()
         }
         return other
+
+    def raised(
+        self, stage: int, instruction: str, config: str, gpu_mhz: Sequence[int]
+    ) -> tuple[Profile, Raised] | None:
+        """This profile with an option more: that of clocks by part that a GPU has, and no part
+        slower; and that option. None where no clock is as fast.
+
+        Args:
+            config: of the option whose clocks are raised.
+            gpu_mhz: the clocks of the GPU, ascending.
+        """
+        assert self.adjustments.by_parts is not None
+        key = stage, instruction
+        found = raised(self._tables[key], config, gpu_mhz, self.adjustments.by_parts)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._tables = self._tables | {key: found[0]}
+        return other, found[1]
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
