@@ -7,6 +7,8 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
+from contextvars import ContextVar
+
 import numpy as np
 
 cdef extern from *:
@@ -153,6 +155,8 @@ cdef extern from "maxflow.hpp" namespace "envplan::maxflow" nogil:
                  int32_t, int32_t, int64_t*, uint8_t*) except +
 
 INFINITE = kInfinite
+# Where a thread finds the event that ends its work: signals reach the main thread only.
+STOP = ContextVar("STOP", default=None)
 UNLIMITED = kUnlimited
 
 # A few hundredths of a second: nodes touched, or operations replayed.
@@ -758,4 +762,7 @@ cdef extern from "Python.h":
 
 
 cdef int _handle_signals() except -1:
+    stop = STOP.get()
+    if stop is not None and stop.is_set():
+        raise KeyboardInterrupt
     return PyErr_CheckSignals()

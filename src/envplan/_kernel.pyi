@@ -1,11 +1,14 @@
 """Types of the compiled core; see csrc/_kernel.pyx for what each does."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
 INFINITE: int
+STOP: ContextVar[Event | None]
 UNLIMITED: int
 
 class Trace:
