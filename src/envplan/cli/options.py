@@ -131,7 +131,7 @@ def complete_profiles(incomplete: str) -> list[str]:
           all_gather.
       --one-clock  Give every operation one clock, though the profile splits some into parts.
       --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
-          energy on others no slower; default: 0.5, 0 leaves nothing out.
+          energy on others no slower; default: 0.2, 0 leaves nothing out.
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,

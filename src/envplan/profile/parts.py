@@ -6,8 +6,9 @@ clock, as any other config does:
 
     @attention=1410 @mlp=990
 
-means: ask for 1410 MHz as `attention` starts and for 990 MHz as `mlp` starts. What comes after this
-module knows no parts. The composition itself is in csrc/parts.hpp.
+means: ask for 1410 MHz as `attention` starts and for 990 MHz as `mlp` starts. Clocks that come late
+are asked for ahead, so `@attention=990+2000000ns` means: 2 ms after `attention` starts. What comes
+after this module knows no parts. The composition itself is in csrc/parts.hpp.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 #: How much more energy an option left out may save where nobody says, as a fraction.
-WITHIN: Final = 5e-3
+WITHIN: Final = 2e-3
 
 _MOST_CHOICES: Final = 10_000_000
 _MOST_FJ: Final = MAX_INTEGER
@@ -89,10 +90,11 @@ class ByParts(Model):
     )
     switch_latency_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         0.0,
-        description="from a request until the clock changes; shorter parts ask for nothing",
+        description="from a request until the clock changes: clocks of parts are asked for so much "
+        "ahead, and no sooner after each other",
     )
     min_hold_s: Annotated[float, Field(ge=0, le=3600)] = Field(
-        0.0, description="least time between two requests within an operation"
+        0.0, description="least time between two requests for parts of an operation"
     )
 
     def in_words(self) -> str:
@@ -113,7 +115,7 @@ def changes_of(config: str) -> tuple[Change, ...]:
     """
     if not config.startswith("@"):
         return ()
-    found = [_TOKEN.fullmatch(token) for token in config.split(" ")]
+    found = [_TOKEN.fullmatch(token) for token in re.split(" (?=@)", config)]
     if not all(found):
         raise InputError(f"{config!r} does not say clocks by part, as in @attention=1410 @mlp=990")
     return tuple(Change(m[1], int(m[2]), m[4] or "", int(m[3] or 0)) for m in found if m)
