@@ -192,8 +192,8 @@ class Simulation:
 
     def at_rate(self, rate: Rate) -> float:
         """What the energy costs at a rate per kWh, money or gCO2."""
-        steps = rate.steps()
-        edges = [steps.integral(float(t)) for t in [*self.series.time_s, self.duration_s]]
+        steps, at = rate.steps(), self.series.time_s
+        edges = [steps.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
         return float(np.dot(np.diff(edges), self.series.power_w)) / J_PER_KWH
 
     @property
@@ -363,19 +363,25 @@ class Machines:
             helpers = [self._pools[key] for key in able if key != home]
             self.replay.route(place, self._pools[home], helpers + old)
 
-    def result(self, policy: str, gpus: list[int]) -> Simulation:
-        """What came of it, once the trace is over."""
+    def result(self, policy: str, gpus: list[int], first: int = 0) -> Simulation:
+        """What came of it, once the trace is over.
+
+        Args:
+            policy: its name.
+            gpus: in use, of each slot.
+            first: slot that counts first; before it, no request came.
+        """
         self.replay.finish()
         energy, attained, by_class, changes, helped, squashed = self.replay.results()
         trace, slots = self.stream.trace, len(gpus)
         tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
         series = Series(
-            time_s=SLOT_S * np.arange(slots, dtype=np.float64),
-            power_w=energy[:slots] / SLOT_S,
-            load_tokens_s=trace.counts @ tokens / SLOT_S,
-            gpus=np.array(gpus, dtype=np.float64),
-            requests=trace.counts.sum(axis=1).astype(np.float64),
-            attained=attained[:slots].astype(np.float64),
+            time_s=SLOT_S * np.arange(first, slots, dtype=np.float64),
+            power_w=energy[first:slots] / SLOT_S,
+            load_tokens_s=(trace.counts @ tokens / SLOT_S)[first:],
+            gpus=np.array(gpus[first:], dtype=np.float64),
+            requests=trace.counts.sum(axis=1)[first:].astype(np.float64),
+            attained=attained[first:slots].astype(np.float64),
         )
         return Simulation(
             policy, by_class, self.started, self.resharded, changes, helped, squashed,

@@ -41,6 +41,8 @@ class Settings:
         underestimated: share of these that are predicted too short.
         pools: at most, for policies that sort classes into pools.
         squash_s: a request whose first token is so much too late is given up.
+        past_s: so much of the trace, rounded up to minutes, is a past: the first fleet is sized by
+            it, and it is not replayed. 0: that fleet is sized by the trace's peak, with hindsight.
         seed: of whatever is drawn.
         overheads: how long changes take.
     """
@@ -53,6 +55,7 @@ class Settings:
     underestimated: float = 0.5
     pools: int = len(CLASSES)
     squash_s: float = 60.0
+    past_s: float = 0.0
     seed: int = 0
     overheads: Overheads = field(default_factory=Overheads)
 
