@@ -320,7 +320,7 @@ def test_what_cannot_be_solved_is_one_line(
     ("lines", "words"),
     [
         (["XL5,2,1000,0,,100,0.1,0.01"], ["p.csv:2, column class", "no class 'XL5'"]),
-        (["SS,2,1000,0,,100,,0.01"], ["p.csv:2, column ttft_s", "no holes"]),
+        (["SS,2,1000,0,,100,,0.01"], ["p.csv:2, column ttft_s", "is empty"]),
         (
             [
                 "SS,2,1000,0,,1,0.1,0.01",
@@ -398,7 +398,7 @@ def test_a_trace_with_mistakes_is_one_line(
         (["--ready", "vm,coffee"], 2, ["--ready must name some of vm, weights, snapshot"]),
         (["--pools", "0"], 2, ["--pools"]),
         (["--squash", "soon"], 2, ["--squash"]),
-        (["--gpu-price", "-1"], 2, ["--gpu-price"]),
+        (["--gpu-hour", "-1"], 2, ["--gpu-hour"]),
         (["--seed", "-1"], 2, ["--seed"]),
         (["--slo", "LM=0.001,0.1"], 1, ["LM its first token"]),
     ],

@@ -6,34 +6,34 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import JOB, MONEY, MOST, OUTPUT, add, file_of, one_of, option, plot_option
+from envplan.cli.command import add, argument, file_of, one_of, options, plot_option, takes
 from envplan.cli.inputs import check_outputs
-from envplan.cli.options import ForceOption, OutputOptions, ProfileOption, RateOptions
+from envplan.cli.options import OutputOptions, RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.costs.rates import Rate
+    from envplan.costs.rates import Kind, Rate
     from envplan.runtime.guard import Guard
+    from envplan.serving.apply import ServingApplied
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
     from envplan.serving.trace import Trace
 
-FLEET, FORECAST, START = "Fleet", "Forecast", "Start-up and clocks"
 _BUILTIN = "h100-llama2-70b"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
+_PICTURES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 8
 _LOOK_S = 0.5
 
@@ -44,37 +44,30 @@ serving = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-GpusOption = Annotated[int, option("--gpus N", FLEET, "GPUs of the fleet.", COUNT)]
-ClocksFile = typer.Argument(metavar="FILE", help="What `envplan serving apply` wrote.")
-
 
 def _picture(default: str, what: str, *more: str) -> Any:
     hint = "those are the pictures there are"
-    return plot_option(default, (*_PLOT_TYPES, *more), what, hint)
+    return plot_option(default, (*_PICTURES, *more), what, hint)
 
 
-def _table(help_text: str) -> Any:
-    return option("-o, --output FILE", OUTPUT, help_text, file_of((".csv",), "it is a CSV file"))
+_csv = file_of((".csv",), "it is a CSV file")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Job:
+      --slo CLASS=TTFT,TBT  SLO of a class: seconds to the first token, and between tokens. May be
+          repeated.
+      --slo-scale X  All SLOs, X times as long.
+    """,
+    slo_scale=NUMBER.within(1e-6, 1e6),
+)
 class ServiceOptions:
     """A serving profile, and the SLOs to be met with it."""
 
-    profile: Annotated[
-        str, typer.Argument(metavar="[PROFILE]", help=f"Serving profile CSV; default: {_BUILTIN}.")
-    ] = _BUILTIN
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "--slo CLASS=TTFT,TBT",
-            JOB,
-            "SLO of a class: seconds to the first token, and between tokens. May be repeated.",
-        ),
-    ] = None
-    slo_scale: Annotated[
-        float, option("--slo-scale X", JOB, "All SLOs, X times as long.", NUMBER.within(1e-6, 1e6))
-    ] = 1.0
+    profile: str = argument("[PROFILE]", f"Serving profile CSV; default: {_BUILTIN}.", _BUILTIN)
+    slo: list[str] | None = None
+    slo_scale: float = 1.0
 
     @cached_property
     def known(self) -> ServingProfile:
@@ -99,40 +92,38 @@ class ServiceOptions:
             with_slos(profile, given, self.slo_scale) if given or self.slo_scale != 1 else profile
         )
 
-    def check_outputs(self, *outputs: Path | None, trace: str | None = None) -> None:
+    def check_outputs(
+        self, *outputs: Path | None, inputs: Sequence[tuple[str, str | None]] = ()
+    ) -> None:
         """Raises: InputError: an output cannot be written, or would replace what is read."""
-        from envplan.serving.profile import sidecar_path
-
-        path = self.known.path
+        path, sidecar = self.known.path, self.known.sidecar
         check_outputs(
-            *outputs,
-            inputs=[
-                ("the profile", path),
-                ("the profile's sidecar", path and sidecar_path(path)),
-                ("the trace", trace),
-            ],
+            *outputs, inputs=[("the profile", path), ("the profile's sidecar", sidecar), *inputs]
         )
 
-    def print_written(self, *files: Path | None, then: str) -> None:
-        """Name what the profile lacks though no SLO explains it, and say what was written.
+    def answer(
+        self, show: OutputOptions, document: Callable[[], Mapping[str, Any]],
+        tell: Callable[[], None], *written: Path | None, then: str,
+    ) -> None:  # fmt: skip
+        """End a command: as cli.output.answer, and name what the profile lacks for no SLO's sake.
 
         Args:
             then: what to type next, after `envplan serving`.
         """
-        from envplan.cli.output import say
+        from envplan.cli.output import answer, say
 
-        if gaps := self.known.gaps():
-            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps[:_MOST_NAMED]]
-            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-            say(
-                f"warning: {self.known.name} has no rows for {', '.join(named)}{more}, but for "
-                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
-                "baselines can use it"
-            )
-        for file in files:
-            if file is not None:
-                say(f"wrote {file}")
-        say(f"next: envplan serving {then}")
+        def told() -> None:
+            tell()
+            if gaps := self.known.gaps():
+                named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
+                more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
+                say(
+                    f"warning: {self.known.name} has no rows for "
+                    f"{', '.join(named[:_MOST_NAMED])}{more}, but for fewer GPUs or a lower clock; "
+                    "no SLO explains that, and neither plans nor baselines can use it"
+                )
+
+        answer(show, document, told, written=written, last=f"next: envplan serving {then}")
 
 
 def _ready(text: str, name: str) -> str:
@@ -146,104 +137,70 @@ def _ready(text: str, name: str) -> str:
     return ",".join(words)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
+@options(
+    """
+    Most used:
+      --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
+          or token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour
+          each, real), coding-week, conversation-week (real-shaped).
+    Job:
+      --load-factor X  X times the trace's requests.
+    Fleet:
+      --gpus N  GPUs of the fleet.
+      --pools N  Pools of policy DynamoLLM, at most.
+      --epoch TIME  Between two looks ahead, as in 30min or 30 (minutes).
+      --slo-quantile PCT  Share of SLOs that fleets are sized for.
+      --headroom PCT  Room above what is needed.
+      --squash TIME  A first token so much too late is given up.
+    Forecast:
+      --past TIME  So much of the trace is what the first fleet is sized by, and is not replayed;
+          default: that fleet is sized by the trace's peak, with hindsight.
+      --mispredicted PCT  Requests whose output is predicted one length too short or too long.
+      --underestimated PCT  Of these, the share that is predicted too short.
+      --seed N  Of what is drawn.
+    Start-up and clocks:
+      --ready NAME[,NAME...]  What is ready before an instance is needed: vm (machines are booted,
+          90 s less), weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s
+          less).
+      --clock-delay TIME  A clock comes so long after it is asked for, as in 30ms or 30
+          (milliseconds).
+    Money:
+      --start TIME  When the trace begins, for files of rates over time.
+    """,
+    load_factor=NUMBER.within(1e-6, 100),
+    pools=COUNT.within(1, 9),
+    epoch=TIME.plainly("min").within(1, 6e7),
+    slo_quantile=PERCENT.within(0.01, 99.9999),
+    headroom=PERCENT.within(0, 1e4),
+    past=TIME.plainly("min"),
+    mispredicted=PERCENT.within(0, 100),
+    underestimated=PERCENT.within(0, 100),
+    seed=WHOLE.within(0, 2**63 - 1),
+    ready=_ready,
+    clock_delay=TIME.plainly("ms"),
+    start=None,
+)
+class ReplayOptions(RateOptions):
     """A trace, and how its replay is run; the defaults are those of Settings."""
 
-    trace: Annotated[
-        str,
-        option(
-            "--trace TRACE",
-            MOST,
-            "Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or "
-            "token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour "
-            "each, real), coding-week, conversation-week (real-shaped).",
-        ),
-    ] = "azure-2023-conversation"
-    load_factor: Annotated[
-        float,
-        option("--load-factor X", JOB, "X times the trace's requests.", NUMBER.within(1e-6, 100)),
-    ] = 1.0
-    gpus: GpusOption = 1024
-    pools: Annotated[
-        int, option("--pools N", FLEET, "Pools of policy DynamoLLM, at most.", COUNT.within(1, 9))
-    ] = 9
-    epoch: Annotated[
-        float,
-        option(
-            "--epoch TIME",
-            FLEET,
-            "Between two looks ahead, as in 30min or 30 (minutes).",
-            TIME.plainly("min").within(1, 6e7),
-        ),
-    ] = 1800.0
-    slo_quantile: Annotated[
-        float,
-        option(
-            "--slo-quantile PCT",
-            FLEET,
-            "Share of SLOs that fleets are sized for.",
-            PERCENT.within(0.01, 99.9999),
-        ),
-    ] = 99.95
-    headroom: Annotated[
-        float, option("--headroom PCT", FLEET, "Room above what is needed.", PERCENT.within(0, 1e4))
-    ] = 10.0
-    squash: Annotated[
-        float, option("--squash TIME", FLEET, "A first token so much too late is given up.", TIME)
-    ] = 60.0
-    mispredicted: Annotated[
-        float,
-        option(
-            "--mispredicted PCT",
-            FORECAST,
-            "Requests whose output is predicted one length too short or too long.",
-            PERCENT.within(0, 100),
-        ),
-    ] = 5.0
-    underestimated: Annotated[
-        float,
-        option(
-            "--underestimated PCT",
-            FORECAST,
-            "Of these, the share that is predicted too short.",
-            PERCENT.within(0, 100),
-        ),
-    ] = 50.0
-    ready: Annotated[
-        str | None,
-        option(
-            "--ready NAME[,NAME...]",
-            START,
-            "What is ready before an instance is needed: vm (machines are booted, 90 s less), "
-            "weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s less).",
-            _ready,
-        ),
-    ] = None
-    clock_delay: Annotated[
-        float,
-        option(
-            "--clock-delay TIME",
-            START,
-            "A clock comes so long after it is asked for, as in 30ms or 30 (milliseconds).",
-            TIME.plainly("ms"),
-        ),
-    ] = 0.03
-    seed: Annotated[
-        int, option("--seed N", FORECAST, "Of what is drawn.", WHOLE.within(0, 2**63 - 1))
-    ] = 0
-    gpu_price: Annotated[
-        float | None,
-        option("--gpu-price P", MONEY, "Price of a GPU for an hour.", NUMBER.within(0, 1e9)),
-    ] = None
-    start: Annotated[
-        str | None,
-        option("--start TIME", MONEY, "When the trace begins, for files of rates over time."),
-    ] = None
-    plot: Annotated[
-        Path | None,
-        _picture("serving-week.png", "what happens over time, or write a page", ".html"),
-    ] = None
+    trace: str = "azure-2023-conversation"
+    load_factor: float = 1.0
+    gpus: int = 1024
+    pools: int = 9
+    epoch: float = 1800.0
+    slo_quantile: float = 99.95
+    headroom: float = 10.0
+    squash: float = 60.0
+    past: float = 0.0
+    mispredicted: float = 5.0
+    underestimated: float = 50.0
+    ready: str | None = None
+    clock_delay: float = 0.03
+    seed: int = 0
+    start: str | None = None
+    plot: Path | None = _picture(
+        "serving-week.png", "what happens over time, or write a page", ".html"
+    )
 
     def settings(self) -> Settings:
         """What the policies are told."""
@@ -255,7 +212,8 @@ class ReplayOptions:
             gpus=self.gpus, epoch_s=self.epoch, late=1 - self.slo_quantile / 100,
             headroom=self.headroom / 100, mispredicted=self.mispredicted / 100,
             underestimated=self.underestimated / 100, pools=self.pools, squash_s=self.squash,
-            seed=self.seed, overheads=Overheads(clock=self.clock_delay, ready=ready),
+            past_s=self.past, seed=self.seed,
+            overheads=Overheads(clock=self.clock_delay, ready=ready),
         )  # fmt: skip
 
 
@@ -271,36 +229,30 @@ class _Replays:
 
     @classmethod
     def of(
-        cls, service: ServiceOptions, options: ReplayOptions, money: RateOptions,
-        names: Sequence[str], *, quiet: bool, output: Path | None = None,
+        cls, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
+        quiet: bool, output: Path | None = None,
     ) -> _Replays:  # fmt: skip
         """Read everything, replay, and draw what --plot asks for."""
-        from envplan.cli.output import progress_bar
+        from envplan.cli.output import counting_bar
         from envplan.costs.rates import read_rate
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
-        service.check_outputs(output, options.plot, trace=options.trace)
-        rates = {}
-        for name, kind, given in (
-            (money.currency or "money", "price", money.price),
-            ("carbon_g", "carbon", money.carbon),
-        ):
-            if given is not None:
-                rates[name] = read_rate(given, kind, start=options.start, repeats=True)  # type: ignore[arg-type]
+        files = [("the trace", options.trace), *options.files]
+        service.check_outputs(output, options.plot, inputs=files)
+        rates: dict[str, Rate] = {}
+        kinds: tuple[Kind, ...] = ("price", "carbon")
+        for kind in kinds:
+            if (given := getattr(options, kind)) is not None:
+                rates[kind] = read_rate(given, kind, start=options.start, repeats=True)
         trace = Trace.open(options.trace)
         if options.load_factor != 1:
             trace = trace.scaled(options.load_factor, options.seed)
-        with progress_bar(f"replaying {trace.name}", quiet=quiet) as bar:
-
-            def progress(done: int, of: int) -> None:
-                if bar is not None:
-                    bar(of - done, 0)
-
-            progress(0, len(names))
+        with counting_bar(f"policies on {trace.name}", quiet=quiet) as bar:
             results = compare_policies(
-                service.known, trace, options.settings(), policies=names, progress=progress
-            )
+                service.known, trace, options.settings(), policies=names,
+                progress=lambda done, count: bar(done, count, 0),
+            )  # fmt: skip
         found = cls(service, options, trace, rates, results)
         if options.plot is not None:
             from envplan.plotting.figures import save_figure
@@ -317,16 +269,22 @@ class _Replays:
     @property
     def title(self) -> str:
         """What is replayed on what."""
-        profile = self.service.known
+        from envplan.cli.output import titled
+
         made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
-        known = "" if profile.source in (None, "measured") else f" ({profile.source})"
-        return f"{self.trace.name}{made} on {profile.name}{known}"
+        profile = self.service.known
+        return titled(f"{self.trace.name}{made} on {profile.name}", profile.source)
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
-        found = {name: result.at_rate(rate) for name, rate in self.rates.items()}
-        if self.options.gpu_price is not None:
-            found["gpus_money"] = result.gpu_hours * self.options.gpu_price
+        beside, found = self.options.overheads(), {}
+        if "price" in self.rates or beside.gpu_hour:
+            hours = beside.hours_cost(3600.0, 1) * result.gpu_hours
+            spent = result.at_rate(self.rates["price"], beside) if "price" in self.rates else 0.0
+            found[self.options.currency or "money"] = spent + hours
+        if "carbon" in self.rates:
+            made = beside.made_g(3600.0, 1) * result.gpu_hours
+            found["carbon_g"] = result.at_rate(self.rates["carbon"], beside) + made
         return found
 
     def document(self, result: Simulation) -> dict[str, Any]:
@@ -373,15 +331,22 @@ def serving_fleet(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+@takes(
+    """
+    Most used:
+      --load TOKENS/S  The load to show energies at.
+    Output:
+      -o, --output FILE  Write the profile's CSV there.
+    """,
+    load=NUMBER.within(1e-6, 1e9),
+    output=_csv,
+)
 def profile(
     service: ServiceOptions,
+    load: float = 2000.0,
+    output: Path | None = None,
+    plot: Path | None = _picture("serving-profile.png", "energies over clocks"),
     *,
-    load: Annotated[
-        float,
-        option("--load TOKENS/S", MOST, "The load to show energies at.", NUMBER.within(1e-6, 1e9)),
-    ] = 2000.0,
-    output: Annotated[Path | None, _table("Write the profile's CSV there.")] = None,
-    plot: Annotated[Path | None, _picture("serving-profile.png", "energies over clocks")] = None,
     show: OutputOptions,
 ) -> None:
     """Check a serving profile and print its energy per request; blank where the SLO is violated.
@@ -392,32 +357,19 @@ def profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    from envplan.cli.output import print_json
-
     service.check_outputs(output, plot)
     known = service.known
     if output is not None:
-        _write_copy(known, output)
+        known.save_copy(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure
         from envplan.plotting.serving import serving_profile_figure
 
         save_figure(serving_profile_figure(known), plot)
-    if show.json:
-        print_json(_profile_document(known, load))
-    elif not show.quiet:
-        _print_profile(known, load)
-        service.print_written(output, plot, then="solve --load SS=20000,MM=8000")
-
-
-def _write_copy(profile: ServingProfile, output: Path) -> None:
-    from envplan._files import atomic_write
-    from envplan.serving.profile import sidecar_path
-
-    atomic_write(output, profile.content)
-    sidecar = profile.path and sidecar_path(profile.path)
-    if sidecar and sidecar.is_file():
-        atomic_write(sidecar_path(output), sidecar.read_bytes())
+    service.answer(
+        show, lambda: _profile_document(known, load), lambda: _print_profile(known, load),
+        output, plot, then="solve --load SS=20000,MM=8000",
+    )  # fmt: skip
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
@@ -445,9 +397,7 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
                 "frequency_mhz": curve.frequency_mhz,
                 "capacity_tokens_s": curve.capacity(profile.classes[curve.name].slo),
                 "max_load_tokens_s": curve.max_load,
-                "energy_per_request_j": profile.energy_per_request(curve, load)
-                if curve.meets(profile.classes[curve.name].slo, load)
-                else None,
+                "energy_per_request_j": profile.energy_within_slo(curve, load),
             }
             for name in profile.classes
             for curve in profile.of(name)
@@ -466,16 +416,13 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
         say(f"modelled: {profile.modelled}")
     rows = []
     for name, request in profile.classes.items():
-        if not profile.degrees(name):
-            continue
-        row = [name, f"{request.slo.ttft_s:g}", f"{request.slo.tbt_s:g}"]
-        for tp in degrees:
-            for clock in clocks:
-                curve = profile.curves.get((name, tp, clock))
-                met = curve is not None and curve.meets(request.slo, load)
-                energy = profile.energy_per_request(curve, load) / 3600 if curve and met else None
-                row.append("-" if energy is None else f"{energy:.2f}")
-        rows.append(row)
+        if profile.degrees(name):
+            row = [name, f"{request.slo.ttft_s:g}", f"{request.slo.tbt_s:g}"]
+            for key in ((name, tp, clock) for tp in degrees for clock in clocks):
+                curve = profile.curves.get(key)
+                energy = None if curve is None else profile.energy_within_slo(curve, load)
+                row.append("-" if energy is None else f"{energy / 3600:.2f}")
+            rows.append(row)
     headers = ["class", "TTFT (s)", "TBT (s)"]
     headers += [f"TP{tp} {clock}" for tp in degrees for clock in clocks]
     print_table(
@@ -483,41 +430,34 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
     )
 
 
+@takes(
+    """
+    Most used:
+      --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
+          repeated.
+    Fleet:
+      --gpus N  GPUs of the fleet.
+      --planner NAME  exact or hierarchical.
+      --no-merge  Every class in a pool of its own.
+      --one-frequency  One clock for a pool's instances with the same TP.
+      --time-limit TIME  For the exact planner; then the gap is stated.
+    Output:
+      -o, --output FILE  Where the plan goes.
+    """,
+    planner=one_of("exact", "hierarchical"),
+    time_limit=TIME.within(0.1),
+)
 def solve(
     service: ServiceOptions,
+    load: list[str] | None = None,
+    gpus: int = 1024,
+    planner: str = "exact",
     *,
-    load: Annotated[
-        list[str] | None,
-        option(
-            "--load CLASS=TOKENS/S[,...]",
-            MOST,
-            "Tokens per second of each class, as in SS=2000,LL=500. May be repeated.",
-        ),
-    ] = None,
-    gpus: GpusOption = 1024,
-    planner: Annotated[
-        str,
-        option("--planner NAME", FLEET, "exact or hierarchical.", one_of("exact", "hierarchical")),
-    ] = "exact",
-    no_merge: Annotated[
-        bool, option("--no-merge", FLEET, "Every class in a pool of its own.")
-    ] = False,
-    one_frequency: Annotated[
-        bool, option("--one-frequency", FLEET, "One clock for a pool's instances with the same TP.")
-    ] = False,
-    time_limit: Annotated[
-        float,
-        option(
-            "--time-limit TIME",
-            FLEET,
-            "For the exact planner; then the gap is stated.",
-            TIME.within(0.1),
-        ),
-    ] = 6.0,
-    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the plan goes.")] = Path(
-        "serving-plan.json"
-    ),
-    plot: Annotated[Path | None, _picture("serving-plan.png", "the pools")] = None,
+    no_merge: bool = False,
+    one_frequency: bool = False,
+    time_limit: float = 6.0,
+    output: Path = Path("serving-plan.json"),
+    plot: Path | None = _picture("serving-plan.png", "the pools"),
     show: OutputOptions,
 ) -> None:
     """Find the fleet that serves a load within its SLOs with the least power.
@@ -527,7 +467,7 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.cli.output import print_json, spinner
+    from envplan.cli.output import spinner
     from envplan.serving.exact import exact_plan
     from envplan.serving.hierarchy import hierarchical_plan
 
@@ -550,11 +490,10 @@ def solve(
         from envplan.plotting.serving import plan_figure
 
         save_figure(plan_figure(plan), plot)
-    if show.json:
-        print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
-    elif not show.quiet:
-        _print_plan(plan)
-        service.print_written(output, plot, then=f"apply {output}")
+    service.answer(
+        show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        lambda: _print_plan(plan), output, plot, then=f"apply {output}",
+    )  # fmt: skip
 
 
 def _loads(texts: list[str]) -> dict[str, float]:
@@ -607,15 +546,21 @@ def _print_plan(plan: ServingPlan) -> None:
         )
 
 
+@takes(
+    """
+    Most used:
+      --policy NAME  One of those that `serving compare` names.
+    Output:
+      -o, --output FILE  Write what happens over time as CSV.
+    """,
+    output=_csv,
+)
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
+    policy: str = "envplan",
+    output: Path | None = None,
     *,
-    policy: Annotated[
-        str, option("--policy NAME", MOST, "One of those that `serving compare` names.")
-    ] = "envplan",
-    money: RateOptions,
-    output: Annotated[Path | None, _table("Write what happens over time as CSV.")] = None,
     show: OutputOptions,
 ) -> None:
     """Replay a trace request by request: energy, SLOs and changes of a fleet under one policy.
@@ -626,61 +571,53 @@ def simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    from envplan.cli.output import print_json, print_table, say
+    found = _Replays.of(service, replay, [policy], quiet=show.quiet, output=output)
+    if output is not None:
+        found.results[0].series.save_csv(output)
+    names = {"trace": found.trace.name, "profile": service.known.name}
+    service.answer(
+        show, lambda: {**found.document(found.results[0]), **names},
+        lambda: _print_simulation(found), output, replay.plot,
+        then=f"compare --trace {replay.trace}",
+    )  # fmt: skip
+
+
+def _print_simulation(found: _Replays) -> None:
+    from envplan.cli.output import print_table, say
     from envplan.plotting.serving import kwh
 
-    found = _Replays.of(service, replay, money, [policy], quiet=show.quiet, output=output)
     (result,) = found.results
     document = found.document(result)
-    if output is not None:
-        _write_series(result, output)
-    if show.json:
-        print_json({**document, "trace": found.trace.name, "profile": service.known.name})
-    elif not show.quiet:
-        rows = [
-            ["energy (kWh)", kwh(result.energy_j)],
-            ["requests", str(result.requests)],
-            ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
-            ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
-            ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
-            ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
-            ["GPUs, most", f"{document['gpus_most']:.0f}"],
-            ["instances started", str(result.started)],
-            ["instances re-sharded", str(result.resharded)],
-            ["clock changes", str(result.clock_changes)],
-            ["requests that another pool took", str(result.helped)],
-            ["requests given up", str(result.squashed)],
-            *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
-        ]
-        say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
-        print_table("", ("", "in all"), rows)
-        service.print_written(output, replay.plot, then=f"compare --trace {replay.trace}")
+    say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
+    print_table("", ("", "in all"), [
+        ["energy (kWh)", kwh(result.energy_j)],
+        ["requests", str(result.requests)],
+        ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
+        ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
+        ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
+        ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
+        ["GPUs, most", f"{document['gpus_most']:.0f}"],
+        ["instances started", str(result.started)],
+        ["instances re-sharded", str(result.resharded)],
+        ["clock changes", str(result.clock_changes)],
+        ["requests that another pool took", str(result.helped)],
+        ["requests given up", str(result.squashed)],
+        *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
+    ])  # fmt: skip
 
 
-def _write_series(result: Simulation, path: Path) -> None:
-    from envplan._files import atomic_write
-
-    columns = ("time_s", "power_w", "load_tokens_s", "gpus", "requests", "attained")
-    lines = [",".join(columns)]
-    arrays = [getattr(result.series, column) for column in columns]
-    lines += [",".join(f"{value:.10g}" for value in row) for row in zip(*arrays, strict=True)]
-    atomic_write(path, "\n".join(lines) + "\n")
-
-
+@takes(
+    """
+    Most used:
+      --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
+          MultiPool, ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.
+    """,
+)
 def compare(
     service: ServiceOptions,
     replay: ReplayOptions,
+    policies: str | None = None,
     *,
-    policies: Annotated[
-        str | None,
-        option(
-            "--policies NAME[,NAME...]",
-            MOST,
-            "Only these, savings against the first; default: SinglePool, MultiPool, ScaleInst, "
-            "ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.",
-        ),
-    ] = None,
-    money: RateOptions,
     show: OutputOptions,
 ) -> None:
     """Replay a trace under every policy, request by request, and put them side by side.
@@ -691,59 +628,67 @@ def compare(
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
-    from envplan.cli.output import print_json, print_table, say
-    from envplan.plotting.serving import HEADERS, comparison_rows
     from envplan.serving.policies import POLICIES
 
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    found = _Replays.of(service, replay, money, names, quiet=show.quiet)
-    results = found.results
-    if show.json:
-        print_json({
+    found = _Replays.of(service, replay, names, quiet=show.quiet)
+    base = found.results[0]
+
+    def document() -> dict[str, Any]:
+        return {
             "trace": found.trace.name,
             "made": found.trace.made,
             "profile": service.known.name,
             "source": service.known.source,
             "policies": [
-                found.document(r) | {"savings_percent": r.saved_percent(results[0])}
-                for r in results
+                found.document(r) | {"savings_percent": r.saved_percent(base)}
+                for r in found.results
             ],
-        })  # fmt: skip
-    elif not show.quiet:
-        print_table(found.title, HEADERS, comparison_rows(results))
-        if costs := found.costs(results[0]):
-            rows = [
-                [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())] for r in results
-            ]
-            print_table("", ("policy", *costs), rows)
-        for name in names:
-            say(f"{name}: {POLICIES[name].about}")
-        service.print_written(replay.plot, then=f"simulate --trace {replay.trace} --plot")
+        }
+
+    service.answer(show, document, lambda: _print_comparison(found), replay.plot,
+                   then=f"simulate --trace {replay.trace} --plot")  # fmt: skip
 
 
+def _print_comparison(found: _Replays) -> None:
+    from envplan.cli.output import print_table, say
+    from envplan.plotting.serving import HEADERS, comparison_rows
+    from envplan.serving.policies import POLICIES
+
+    print_table(found.title, HEADERS, comparison_rows(found.results))
+    if costs := found.costs(found.results[0]):
+        rows = [
+            [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())]
+            for r in found.results
+        ]
+        print_table("", ("policy", *costs), rows)
+    for result in found.results:
+        say(f"{result.policy}: {POLICIES[result.policy].about}")
+
+
+@takes(
+    """
+    Fleet:
+      --gpus-per-node N  GPUs of a machine.
+      --clocks MHZ[,MHZ...]  Clocks the GPUs have, as in 210-1410:15; default: those of the
+          profile's GPU.
+    Output:
+      -o, --output FILE  Where the clocks go.
+    """,
+    clocks=None,
+)
 def apply(
-    plan: Annotated[
-        Path, typer.Argument(metavar="[PLAN]", help="The plan of `envplan serving solve`.")
-    ] = Path("serving-plan.json"),
-    *,
-    profile: ProfileOption = None,
-    gpus_per_node: Annotated[
-        int, option("--gpus-per-node N", FLEET, "GPUs of a machine.", COUNT)
-    ] = 8,
-    clocks: Annotated[
-        str | None,
-        option(
-            "--clocks MHZ[,MHZ...]",
-            FLEET,
-            "Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
-        ),
-    ] = None,
-    force: ForceOption = False,
-    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the clocks go.")] = Path(
-        "serving.clocks.json"
+    plan: Path = argument(
+        "[PLAN]", "The plan of `envplan serving solve`.", Path("serving-plan.json")
     ),
+    profile: str | None = None,
+    gpus_per_node: int = 8,
+    clocks: str | None = None,
+    *,
+    force: bool = False,
+    output: Path = Path("serving.clocks.json"),
     show: OutputOptions,
 ) -> None:
     """Put a plan's instances on nodes and GPUs, each with its parallelism and clock.
@@ -757,13 +702,11 @@ def apply(
     """
     from hashlib import sha256
 
-    from envplan.cli.output import print_json, say
+    from envplan.cli.output import answer
     from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
-    from envplan.serving.tables import read_bytes
 
-    content = read_bytes(plan)
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
     check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
@@ -773,37 +716,48 @@ def apply(
         clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node,
         force=force,
-        plan_sha256=sha256(content).hexdigest(),
+        plan_sha256=sha256(plan.read_bytes()).hexdigest(),
     )
     applied.save(output)
-    if show.json:
-        print_json({"clocks": str(output), **applied.model_dump(by_alias=True)})
-    elif not show.quiet:
-        used = sum(instance.tp for instance in applied.instances)
-        say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
-        changed = {(i.planned_mhz, i.clock_mhz) for i in applied.instances}
-        for asked, given in sorted(changed):
-            if asked != given:
-                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
-        if unproven := [i for i in applied.instances if not i.slo_proven]:
-            numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
-            more = ", ..." if len(unproven) > _MOST_NAMED else ""
-            say(
-                f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
-                f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
-                f"{len(applied.instances)}); measure that clock, then solve again"
-            )
-        say(f"wrote {output}; on each node: envplan serving hold {output} --node K")
+    answer(
+        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
+        lambda: _print_applied(applied),
+        last=f"wrote {output}; on each node: envplan serving hold {output} --node K",
+    )  # fmt: skip
 
 
+def _print_applied(applied: ServingApplied) -> None:
+    from envplan.cli.output import say
+
+    used = sum(instance.tp for instance in applied.instances)
+    say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+    for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
+        if asked != given:
+            say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+    if unproven := [i for i in applied.instances if not i.slo_proven]:
+        numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
+        more = ", ..." if len(unproven) > _MOST_NAMED else ""
+        say(
+            f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
+            f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
+            f"{len(applied.instances)}); measure that clock, then solve again"
+        )
+
+
+_CLOCKS = "What `envplan serving apply` wrote."
+
+
+@takes(
+    """
+    Output:
+      -o, --output FILE  Where the new fleet goes; default: AFTER.
+    """
+)
 def reshard(
-    before: Annotated[Path, ClocksFile],
-    after: Annotated[Path, ClocksFile],
+    before: Path = argument("BEFORE", _CLOCKS),
+    after: Path = argument("AFTER", _CLOCKS),
+    output: Path | None = None,
     *,
-    output: Annotated[
-        Path | None,
-        option("-o, --output FILE", OUTPUT, "Where the new fleet goes; default: AFTER."),
-    ] = None,
     show: OutputOptions,
 ) -> None:
     """Put a new fleet where an old one's weights are: which GPU sends which part to which.
@@ -814,7 +768,7 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.cli.output import print_columns, print_json, say
+    from envplan.cli.output import answer, print_columns, say
     from envplan.serving.apply import ServingApplied
     from envplan.serving.reshard import move_fleet
 
@@ -822,20 +776,18 @@ def reshard(
     check_outputs(target, inputs=[("the old fleet", before)])
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
-    plans = [(change, change.plan) for change in changes if change.plan is not None]
-    copies = sum(plan.moved for _, plan in plans)
-    if show.json:
-        transfers = [
-            {"node": change.node, **transfer._asdict()}
-            for change, plan in plans
-            for transfer in plan.transfers
-        ]
-        print_json({"clocks": str(target), "moved_copies": copies, "transfers": transfers})
-    elif not show.quiet:
+    sent = [
+        {"node": change.node, **transfer._asdict()}
+        for change in changes
+        if change.plan is not None
+        for transfer in change.plan.transfers
+    ]
+    copies = sum(change.plan.moved for change in changes if change.plan is not None)
 
-        def sizes(tps: tuple[int, ...]) -> str:
-            return " + ".join(f"TP{tp}" for tp in tps) or "-"
+    def sizes(tps: tuple[int, ...]) -> str:
+        return " + ".join(f"TP{tp}" for tp in tps) or "-"
 
+    def tell() -> None:
         print_columns(
             "Eighths of the weights that GPUs send each other",
             {
@@ -847,25 +799,34 @@ def reshard(
             },
             words=3,
         )
-        for change, plan in plans:
-            for part, source, end in plan.transfers:
-                say(f"node {change.node}: GPU {source} sends eighth {part} to GPU {end}")
-        say(f"{copies:g} copies of the weights in all; wrote {target}")
+        for one in sent:
+            say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
+
+    answer(
+        show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
+        last=f"{copies:g} copies of the weights in all; wrote {target}",
+    )  # fmt: skip
 
 
+@takes(
+    """
+    Fleet:
+      --node K  Which node this is, from 0.
+      --backend NAME  nvml: this machine's GPUs; modelled: none needed.
+      --seconds S  So long; default: until interrupted.
+    Output:
+      -q, --quiet  Print nothing but errors.
+    """,
+    node=WHOLE,
+    seconds=TIME,
+)
 def hold(
-    file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="What `envplan serving apply` wrote.")
-    ] = Path("serving.clocks.json"),
+    file: Path = argument("[FILE]", _CLOCKS, Path("serving.clocks.json")),
+    node: int = 0,
+    backend: str = "nvml",
+    seconds: float | None = None,
     *,
-    node: Annotated[int, option("--node K", FLEET, "Which node this is, from 0.", WHOLE)] = 0,
-    backend: Annotated[
-        str, option("--backend NAME", FLEET, "nvml: this machine's GPUs; modelled: none needed.")
-    ] = "nvml",
-    seconds: Annotated[
-        float | None, option("--seconds S", FLEET, "So long; default: until interrupted.", TIME)
-    ] = None,
-    quiet: Annotated[bool, option("-q, --quiet", OUTPUT, "Print nothing but errors.")] = False,
+    quiet: bool = False,
 ) -> None:
     """Hold the clocks of this node's GPUs until interrupted, then give them back.
 
@@ -877,10 +838,14 @@ def hold(
       envplan serving hold --backend modelled --seconds 1
     """
     from envplan.cli.output import say
+    from envplan.devices.modelled import GPUS
     from envplan.serving.apply import ServingApplied, hold_clocks
 
     applied = ServingApplied.load(file)
-    options = _modelled_options(applied) if backend == "modelled" else {}
+    options: dict[str, Any] = {}
+    if backend == "modelled":
+        key = next((m.key for m in GPUS.values() if m.name == applied.gpu), "h100-sxm")
+        options = {"gpu": key, "count": applied.gpus_per_node}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),  # the usual end of holding
@@ -893,13 +858,6 @@ def hold(
         _watch(guards, seconds)
     if not quiet:
         say("clocks given back")
-
-
-def _modelled_options(applied: Any) -> dict[str, Any]:
-    from envplan.devices.modelled import GPUS
-
-    key = next((m.key for m in GPUS.values() if m.name == applied.gpu), "h100-sxm")
-    return {"gpu": key, "count": applied.gpus_per_node}
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
