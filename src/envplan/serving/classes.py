@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 
 from envplan.errors import InputError
 
@@ -40,17 +42,15 @@ INPUT_BOUNDS: Final = (256, 1024)
 OUTPUT_BOUNDS: Final = (100, 350)
 
 
-@dataclass(frozen=True)
+Positive = Annotated[float, Field(gt=0, strict=True)]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", strict=False, allow_inf_nan=False))
 class Slo:
-    """What a request is promised.
+    """What a request is promised: seconds to its first token and between its tokens, at most."""
 
-    Attributes:
-        ttft_s: time to its first token, s, at most.
-        tbt_s: time between two tokens, s, at most.
-    """
-
-    ttft_s: float
-    tbt_s: float
+    ttft_s: Positive
+    tbt_s: Positive
 
     def covers(self, other: Slo) -> bool:
         """Whether meeting this one meets the other, too."""
