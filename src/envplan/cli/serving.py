@@ -611,7 +611,7 @@ def _print_simulation(found: _Replays) -> None:
     Most used:
       --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
           MultiPool, ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.
-    """,
+    """
 )
 def compare(
     service: ServiceOptions,

@@ -24,13 +24,7 @@ from envplan.serving.document import Document
 from envplan.serving.plan import Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
-__all__ = [
-    "Instance",
-    "ServingApplied",
-    "apply_serving_plan",
-    "default_clocks",
-    "hold_clocks",
-]
+__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks", "hold_clocks"]
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02

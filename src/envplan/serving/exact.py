@@ -57,7 +57,6 @@ _AT_LEAST: Final = 0.2  # of the time limit is left to count GPUs in, if no plan
 _WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for rounding
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
 _FINEST: Final = 100.0  # but never more of the least load than this
-_STRAIGHT: Final = 1e-6  # a relative change of slope that is none
 _NEGLIGIBLE: Final = 1e-7  # of a load: what the solver's tolerance makes out of zero
 
 
@@ -138,13 +137,6 @@ class _End(NamedTuple):
     power: float
 
 
-class _Stretch(NamedTuple):
-    """Loads of one configuration on which power bends upwards, if at all."""
-
-    curve: Curve
-    segments: tuple[Segment, ...]
-
-
 @dataclass(frozen=True)
 class _Site:
     """A pool that might be, with the variables that the program has for it.
@@ -152,28 +144,24 @@ class _Site:
     Attributes:
         name: the class whose configurations it runs.
         slo: what it promises.
-        ends: configurations and loads at which any number of instances may run.
-        stretches: where one more may.
+        stretches: on which power is straight, each with its configuration.
+        ends: of these: where any number of instances may run.
         counts: how many instances run at each end.
-        placed: of each stretch, whether the one more is there, and how far into its segments.
+        placed: of each stretch, whether one more is there, and how far into it.
         routed: load of each class that is sent here.
     """
 
     name: str
     slo: Slo
-    ends: tuple[_End, ...]
-    stretches: tuple[_Stretch, ...]
+    stretches: Sequence[tuple[Curve, Segment]]
+    ends: Sequence[_End]
     counts: list[Any] = field(default_factory=list)
-    placed: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    placed: list[tuple[Any, Any]] = field(default_factory=list)
     routed: dict[str, Any] = field(default_factory=dict)
 
 
 def _sites(
-    profile: ServingProfile,
-    loads: Mapping[str, float],
-    *,
-    merge: bool,
-    one_frequency: bool,
+    profile: ServingProfile, loads: Mapping[str, float], *, merge: bool, one_frequency: bool
 ) -> list[_Site]:
     sites = []
     demanded = list(loads)
@@ -188,8 +176,13 @@ def _sites(
                 known.append(pairs)
                 if not one_frequency:
                     pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
-                stretches = _stretches(pairs)
-                sites.append(_Site(name, slo, tuple(_ends(stretches)), tuple(stretches)))
+                ends = {
+                    (curve, load): _End(curve, load, power)
+                    for curve, (low, high, at_low, at_high) in pairs
+                    for load, power in ((low, at_low), (high, at_high))
+                    if load > 0
+                }
+                sites.append(_Site(name, slo, pairs, list(ends.values())))
     return sites
 
 
@@ -207,43 +200,6 @@ def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]])
             if not equal or other.frequency_mhz < curve.frequency_mhz:
                 return True
     return False
-
-
-def _stretches(pairs: Sequence[tuple[Curve, Segment]]) -> list[_Stretch]:
-    """Segments put together where they join and power does not bend downwards."""
-    stretches: list[_Stretch] = []
-    for curve, segment in pairs:
-        if stretches and stretches[-1].curve is curve:
-            before = stretches[-1].segments[-1]
-            if before.high == segment.low and _bend(before, segment) >= -_STRAIGHT:
-                segments = (*stretches[-1].segments, segment)
-                stretches[-1] = _Stretch(curve, segments)
-                continue
-        stretches.append(_Stretch(curve, (segment,)))
-    return stretches
-
-
-def _slope(segment: Segment) -> float:
-    return (segment.power_high - segment.power_low) / (segment.high - segment.low)
-
-
-def _bend(before: Segment, after: Segment) -> float:
-    """How much steeper it goes on, relative to the steeper of both."""
-    first, second = _slope(before), _slope(after)
-    return (second - first) / max(abs(first), abs(second), 1e-12)
-
-
-def _ends(stretches: Sequence[_Stretch]) -> list[_End]:
-    """The ends of all stretches, and where power bends upwards within one."""
-    ends = {}
-    for stretch in stretches:
-        curve, segments = stretch.curve, stretch.segments
-        bends = [b for a, b in pairwise(segments) if _bend(a, b) > _STRAIGHT]
-        places = [(s.low, s.power_low) for s in (segments[0], *bends)]
-        for load, power in [*places, (segments[-1].high, segments[-1].power_high)]:
-            if load > 0:
-                ends[curve.tp, curve.frequency_mhz, load] = _End(curve, load, power)
-    return list(ends.values())
 
 
 class _Program:
@@ -319,17 +275,14 @@ class _Program:
             carried.append(end.load / self._unit * count)
             power.append(end.power / _KILO * count)
             gpus.append(end.curve.tp * count)
-        for curve, segments in site.stretches:
-            there = model.add_binary_variable()
-            extras = [model.add_variable(lb=0) for _ in segments]
-            for segment, extra in zip(segments, extras, strict=True):
-                width = (segment.high - segment.low) / self._unit
-                model.add_linear_constraint(extra <= width * there)
-                power.append(_slope(segment) * self._unit / _KILO * extra)
-            carried.append(segments[0].low / self._unit * there + sum(extras))
-            power.append(segments[0].power_low / _KILO * there)
+        for curve, (low, high, at_low, at_high) in site.stretches:
+            there, extra = model.add_binary_variable(), model.add_variable(lb=0)
+            model.add_linear_constraint(extra <= (high - low) / self._unit * there)
+            carried.append(low / self._unit * there + extra)
+            slope = (at_high - at_low) / (high - low)
+            power.append(at_low / _KILO * there + slope * self._unit / _KILO * extra)
             gpus.append(curve.tp * there)
-            site.placed.append((there, extras))
+            site.placed.append((there, extra))
         model.add_linear_constraint(sum(there for there, _ in site.placed) <= 1)
         for name in self._loads:
             able = serves(site.name, name) if self._merge else name == site.name
@@ -376,8 +329,8 @@ class _Program:
             total = sum(self._loads[name] * self._needed(site, name) for name in site.routed)
             for end, count in zip(site.ends, site.counts, strict=True):
                 model.add_linear_constraint(count <= math.ceil(total / end.load) * used(end.curve))
-            for stretch, (there, _) in zip(site.stretches, site.placed, strict=True):
-                model.add_linear_constraint(there <= used(stretch.curve))
+            for (curve, _), (there, _) in zip(site.stretches, site.placed, strict=True):
+                model.add_linear_constraint(there <= used(curve))
         for clocks in chosen.values():
             model.add_linear_constraint(sum(clocks.values()) <= 1)
 
@@ -455,9 +408,9 @@ def _instances(
         if (count := round(values[variable]))
     ]
     rest = brought - sum(count * load for _, count, load in instances)
-    for (curve, segments), (there, _) in zip(site.stretches, site.placed, strict=True):
+    for (curve, segment), (there, _) in zip(site.stretches, site.placed, strict=True):
         if round(values[there]):
-            instances.append((curve, 1, min(max(rest, segments[0].low), segments[-1].high)))
+            instances.append((curve, 1, min(max(rest, segment.low), segment.high)))
     return instances
 
 

@@ -26,14 +26,7 @@ import numpy.typing as npt
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.demand import check_demand, check_reachable, hosts, too_few
-from envplan.serving.plan import (
-    Fleet,
-    ServingPlan,
-    main_class,
-    make_plan,
-    make_pool,
-    needed_for,
-)
+from envplan.serving.plan import Fleet, ServingPlan, main_class, make_plan, make_pool, needed_for
 from envplan.serving.profile import Curve, ServingProfile
 
 __all__ = [

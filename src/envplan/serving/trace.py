@@ -270,9 +270,9 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
     return named
 
 
-def _read(path: Path, name: str) -> Trace:
-    pieces: list[dict[str, Any]] = []
-    seen, last, began = 0, None, None
+def _read(path: Path, trace_name: str) -> Trace:
+    columns: dict[str, Any] = {}
+    seen, began = 0, None
     with _open(path) as file:
         try:
             first = file.readline()
@@ -284,9 +284,12 @@ def _read(path: Path, name: str) -> Trace:
                 if not len(frame):
                     continue
                 piece = _Piece(frame, named, path, seen + 2)
-                pieces.append(piece.checked(last, began))
-                last, began = float(pieces[-1]["at"][-1]), began if pieces[1:] else piece.began
-                seen += len(frame)
+                last = float(columns["at"][-1]) if seen else None
+                for name, values in piece.checked(last, began).items():
+                    column = columns.setdefault(name, np.empty(0, values.dtype))
+                    column.resize(seen + len(frame), refcheck=False)  # in place: never there twice
+                    column[seen:] = values
+                seen, began = seen + len(frame), began or piece.began
                 if seen > _MOST_REQUESTS:
                     raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
         except (EOFError, gzip.BadGzipFile, OSError) as error:
@@ -295,16 +298,14 @@ def _read(path: Path, name: str) -> Trace:
             raise InputError("is not a text file in UTF-8", path=path) from None
         except ValueError as error:
             raise InputError(_complaint(error), path=path) from None
-    if not pieces:
+    if not seen:
         raise InputError("has no rows", path=path)
-    # Column by column, so that no more than one of them is there twice.
-    columns = {key: np.concatenate([piece.pop(key) for piece in pieces]) for key in [*pieces[0]]}
     at = columns.pop("at")
     at -= at[0]
     if at[-1] > _LONGEST_S:
         raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
     number = columns.pop("requests", None)
-    trace = Trace(name, at, columns.get("input_tokens"), columns.get("output_tokens"),
+    trace = Trace(trace_name, at, columns.get("input_tokens"), columns.get("output_tokens"),
                   columns["known"], began)  # fmt: skip
     return trace if number is None else _expanded(trace, number, path)
 
