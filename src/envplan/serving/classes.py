@@ -7,7 +7,6 @@ profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -119,14 +118,11 @@ def serves(pool: str, request: str) -> bool:
     return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
 
 
-def check_class(
-    name: str,
-    *,
-    path: str | os.PathLike[str] | None = None,
-    line: int | None = None,
-    column: str | None = None,
-) -> str:
+def check_class(name: str, **where: Any) -> str:
     """`name`, which a user gave, in a file or elsewhere.
+
+    Args:
+        where: path, line and column, for InputError.
 
     Raises:
         InputError: there is no such class.
@@ -135,8 +131,6 @@ def check_class(
         raise InputError(
             f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
             "short, medium, long)",
-            path=path,
-            line=line,
-            column=column,
+            **where,
         )
     return name

@@ -30,7 +30,6 @@ the classes.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -321,8 +320,9 @@ class ServingProfile:
         """
         if name not in builtin_names():
             raise InputError(
-                f"there is no built-in serving profile {name!r}; there is: "
-                f"{', '.join(builtin_names())}"
+                "no such file, and no built-in serving profile of that name; give the path of a "
+                f"CSV or one of: {', '.join(builtin_names())}",
+                path=name,
             )
         return cls.read_csv(builtin_folder() / f"{name}.csv")
 
@@ -333,15 +333,7 @@ class ServingProfile:
         Raises:
             InputError: it is neither, or no valid profile.
         """
-        if exists(path_or_name):
-            return cls.read_csv(path_or_name)
-        if path_or_name in builtin_names():
-            return cls.builtin(path_or_name)
-        raise InputError(
-            "no such file, and no built-in serving profile of that name; give the path of a CSV or "
-            f"one of: {', '.join(builtin_names())}",
-            path=path_or_name,
-        )
+        return cls.read_csv(path_or_name) if exists(path_or_name) else cls.builtin(path_or_name)
 
     @classmethod
     def from_rows(
@@ -361,13 +353,10 @@ class ServingProfile:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a profile CSV."""
+    """The text of a profile CSV by class and load."""
     columns = ("class", "tp", "frequency", "load", ENERGY, POWER, "ttft_s", "tbt_s")
-    stream = io.StringIO()
-    stream.write(",".join(columns) + "\n")
-    for row in rows:
-        stream.write(",".join(str(row.get(column, "")) for column in columns) + "\n")
-    return stream.getvalue()
+    lines = [",".join(str(row.get(column, "")) for column in columns) for row in rows]
+    return "\n".join([",".join(columns), *lines]) + "\n"
 
 
 def with_slos(profile: ServingProfile, slos: Mapping[str, Slo], scale: float) -> ServingProfile:

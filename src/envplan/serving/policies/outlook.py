@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -219,16 +219,16 @@ class Policy:
     plan: Callable[[Outlook], FleetSpec]
 
 
+Plan = TypeVar("Plan", bound=Callable[..., FleetSpec])
+
 #: All policies, in the order they are compared in.
 POLICIES: dict[str, Policy] = {}
 
 
-def policy(
-    name: str, about: str, *, scales: bool
-) -> Callable[[Callable[[Outlook], FleetSpec]], Callable[[Outlook], FleetSpec]]:
-    """Register a function as a policy."""
+def policy(name: str, about: str, *, scales: bool) -> Callable[[Plan], Plan]:
+    """Register a function as a policy; it may be several."""
 
-    def register(plan: Callable[[Outlook], FleetSpec]) -> Callable[[Outlook], FleetSpec]:
+    def register(plan: Plan) -> Plan:
         POLICIES[name] = Policy(name, about, scales, plan)
         return plan
 
