@@ -35,6 +35,7 @@ PASTS_S: Final = (900.0, 1800.0)
 QUANTILES: Final = (90.0, 99.0, 99.5, 99.9, 99.95, 99.99)
 POOLS: Final = (1, 2, 3, 5, 9)
 WRONG: Final = ((0.0, 0.5), (0.05, 0.5), (0.2, 0.5), (0.5, 0.5), (0.2, 1.0), (0.2, 0.0))
+WRONG_WEEK: Final = ((0.05, 0.5), (0.2, 1.0), (0.2, 0.0))
 READY: Final = ((), ("vm",), ("vm", "weights"), ("vm", "weights", "snapshot"))
 DELAYS_S: Final = (0.0, 0.03, 0.2, 1.0)
 SQUASH_S: Final = (1.0, 10.0, 60.0, 1e9)
@@ -86,7 +87,7 @@ def jobs() -> Iterator[Job]:
                 known = replace(usual, past_s=past)
                 yield Job("past", trace, 1.0, policy, f"{past / 60:g} min", known)
     for trace in (HOURS[1], *WEEKS):
-        for wrong, under in (w for w in WRONG if trace in HOURS or w[0] < 0.5):
+        for wrong, under in WRONG if trace in HOURS else WRONG_WEEK:
             settings = replace(usual, mispredicted=wrong, underestimated=under)
             for policy in ("MultiPool", "DynamoLLM", "envplan"):
                 yield Job("predictor", trace, 1.0, policy, f"{wrong:g} {under:g}", settings)
@@ -105,10 +106,13 @@ def jobs() -> Iterator[Job]:
             for quantile in QUANTILES:
                 settings = replace(usual, late=1 - quantile / 100, headroom=0.0)
                 yield Job("frontier", trace, 1.0, policy, f"{quantile:g}", settings)
-    for policy in ("DynamoLLM", "envplan"):
-        for ready in READY:
-            settings = replace(usual, overheads=Overheads(ready=frozenset(ready)))
-            yield Job("start", *SMALL, policy, ", ".join(ready) or "nothing", settings)
+    for named, sized in (("", usual), ("tight: ", replace(usual, late=0.05, headroom=0.0))):
+        for policy in ("DynamoLLM", "envplan"):
+            for ready in READY:
+                settings = replace(sized, overheads=Overheads(ready=frozenset(ready)))
+                yield Job(
+                    "start", *SMALL, policy, named + (", ".join(ready) or "nothing"), settings
+                )
     for trace in WEEKS:
         for policy in POLICIES:
             yield Job("weeks", trace, 1.0, policy, "", usual)
@@ -122,14 +126,22 @@ def _trace(name: str, load: float) -> Trace:
 
 
 @lru_cache(maxsize=1)
-def _stream(name: str, load: float, mispredicted: float, underestimated: float) -> Stream:
-    settings = Settings(mispredicted=mispredicted, underestimated=underestimated)
-    return stream_of(ServingProfile.builtin(), _trace(name, load), settings)
+def _stream(trace: str, load: float, seen: Settings) -> Stream:
+    return stream_of(ServingProfile.builtin(), _trace(trace, load), seen)
 
 
-def _what(job: Job) -> tuple[str, float, float, float]:
+def _what(job: Job) -> tuple[str, float, Settings]:
     """What a job replays: jobs in a row that replay the same share its stream."""
-    return job.trace, job.load, job.settings.mispredicted, job.settings.underestimated
+    asked = job.settings
+    return (
+        job.trace,
+        job.load,
+        Settings(
+            mispredicted=asked.mispredicted,
+            underestimated=asked.underestimated,
+            past_s=asked.past_s,
+        ),
+    )
 
 
 def run(job: Job) -> dict[str, Any]:

@@ -241,6 +241,22 @@ def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) 
     assert "energy (kWh)" in table.out
 
 
+def test_costs_count_gpu_hours_and_what_the_site_draws_besides(inside: Inside) -> None:
+    trace = ("--trace", "azure-2023-code", "--past", "45min", "--json")
+    plain = json.loads(inside("simulate", *trace, "--price", "0.5", "--carbon", "400").out)
+    assert plain["requests"] < 8819 / 2
+    money = ("--price", "0.5", "--carbon", "400", "--pue", "1.5", "--gpu-hour", "2")
+    full = json.loads(inside("simulate", *trace, *money, "--currency", "EUR").out)
+    assert full["energy_j"] == plain["energy_j"]
+    assert full["EUR"] == pytest.approx(1.5 * plain["money"] + 2 * plain["gpu_hours"])
+    assert full["carbon_g"] == pytest.approx(1.5 * plain["carbon_g"])
+    hosts = json.loads(inside("simulate", *trace, "--price", "0.5", "--host-power", "100").out)
+    more = 0.5 * 0.1 * plain["gpu_hours"]
+    assert hosts["money"] == pytest.approx(plain["money"] + more)
+    late = inside("simulate", *trace[:2], "--past", "2h")
+    assert_refused(late, 2, "no request comes after a past")
+
+
 def test_compare_reads_azures_files_and_puts_policies_side_by_side(
     inside: Inside, tmp_path: Path
 ) -> None:

@@ -57,12 +57,13 @@ _MOST: Final = 3.0  # times another day's hours
 
 
 def stream_of(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
-    """The requests as policies see them; for settings with the same predictor and seed.
+    """The requests as policies see them; for settings with the same past, predictor and seed.
 
     Raises:
         NoAnswerError: a class cannot be served at all.
     """
-    known = profile.with_lengths(trace.mean_lengths())
+    past = slice(int(np.searchsorted(trace.arrival, settings.past_s)) or None)
+    known = profile.with_lengths(trace.part(past).mean_lengths())
     check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
     taken = predicted(trace, settings)
     homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
