@@ -87,18 +87,19 @@ def exact_plan(
     check_reachable(profile, wanted, merge=merge)
     program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
     begin = time.monotonic()
-    fleet = program.least_power(gpus, time_limit)
+    fleet, bound = program.least_power(gpus, time_limit)
+    with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
+        near = hierarchical_fleet(profile, wanted, gpus, merge=merge)
+        fleet = near if fleet is None or near.power_w < fleet.power_w else fleet
     if fleet is None:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
         fleet = _any_fleet(program, gpus, left)
     if fleet is None:
-        with suppress(NoAnswerError):  # then the managers' fleet, with nothing proved
-            fleet = hierarchical_fleet(profile, wanted, gpus, merge=merge)
-    if fleet is None:
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
         )
-    fleet = replace(fleet, planner="exact")
+    proved = bound > 0 or fleet.power_w == 0
+    fleet = replace(fleet, planner="exact", bound_w=min(bound, fleet.power_w) if proved else None)
     return make_plan(fleet, profile, wanted, gpus, merge=merge, one_frequency=one_frequency)
 
 
@@ -242,19 +243,20 @@ class _Program:
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
         self._power, self._gpus = sum(power), sum(gpus)
 
-    def least_power(self, gpus: int, time_limit: float) -> Fleet | None:
-        """The fleet of at most so many GPUs with the least power; None if none was found."""
+    def least_power(self, gpus: int, time_limit: float) -> tuple[Fleet | None, float]:
+        """The fleet of at most so many GPUs with the least power, if any was found.
+
+        Returns:
+            The fleet, and what none draws less than, W; 0 where nothing was proved.
+        """
         limit = self._model.add_linear_constraint(self._gpus <= gpus)
         self._model.minimize(self._power)
         result = self._solve(time_limit)
         self._model.delete_linear_constraint(limit)
-        if not result.has_primal_feasible_solution():
-            return None
         bound = result.termination.objective_bounds.dual_bound * _KILO
-        pools = self._pools(result)
-        power = sum(pool.power_w for pool in pools)
-        proved = bound > 0 or power == 0
-        return Fleet("exact", tuple(pools), min(power, max(0.0, bound)) if proved else None)
+        bound = bound if 0 < bound < math.inf else 0.0
+        found = result.has_primal_feasible_solution()
+        return Fleet("exact", tuple(self._pools(result))) if found else None, bound
 
     def fewest_gpus(self, time_limit: float) -> tuple[Fleet | None, int]:
         """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""

@@ -17,8 +17,10 @@ only with an epoch.
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Final
 
 import numpy as np
@@ -27,7 +29,6 @@ import numpy.typing as npt
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
 from envplan.serving.demand import check_reachable, hosts
-from envplan.serving.policies import dynamo, exact, packing
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import FleetSpec, Machines, Simulation
@@ -38,14 +39,14 @@ __all__ = [
     "POLICIES",
     "Settings",
     "compare_policies",
-    "dynamo",
-    "exact",
-    "packing",
     "predicted",
     "replay",
     "simulate",
     "stream_of",
 ]
+
+for _file in pkgutil.iter_modules(__path__):  # every policy registers itself
+    import_module(f"{__name__}.{_file.name}")
 
 _HOUR_S: Final = 3600.0
 _SEASONS_S: Final = (24 * _HOUR_S, 7 * 24 * _HOUR_S)
