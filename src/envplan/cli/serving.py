@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import add, argument, file_of, one_of, options, plot_option, takes
+from envplan.cli.command import (
+    PICTURES,
+    Group,
+    add,
+    argument,
+    file_of,
+    one_of,
+    options,
+    takes,
+)
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
 from envplan.devices import DeviceError
@@ -33,39 +42,32 @@ if TYPE_CHECKING:
     from envplan.serving.trace import Trace
 
 _BUILTIN = "h100-llama2-70b"
-_PICTURES = (".png", ".svg", ".pdf")
+_BASELINE = "SinglePool"
 _MOST_NAMED = 8
 _LOOK_S = 0.5
 
-serving = typer.Typer(
-    name="serving",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_TABLE = file_of((".csv",), "it is a CSV file")
 
 
-def _picture(default: str, what: str, *more: str) -> Any:
-    hint = "those are the pictures there are"
-    return plot_option(default, (*_PICTURES, *more), what, hint)
-
-
-_csv = file_of((".csv",), "it is a CSV file")
+def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
+    return file_of((*PICTURES, *more), "those are the pictures there are", default)
 
 
 @options(
     """
+    Most used:
+      PROFILE  Serving profile CSV; default: h100-llama2-70b.
     Job:
       --slo CLASS=TTFT,TBT  SLO of a class: seconds to the first token, and between tokens. May be
           repeated.
-      --slo-scale X  All SLOs, X times as long.
+      --slo-scale X  All SLOs, X times as long; default: 1.
     """,
     slo_scale=NUMBER.within(1e-6, 1e6),
 )
 class ServiceOptions:
     """A serving profile, and the SLOs to be met with it."""
 
-    profile: str = argument("[PROFILE]", f"Serving profile CSV; default: {_BUILTIN}.", _BUILTIN)
+    profile: str = _BUILTIN
     slo: list[str] | None = None
     slo_scale: float = 1.0
 
@@ -103,7 +105,7 @@ class ServiceOptions:
 
     def answer(
         self, show: OutputOptions, document: Callable[[], Mapping[str, Any]],
-        tell: Callable[[], None], *written: Path | None, then: str,
+        tell: Callable[[], None], *written: Path | None, then: Sequence[str],
     ) -> None:  # fmt: skip
         """End a command: as cli.output.answer, and name what the profile lacks for no SLO's sake.
 
@@ -123,7 +125,7 @@ class ServiceOptions:
                     "no SLO explains that, and neither plans nor baselines can use it"
                 )
 
-        answer(show, document, told, written=written, last=f"next: envplan serving {then}")
+        answer(show, document, told, written=written, then=["envplan", "serving", *then])
 
 
 def _ready(text: str, name: str) -> str:
@@ -143,30 +145,34 @@ def _ready(text: str, name: str) -> str:
       --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
           or token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour
           each, real), coding-week, conversation-week (real-shaped).
+      --plot [FILE]  Draw what happens over time, or write a page: .png, .svg, .pdf or .html;
+          without a name: serving-week.png.
     Job:
-      --load-factor X  X times the trace's requests.
+      --load-factor X  X times the trace's requests; default: 1.
     Fleet:
       --gpus N  GPUs of the fleet.
       --pools N  Pools of policy DynamoLLM, at most.
-      --epoch TIME  Between two looks ahead, as in 30min or 30 (minutes).
-      --slo-quantile PCT  Share of SLOs that fleets are sized for.
-      --headroom PCT  Room above what is needed.
-      --squash TIME  A first token so much too late is given up.
+      --epoch TIME  Between two looks ahead, as in 30min or 30 (minutes); default: 30min.
+      --slo-quantile PCT  Share of SLOs that fleets are sized for; default: 99.95.
+      --headroom PCT  Room above what is needed; default: 10.
+      --squash TIME  A first token so much too late is given up; default: 60s.
     Forecast:
       --past TIME  So much of the trace is what the first fleet is sized by, and is not replayed;
           default: that fleet is sized by the trace's peak, with hindsight.
-      --mispredicted PCT  Requests whose output is predicted one length too short or too long.
-      --underestimated PCT  Of these, the share that is predicted too short.
+      --mispredicted PCT  Requests whose output is predicted one length too short or too long;
+          default: 5.
+      --underestimated PCT  Of these, the share that is predicted too short; default: 50.
       --seed N  Of what is drawn.
     Start-up and clocks:
       --ready NAME[,NAME...]  What is ready before an instance is needed: vm (machines are booted,
           90 s less), weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s
           less).
       --clock-delay TIME  A clock comes so long after it is asked for, as in 30ms or 30
-          (milliseconds).
+          (milliseconds); default: 30ms.
     Money:
       --start TIME  When the trace begins, for files of rates over time.
     """,
+    plot=_picture("serving-week.png", ".html"),
     load_factor=NUMBER.within(1e-6, 100),
     pools=COUNT.within(1, 9),
     epoch=TIME.plainly("min").within(1, 6e7),
@@ -198,9 +204,7 @@ class ReplayOptions(RateOptions):
     clock_delay: float = 0.03
     seed: int = 0
     start: str | None = None
-    plot: Path | None = _picture(
-        "serving-week.png", "what happens over time, or write a page", ".html"
-    )
+    plot: Path | None = None
 
     def settings(self) -> Settings:
         """What the policies are told."""
@@ -316,40 +320,29 @@ class _Replays:
         }
 
 
-@serving.callback(invoke_without_command=True)
-def serving_fleet(context: typer.Context) -> None:
-    """Plan inference fleets: frequency, parallelism and instance counts under latency SLOs.
-
-    \b
-    Example:
-      envplan serving profile
-      envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
-      envplan serving apply serving-plan.json
-      envplan serving compare --trace azure-2023-code --plot
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
 @takes(
     """
     Most used:
-      --load TOKENS/S  The load to show energies at.
+      --load TOKENS/S  The load to show energies at; default: 2000.
+      --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
+          serving-profile.png.
     Output:
       -o, --output FILE  Write the profile's CSV there.
     """,
     load=NUMBER.within(1e-6, 1e9),
-    output=_csv,
+    plot=_picture("serving-profile.png"),
+    output=_TABLE,
 )
 def profile(
     service: ServiceOptions,
+    show: OutputOptions,
     load: float = 2000.0,
     output: Path | None = None,
-    plot: Path | None = _picture("serving-profile.png", "energies over clocks"),
-    *,
-    show: OutputOptions,
+    plot: Path | None = None,
 ) -> None:
-    """Check a serving profile and print its energy per request; blank where the SLO is violated.
+    """Show what requests cost, by parallelism and clock.
+
+    Energies are per request, and blank where the SLO is violated.
 
     \b
     Example:
@@ -368,7 +361,7 @@ def profile(
         save_figure(serving_profile_figure(known), plot)
     service.answer(
         show, lambda: _profile_document(known, load), lambda: _print_profile(known, load),
-        output, plot, then="solve --load SS=20000,MM=8000",
+        output, plot, then=["solve", "--load", "SS=20000,MM=8000"],
     )  # fmt: skip
 
 
@@ -435,32 +428,33 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
     Most used:
       --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
           repeated.
+      --plot [FILE]  Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.
     Fleet:
       --gpus N  GPUs of the fleet.
       --planner NAME  exact or hierarchical.
       --no-merge  Every class in a pool of its own.
       --one-frequency  One clock for a pool's instances with the same TP.
-      --time-limit TIME  For the exact planner; then the gap is stated.
+      --time-limit TIME  For the exact planner; then the gap is stated. Default: 6s.
     Output:
       -o, --output FILE  Where the plan goes.
     """,
     planner=one_of("exact", "hierarchical"),
     time_limit=TIME.within(0.1),
+    plot=_picture("serving-plan.png"),
 )
 def solve(
     service: ServiceOptions,
+    show: OutputOptions,
     load: list[str] | None = None,
     gpus: int = 1024,
     planner: str = "exact",
-    *,
     no_merge: bool = False,
     one_frequency: bool = False,
     time_limit: float = 6.0,
     output: Path = Path("serving-plan.json"),
-    plot: Path | None = _picture("serving-plan.png", "the pools"),
-    show: OutputOptions,
+    plot: Path | None = None,
 ) -> None:
-    """Find the fleet that serves a load within its SLOs with the least power.
+    """Find the fleet of least power that keeps its SLOs.
 
     \b
     Example:
@@ -492,7 +486,7 @@ def solve(
         save_figure(plan_figure(plan), plot)
     service.answer(
         show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
-        lambda: _print_plan(plan), output, plot, then=f"apply {output}",
+        lambda: _print_plan(plan), output, plot, then=["apply", str(output)],
     )  # fmt: skip
 
 
@@ -553,17 +547,18 @@ def _print_plan(plan: ServingPlan) -> None:
     Output:
       -o, --output FILE  Write what happens over time as CSV.
     """,
-    output=_csv,
+    output=_TABLE,
 )
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
+    show: OutputOptions,
     policy: str = "envplan",
     output: Path | None = None,
-    *,
-    show: OutputOptions,
 ) -> None:
-    """Replay a trace request by request: energy, SLOs and changes of a fleet under one policy.
+    """Replay a trace under one policy, request by request.
+
+    Says how much energy the fleet uses, how many SLOs it meets, and how often it changes.
 
     \b
     Example:
@@ -571,22 +566,24 @@ def simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    found = _Replays.of(service, replay, [policy], quiet=show.quiet, output=output)
+    # A picture has the baseline in it.
+    names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
+    found = _Replays.of(service, replay, names, quiet=show.quiet, output=output)
+    result = found.results[-1]
     if output is not None:
-        found.results[0].series.save_csv(output)
-    names = {"trace": found.trace.name, "profile": service.known.name}
+        result.series.save_csv(output)
+    about = {"trace": found.trace.name, "profile": service.known.name}
     service.answer(
-        show, lambda: {**found.document(found.results[0]), **names},
-        lambda: _print_simulation(found), output, replay.plot,
-        then=f"compare --trace {replay.trace}",
+        show, lambda: {**found.document(result), **about},
+        lambda: _print_simulation(found, result), output, replay.plot,
+        then=["compare", "--trace", replay.trace],
     )  # fmt: skip
 
 
-def _print_simulation(found: _Replays) -> None:
+def _print_simulation(found: _Replays, result: Simulation) -> None:
     from envplan.cli.output import print_table, say
     from envplan.plotting.serving import kwh
 
-    (result,) = found.results
     document = found.document(result)
     say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
     print_table("", ("", "in all"), [
@@ -616,11 +613,12 @@ def _print_simulation(found: _Replays) -> None:
 def compare(
     service: ServiceOptions,
     replay: ReplayOptions,
-    policies: str | None = None,
-    *,
     show: OutputOptions,
+    policies: str | None = None,
 ) -> None:
-    """Replay a trace under every policy, request by request, and put them side by side.
+    """Set all policies side by side on one trace.
+
+    Each is replayed request by request.
 
     \b
     Example:
@@ -649,7 +647,7 @@ def compare(
         }
 
     service.answer(show, document, lambda: _print_comparison(found), replay.plot,
-                   then=f"simulate --trace {replay.trace} --plot")  # fmt: skip
+                   then=["simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
 def _print_comparison(found: _Replays) -> None:
@@ -670,30 +668,28 @@ def _print_comparison(found: _Replays) -> None:
 
 @takes(
     """
+    Most used:
+      PLAN  The plan of `envplan serving solve`.
     Fleet:
       --gpus-per-node N  GPUs of a machine.
       --clocks MHZ[,MHZ...]  Clocks the GPUs have, as in 210-1410:15; default: those of the
           profile's GPU.
     Output:
       -o, --output FILE  Where the clocks go.
-    """,
-    clocks=None,
+    """
 )
 def apply(
-    plan: Path = argument(
-        "[PLAN]", "The plan of `envplan serving solve`.", Path("serving-plan.json")
-    ),
+    show: OutputOptions,
+    plan: Path = Path("serving-plan.json"),
     profile: str | None = None,
     gpus_per_node: int = 8,
     clocks: str | None = None,
-    *,
     force: bool = False,
     output: Path = Path("serving.clocks.json"),
-    show: OutputOptions,
 ) -> None:
-    """Put a plan's instances on nodes and GPUs, each with its parallelism and clock.
+    """Put a plan's instances on nodes and GPUs.
 
-    `envplan serving hold` then holds these clocks on a node.
+    Each has its parallelism and its clock. `envplan serving hold` holds these clocks on a node.
 
     \b
     Example:
@@ -720,10 +716,13 @@ def apply(
     )
     applied.save(output)
     answer(
-        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
+        show,
+        lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
         lambda: _print_applied(applied),
-        last=f"wrote {output}; on each node: envplan serving hold {output} --node K",
-    )  # fmt: skip
+        written=[output],
+        last="on each node K",
+        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+    )
 
 
 def _print_applied(applied: ServingApplied) -> None:
@@ -744,9 +743,6 @@ def _print_applied(applied: ServingApplied) -> None:
         )
 
 
-_CLOCKS = "What `envplan serving apply` wrote."
-
-
 @takes(
     """
     Output:
@@ -754,15 +750,15 @@ _CLOCKS = "What `envplan serving apply` wrote."
     """
 )
 def reshard(
-    before: Path = argument("BEFORE", _CLOCKS),
-    after: Path = argument("AFTER", _CLOCKS),
-    output: Path | None = None,
-    *,
     show: OutputOptions,
+    before: Path = argument("BEFORE", "What `envplan serving apply` wrote before."),
+    after: Path = argument("AFTER", "What it wrote for the new fleet."),
+    output: Path | None = None,
 ) -> None:
-    """Put a new fleet where an old one's weights are: which GPU sends which part to which.
+    """Put a new fleet where an old one's weights are.
 
-    Nodes and GPUs of AFTER are chosen anew, such that the fewest weights are moved.
+    Says which GPU sends which part of the weights to which. Nodes and GPUs of AFTER are chosen
+    anew, such that the fewest weights are moved.
 
     \b
     Example:
@@ -801,43 +797,43 @@ def reshard(
         )
         for one in sent:
             say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
+        say(f"{copies:g} copies of the weights in all")
 
     answer(
         show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
-        last=f"{copies:g} copies of the weights in all; wrote {target}",
+        written=[target], then=["envplan", "serving", "hold", str(target), "--node", "0"],
     )  # fmt: skip
 
 
 @takes(
     """
+    Most used:
+      FILE  What `envplan serving apply` wrote.
     Fleet:
       --node K  Which node this is, from 0.
       --backend NAME  nvml: this machine's GPUs; modelled: none needed.
-      --seconds S  So long; default: until interrupted.
-    Output:
-      -q, --quiet  Print nothing but errors.
+      --seconds TIME  So long; default: until interrupted.
     """,
     node=WHOLE,
-    seconds=TIME,
 )
 def hold(
-    file: Path = argument("[FILE]", _CLOCKS, Path("serving.clocks.json")),
+    show: OutputOptions,
+    file: Path = Path("serving.clocks.json"),
     node: int = 0,
     backend: str = "nvml",
     seconds: float | None = None,
-    *,
-    quiet: bool = False,
 ) -> None:
-    """Hold the clocks of this node's GPUs until interrupted, then give them back.
+    """Hold the clocks of this node's GPUs until interrupted.
 
-    A guard for each GPU sets its clock, and gives it back however this process ends.
+    Then they are given back. A guard for each GPU sets its clock, and gives it back however this
+    process ends.
 
     \b
     Example:
       envplan serving hold serving.clocks.json --node 0
       envplan serving hold --backend modelled --seconds 1
     """
-    from envplan.cli.output import say
+    from envplan.cli.output import answer, say
     from envplan.devices.modelled import GPUS
     from envplan.serving.apply import ServingApplied, hold_clocks
 
@@ -852,12 +848,16 @@ def hold(
         hold_clocks(applied, node, backend=backend, **options) as guards,
         suppress(KeyboardInterrupt),
     ):
-        if not quiet:
+        if not (show.quiet or show.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 say(f"GPU {device}: {mhz} MHz")
         _watch(guards, seconds)
-    if not quiet:
-        say("clocks given back")
+    answer(
+        show,
+        lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
+        lambda: say("clocks given back"),
+        then="envplan devices",
+    )
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
@@ -881,6 +881,22 @@ def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
     if any(guard.failing for guard in guards):
         raise DeviceError(lasting)
 
+
+serving = typer.Typer(
+    name="serving",
+    cls=Group,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="""Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
+
+    \b
+    Example:
+      envplan serving profile
+      envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
+      envplan serving apply serving-plan.json
+      envplan serving compare --trace azure-2023-code --plot
+    """,
+)
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     profile, solve, simulate, compare, apply, reshard, hold,
