@@ -69,8 +69,8 @@ def planning(section: Section, quick: bool, _: Path) -> None:
                             "power_ratio": near.power / exact.power})  # fmt: skip
     section.paragraphs += [
         f"A slot of random loads of all nine classes on at most {GPUS:,} GPUs; CPU time. The "
-        f"exact planner has {PATIENCE_S:g} s on the clock. Ratios are the hierarchical planner's time "
-        "and power against its own.",
+        f"exact planner has {PATIENCE_S:g} s on the clock. Ratios are the hierarchical planner's "
+        "time and power against its own.",
         table(["slot", "tokens/s", "GPUs", "exact", "gap", "time", "power"], rows),
     ]
     section.targets.append(
