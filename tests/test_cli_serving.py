@@ -269,8 +269,8 @@ def test_compare_reads_azures_files_and_puts_policies_side_by_side(
     names = "SinglePool,MultiPool,DynamoLLM,envplan,exact"
     ran = inside("compare", "--trace", "trace.csv", "--policies", names, "--plot", "page.html")
     assert ran.code == 0, ran.err
-    for policy in names.split(","):
-        assert policy in ran.out
+    for word in ("on h100-llama2-70b (identified)", *names.split(",")):
+        assert word in ran.out
     assert "against SinglePool" in (tmp_path / "page.html").read_text()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress((tmp_path / "trace.csv").read_bytes()))
     document = json.loads(

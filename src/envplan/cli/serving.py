@@ -273,11 +273,10 @@ class _Replays:
     @property
     def title(self) -> str:
         """What is replayed on what."""
-        from envplan.cli.output import titled
-
-        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
         profile = self.service.known
-        return titled(f"{self.trace.name}{made} on {profile.name}", profile.source)
+        made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
+        known = "" if profile.source in (None, "measured") else f" ({profile.source})"
+        return f"{self.trace.name}{made} on {profile.name}{known}"
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
