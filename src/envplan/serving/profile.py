@@ -204,6 +204,7 @@ class ServingProfile:
         phases: by (tp, frequency in MHz); empty for a profile by class and load.
         source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: what of it is modelled, in words.
+        content: the CSV's bytes.
     """
 
     name: str
@@ -216,7 +217,7 @@ class ServingProfile:
     model: str | None = None
     source: str | None = None
     modelled: str | None = None
-    _content: bytes = field(default=b"", repr=False)
+    content: bytes = field(default=b"", repr=False)
 
     def degrees(self, name: str) -> list[int]:
         """The TP degrees it has for a class, ascending."""
@@ -277,11 +278,6 @@ class ServingProfile:
         """As energy_per_request; None where the class's SLO is violated."""
         met = curve.meets(self.classes[curve.name].slo, load)
         return self.energy_per_request(curve, load) if met else None
-
-    @property
-    def content(self) -> bytes:
-        """The CSV's bytes."""
-        return self._content
 
     @property
     def sidecar(self) -> Path | None:
@@ -482,7 +478,7 @@ def _built(
         curves=curves,
         classes=classes,
         phases=phases,
-        _content=content,
+        content=content,
         gpu=said.gpu,
         model=said.model,
         source=said.source,
