@@ -78,8 +78,7 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.enforce.freqplan
-	$(BIN)/python -m envplan.serving.plan
-	$(BIN)/python -m envplan.serving.apply
+	$(BIN)/python -m envplan.serving
 
 # Both pages of results.
 results: results-training results-serving
