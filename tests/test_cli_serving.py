@@ -91,7 +91,7 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
         "serving", "solve", "--load", LOAD, "--gpus", 32, *quick, "--plot", cwd=tmp_path
     )
     assert solved.code == 0, solved.err
-    assert "gap" in solved.out
+    assert "certified gap" in solved.out or "with no proof" in solved.out  # on a busy machine
     plan = json.loads((tmp_path / "serving-plan.json").read_text())
     assert plan["schema"] == "envplan/serving-plan/v1"
     assert (tmp_path / "serving-plan.png").exists()
