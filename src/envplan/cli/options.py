@@ -131,7 +131,7 @@ def complete_profiles(incomplete: str) -> list[str]:
           all_gather.
       --one-clock  Give every operation one clock, though the profile splits some into parts.
       --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
-          energy on others no slower; default: 0.5, 0 leaves nothing out.
+          energy on others no slower; default: 0.2, 0 leaves nothing out.
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,
@@ -184,17 +184,11 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: options contradict each other or the profile.
         """
-        from envplan.profile import ByParts
-
-        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
-            raise InputError(
-                "--parts-within goes with a profile whose operations have parts, and not with "
-                "--one-clock"
-            )
-        if self.one_clock or not profile.has_parts:
-            return None
-        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
-        return ByParts.of(blocking_power_w=self.blocking_power, **within)
+        return profile.by_parts(
+            one_clock=self.one_clock,
+            within_percent=self.parts_within,
+            blocking_power_w=self.blocking_power,
+        )
 
     def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
