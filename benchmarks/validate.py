@@ -303,7 +303,7 @@ What remains is chance, and more than the aim of 1% for this job; of regular ite
   {highest.max() - runs.iteration_time_s[slowest]:.1f} s more. EnvPipe's plan, run right after such
   runs, takes nearly as long as they do.
 - By their numbers, plans were run one after the other, from the slowest to the fastest. A network
-  that slowly became faster would look as if the clocks had done it, and the runs at the highest clock,
+  that slowly became faster would look as if the clocks had done it. The runs at the highest clock,
   which came first, speak for a network that matters more than turns do. The runs cannot tell the
   two apart: the number of a run and what the two stages work are correlated by {alike:.2f}. Turns
   predict the plans that were left out, and are short of the baseline."""
