@@ -25,6 +25,7 @@ model:
   account_for_embedding_in_pipeline_split: true
   account_for_loss_in_pipeline_split: true
   overlap_moe_expert_parallel_comm: false
+  overlap_p2p_comm: true
 train:
   micro_batch_size: 1
   global_batch_size: 64
@@ -57,6 +58,7 @@ def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
     said = json.loads(done.out)
     assert (said["known_as"], said["microbatch_group"]) == ("interleaved", 6)
     assert said["layers_per_stage"] == [3, 4, 4, 4, 4, 4, 4, 3]
+    assert said["overlap_p2p"]
     written = Pipeline.from_dag_file(tmp_path / "pipeline.dag.json")
     assert (
         written.operations
@@ -70,8 +72,9 @@ def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
 def test_batch_sizes_and_gpus_tell_the_microbatches(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "conf.yaml").write_text(NEMO)
-    schedule, layers = read_megatron_file(tmp_path / "conf.yaml")
-    assert (schedule.known_as, schedule.num_microbatches, layers) == ("1f1b", 8, [15, 13])
+    schedule, facts = read_megatron_file(tmp_path / "conf.yaml")
+    assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 8)
+    assert facts == {"layers_per_stage": [15, 13], "overlap_p2p": False}
 
 
 def test_an_object_in_memory_is_a_schedule() -> None:

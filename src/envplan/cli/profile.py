@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.command import (
     MOST,
+    Numbers,
     file_of,
+    numbers,
     one_of,
     option,
     options,
@@ -60,6 +62,12 @@ def _known_schedule(name: str, option_name: str) -> str:
       --pp, --stages N  Pipeline stages; default 4.
     Job:
       --vp, --chunks N  Model chunks of a stage; default 1.
+      --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
+          default: the split of least imbalance.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next. Default: the number of stages.
+      --p2p-latency TIME  How long a transfer between stages takes.
+      --no-overlap-p2p  With --backend modelled: the GPU that sends does not compute meanwhile.
       --tp, --tensor-parallel N  GPUs of a stage; one is measured.
       --cp N  Context-parallel size: GPUs that share a sequence.
       --dp, --replicas N  Replicas of the pipeline.
@@ -73,6 +81,7 @@ def _known_schedule(name: str, option_name: str) -> str:
     """,
     schedule=_known_schedule,
     dtype=one_of(*_PRECISIONS),
+    layers_per_stage=numbers("6,7,7,4"),
 )
 class WorkOptions:
     """What is profiled, and the job it is part of."""
@@ -82,6 +91,10 @@ class WorkOptions:
     entry: str | None = None
     stages: int | None = None
     vp: int = 1
+    layers_per_stage: Numbers | None = None
+    microbatch_group: int | None = None
+    p2p_latency: float = 0.0
+    no_overlap_p2p: bool = False
     tp: int = 1
     cp: int = 1
     dp: int = 1
@@ -94,10 +107,16 @@ class WorkOptions:
     parts: bool = False
 
     def __post_init__(self) -> None:
-        """Raises: InputError: more than one option says what runs."""
+        """Raises: InputError: more than one option says what runs, or the stages differ."""
         given = [f"--{name}" for name in ("workload", "model", "entry") if getattr(self, name)]
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+        listed = self.layers_per_stage
+        if listed and len(listed) != self.num_stages * self.vp:
+            raise InputError(
+                f"--layers-per-stage lists {len(listed)} stages, but --pp {self.num_stages} and "
+                f"--vp {self.vp} make {self.num_stages * self.vp}"
+            )
 
     @property
     def samples(self) -> int | None:
@@ -110,7 +129,7 @@ class WorkOptions:
     @property
     def num_stages(self) -> int:
         """Pipeline stages."""
-        return self.stages or 4
+        return self.stages or max(1, len(self.layers_per_stage or range(4 * self.vp)) // self.vp)
 
     def what(self, sizes: Sizes) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
@@ -274,6 +293,10 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         split_backward=work.split_backward,
         schedule=_schedule(work),
         parts=work.parts,
+        layers=work.layers_per_stage,
+        microbatch_group=work.microbatch_group,
+        p2p_latency=work.p2p_latency,
+        overlap_p2p=not work.no_overlap_p2p,
     )
     if output.exists():
         there = ProfileMetadata.read_json(output.with_suffix(".meta.json"))
@@ -311,6 +334,11 @@ def _measure(
     if work.cp > 1:
         raise InputError(
             "--cp is not measured: measure stages with the part of the sequence that one GPU has"
+        )
+    if work.no_overlap_p2p:
+        raise InputError(
+            "--no-overlap-p2p goes with --backend modelled; a job that profiles itself, with "
+            "envplan.runtime, measures its own waits"
         )
     if work.parts:
         raise InputError(
@@ -359,6 +387,8 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
             f"one of {work.tp} tensor-parallel GPUs was measured; what they send each other is in "
             "neither time nor energy"
         )
+    if work.layers_per_stage:
+        extra["layers_per_stage"] = work.layers_per_stage
     if work.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
     return ProfileMetadata(
@@ -377,6 +407,8 @@ def _job(work: WorkOptions) -> Any:
     return Job(
         stages=work.num_stages if work.vp > 1 else None,
         chunks=work.vp if work.vp > 1 else None,
+        microbatch_group=work.microbatch_group,
+        p2p_latency_s=work.p2p_latency,
         replicas=work.dp,
     )
 
@@ -388,6 +420,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
         beside = {
             "--workload": work.workload,
             "--stages": work.stages,
+            "--layers-per-stage": work.layers_per_stage,
             "--microbatch-size": work.microbatch_size,
             "--recompute": work.recompute,
             **_given(sizes),
@@ -405,6 +438,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
         device=device,
         tensor_parallel=work.tp,
         recompute=work.recompute,
+        layers_per_stage=work.layers_per_stage,
     )
 
 

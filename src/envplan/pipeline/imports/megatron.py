@@ -55,18 +55,26 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
 
 def read_megatron_file(
     path: str | os.PathLike[str], num_microbatches: int | None = None
-) -> tuple[ImportedSchedule, list[int]]:
-    """The order that a configuration file asks for, and the layers of each model stage, if it says.
+) -> tuple[ImportedSchedule, dict[str, Any]]:
+    """The order that a configuration file asks for, and what else it says of the pipeline.
+
+    Returns:
+        Beside the order `layers_per_stage`, of each model stage, if it says, and `overlap_p2p`:
+        whether ranks compute during transfers.
 
     Raises:
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
     """
 
-    def parse(text: str) -> tuple[ImportedSchedule, list[int]]:
+    def parse(text: str) -> tuple[ImportedSchedule, dict[str, Any]]:
         document = _document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
-        return read_megatron(document, num_microbatches), layers_per_stage(document)
+        schedule = read_megatron(document, num_microbatches)
+        # Megatron's 1F1B has no such transfers.
+        overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
+        layers = layers_per_stage(document)
+        return schedule, {"overlap_p2p": overlap} | ({"layers_per_stage": layers} if layers else {})
 
     return from_file(path, parse)
 
