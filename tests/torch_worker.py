@@ -153,8 +153,7 @@ def profile_itself(folder: Path) -> dict[str, Any]:
         job.schedule,
         folder / "profile.csv",
         frequencies=PROFILED,
-        iterations_per_frequency=2,
-        settle=2,
+        iterations_per_frequency=4,
     ) as profiler:
         steps, left = 0, torch.ones(1)
         while left:  # all go on until all are done
