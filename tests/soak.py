@@ -1,8 +1,9 @@
 """Long runs: `make soak`. Half an hour, or as long as --minutes says; 0.5 is the short form.
 
-A shim follows a plan for up to 100,000 iterations over fake GPUs whose driver fails at random,
-hangs now and then and is slow, with a log that is rotated. After that a sweep of 10,000 points is
-killed again and again. Prints a line for each promise and exits with 1 if one is broken.
+For two thirds of the time a shim follows a plan, for 100,000 iterations or more in half an hour,
+over fake GPUs whose driver fails at random, hangs now and then and is slow, with a log that is
+rotated. After that sweeps of 10,000 points are killed every minute or sooner, each of them until it
+is done. Prints a line for each promise and exits with 1 if one is broken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,12 @@ from cli_helpers import COMMAND, small_profile
 from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.runlog import read_run_log
-from envplan.sweep import read_config, run_sweep
+from envplan.sweep import SweepResult, read_config, run_sweep
 from envplan.sweep.running import journal_of
 from fake_nvml import FakeNvml, open_fake_nvml
 from shim_helpers import frequency_plan
 
+#: In half an hour.
 ITERATIONS = 100_000
 POINTS = 10_000
 LOG_LIMIT = 4 * 2**20
@@ -67,7 +70,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     stop = threading.Event()
     troubler = threading.Thread(target=trouble, args=(fake, stop, chance))
     troubler.start()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     log = folder / "run.jsonl"
     heard = 0
 
@@ -82,7 +85,7 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
         assert guard is not None
         keys = [key for key in shim._keys if key is not None]
         pids = {"shim": os.getpid(), "guard": guard.pid}
-        while shim.steps < ITERATIONS and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             for key in keys:
                 shim.begin(*key)
                 time.sleep(0.0002)
@@ -97,11 +100,13 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     for who, before, after in zip(pids, early, late, strict=True):
         grown = after - before
         promise(grown < GROWTH_KIB, f"{who}: {before} KiB after a fifth, {grown:+d} KiB at the end")
+    least = int(min(1.0, seconds / 1200) * ITERATIONS)
+    promise(shim.steps >= least, f"{shim.steps} steps, {least} or more in {seconds:.0f} s")
     promise(waiting < 1000, f"{waiting} steps, requests and readings waited at the end")
     deadline = time.monotonic() + 10.0
-    while (left := threading.active_count() - (threads - 1)) and time.monotonic() < deadline:
+    while (left := set(threading.enumerate()) - threads) and time.monotonic() < deadline:
         time.sleep(0.01)
-    promise(left == 0, f"{left} threads left")
+    promise(not left, f"{len(left)} threads left {[thread.name for thread in left]}")
     promise(fake.wait_until_free(10.0) is not None, "the clock was given back")
     dropped = shim._log.dropped
     promise(
@@ -117,37 +122,44 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
     promise(shim.mismatches == 0, f"{shim.mismatches} mismatches, {shim.clock_errors} clock errors")
 
 
-def sweep(folder: Path, seconds: float, every: float, points: int) -> None:
+def sweep(folder: Path, seconds: float, points: int) -> None:
+    """One sweep after the other, each killed at random moments until it is done."""
+    chance = random.Random(17)
+    folder.mkdir()
     small_profile(clocks=(1740, 1260, 780)).save_csv(folder / "profile.csv")
     config = folder / "sweep.toml"
     slowdowns = [k / 100 for k in range(points // 2)]
     lists = {"profiles": ["profile.csv"], "microbatches": [1, 2], "slowdowns": slowdowns}
     lines = [f"{name} = {json.dumps(values)}\n" for name, values in lists.items()]
     config.write_text("".join(["[grid]\n", *lines]))
+    whole = _table(run_sweep(read_config(config), folder / "whole.journal", jobs=2))
     command = [str(COMMAND), "sweep", config.name, "--jobs", "2", "--quiet"]
-    kills, begun = 0, time.monotonic()
-    while True:
-        process = subprocess.Popen(command, cwd=folder, start_new_session=True)
-        try:
-            left = every if time.monotonic() - begun < seconds else None
-            process.wait(left)
-            break
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
+    sweeps, kills, same, deadline = 0, 0, True, time.monotonic() + seconds
+    while not sweeps or time.monotonic() < deadline:
+        journal_of(folder / "sweep.csv").unlink(missing_ok=True)
+        status = -signal.SIGKILL
+        # Each time it has longer, so that it comes to its end.
+        for limit in count(1):
+            process = subprocess.Popen(command, cwd=folder, start_new_session=True)
+            try:
+                status = process.wait(chance.uniform(0.1, 1.0) * min(60.0, limit * seconds / 100))
+                break
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                kills += 1
+        killed = run_sweep(read_config(config), journal_of(folder / "sweep.csv"), jobs=2)
+        same &= (status, killed.computed) == (0, 0) and _table(killed) == whole
+        sweeps += 1
     promise(
-        process.returncode == 0 and kills > 0, f"a sweep of {points} points, killed {kills} times"
+        same and kills > 0,
+        f"{sweeps} sweeps of {points} points, killed {kills} times, end with the table of one that "
+        "was not",
     )
-    killed = run_sweep(read_config(config), journal_of(folder / "sweep.csv"), jobs=2)
-    whole = run_sweep(read_config(config), folder / "whole.journal", jobs=2)
 
-    promise(killed.computed == 0, f"{killed.computed} points were left to do")
-    tables = [
-        [row.model_dump(exclude={"trace_s", "wall_s"}) for row in one.rows]
-        for one in (killed, whole)
-    ]
-    promise(tables[0] == tables[1], "its table is that of a sweep that was not killed")
+
+def _table(swept: SweepResult) -> list[dict[str, object]]:
+    return [row.model_dump(exclude={"trace_s", "wall_s"}) for row in swept.rows]
 
 
 def main() -> int:
@@ -157,9 +169,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         fake = open_fake_nvml(folder, patch)
-        follow(folder, fake, 0.8 * seconds)
+        follow(folder, fake, 2 / 3 * seconds)
         fake.close()
-        sweep(folder, 0.2 * seconds, min(60.0, 0.05 * seconds), min(POINTS, int(seconds * 20)))
+        points = min(POINTS, int(seconds * 20))
+        sweep(folder / "sweep", seconds / 3, points)
     return min(broken, 1)
 
 

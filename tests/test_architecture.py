@@ -15,7 +15,7 @@ import envplan
 #: From the first box to the last: nothing imports what stands in a later line.
 LAYERS = [
     ["errors"],
-    ["units", "_files", "_words", "quantities", "_notebook"],
+    ["units", "cores", "_files", "_words", "quantities", "_notebook"],
     ["_documents", "_tables", "_model"],
     ["pipeline", "costs", "devices"],
     ["profile"],

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envplan.frontier import start
+from envplan.cores import use_cores
+from envplan.frontier import Relaxation, relaxation, start
 from envplan.frontier.network import build_network
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -166,7 +167,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
     schedule: str, even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "_FEW_OPERATIONS", 0)
-    monkeypatch.setattr(start, "_COARSE_LEVELS", 4)
+    monkeypatch.setattr(start, "_FEWEST_LEVELS", 3)
     chunks = CHUNKS[schedule]
     profile = noisy(Profile.builtin(f"a40-gpt3-1.3b-{4 * chunks}stage"))
     profile = profile.adjusted(backward_input_share=0.5)
@@ -207,3 +208,20 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
             assert balance[-1] == frontier.slopes_uw[k]
         assert np.array_equal(single.times_ns, frontier.times_ns)
         assert single.slopes_uw[1:] == frontier.slopes_uw[1:]
+
+    monkeypatch.setattr(relaxation, "_OF_A_PIECE", len(pipeline.operations) // 3)
+    pieces = []
+    for cores in (1, 2):
+        use_cores(cores)
+        pieces.append(Relaxation.trace(pipeline, profile, blocking_power=POWER))
+    use_cores(None)
+    one, two = pieces
+    assert len(one._main._traces) in (2, 3)  # where no start is found, the piece before goes on
+    for found in pieces:
+        assert np.array_equal(found.times_ns, frontier.times_ns)
+        assert found.slopes_uw[1:] == frontier.slopes_uw[1:]
+        assert np.array_equal(found.energies, frontier.energies)
+    for part in (0.0, 0.05, 0.3, 0.6, 0.95, 1.0):
+        time_ns = frontier.min_time_ns + int(span * part)
+        assert np.array_equal(one.state_at(time_ns)[0], frontier.state_at(time_ns)[0])
+        assert np.array_equal(one.state_at(time_ns)[1], two.state_at(time_ns)[1])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import replay_oracle as oracle
 from envplan import _kernel
+from envplan.cores import side_by_side
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -249,7 +250,8 @@ def test_search_keeps_power_under_a_cap_that_it_can_keep() -> None:
     assert problem.replay(found).peak_uw <= cap
 
 
-def test_a_long_search_can_be_interrupted() -> None:
+@pytest.mark.parametrize("searches", [1, 3])
+def test_long_searches_can_be_interrupted(searches: int) -> None:
     profile = Profile.builtin("a100-gpt3-1.3b-4stage")
     problem = Problem(Pipeline("1f1b", 4, 8), profile, [75_000_000] * 4)
     rows = problem.max_frequency_rows
@@ -258,7 +260,7 @@ def test_a_long_search_can_be_interrupted() -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            search.improve(rows, 10**15, 1.0, 0)
+            side_by_side(lambda seed: search.improve(rows, 10**15, 1.0, seed), range(searches))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

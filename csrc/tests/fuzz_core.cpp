@@ -1,7 +1,7 @@
 // Random bytes as networks, flows and problems: every one is refused with an exception, or solved
-// such that what the headers promise holds. With Clang this is a libFuzzer target; elsewhere it has
-// a small driver of its own. Both run under AddressSanitizer and UndefinedBehaviorSanitizer.
-#include <chrono>
+// such that what the headers promise holds. A libFuzzer target (Clang), under AddressSanitizer and
+// UndefinedBehaviorSanitizer.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -218,25 +218,3 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
-
-#ifndef ENVPLAN_LIBFUZZER
-int main(int argc, char** argv) {
-  const auto seconds = std::chrono::seconds(argc > 1 ? std::atoi(argv[1]) : 60);
-  const auto end = std::chrono::steady_clock::now() + seconds;
-  std::mt19937_64 random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
-  std::vector<std::uint8_t> bytes(2048);
-  std::uint64_t count = 0;
-  for (; std::chrono::steady_clock::now() < end; ++count) {
-    // Often the one before with a few bytes changed: that gets past the first checks.
-    if (count % 8 == 0) {
-      for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
-    } else {
-      for (int k = 0; k < 8; ++k)
-        bytes[random() % bytes.size()] = static_cast<std::uint8_t>(random());
-    }
-    LLVMFuzzerTestOneInput(bytes.data(),
-                           random() % 4 == 0 ? random() % bytes.size() : bytes.size());
-  }
-  std::printf("fuzz_core: %llu inputs, nothing broken\n", static_cast<unsigned long long>(count));
-}
-#endif

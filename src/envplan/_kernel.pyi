@@ -1,11 +1,14 @@
 """Types of the compiled core; see csrc/_kernel.pyx for what each does."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
 INFINITE: int
+STOP: ContextVar[Event | None]
 UNLIMITED: int
 
 class Trace:
@@ -73,6 +76,9 @@ class Problem:
         leaves: NDArray[np.int32],
         nearest: NDArray[np.int32],
         waiting: NDArray[np.int64],
+        slice_begin: NDArray[np.int32] | None = None,
+        slice_time: NDArray[np.int64] | None = None,
+        slice_power: NDArray[np.int64] | None = None,
     ) -> None: ...
     def replay(
         self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
@@ -125,7 +131,6 @@ def compose(
     option_end: NDArray[np.int32],
     time: NDArray[np.int64],
     energy: NDArray[np.int64],
-    config: NDArray[np.int32],
     asks: NDArray[np.uint8],
     latency: int,
     hold: int,

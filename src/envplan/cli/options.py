@@ -7,7 +7,7 @@ was given as one value. See command.py for how that works.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from envplan.cli.command import (
     Numbers,
@@ -62,23 +62,13 @@ SHARED = share(
     Output:
       --profile PROFILE  The profile that the file was made from, if it has moved.
       --force  Go on though the profile has changed since.
+      -j, --jobs N  Cores to use; default: all there are. Answers do not depend on it.
       --json  Print JSON instead of a table; errors, too.
       -q, --quiet  Print nothing but errors; files are still written.
     """,
     switch_latency=TIME.plainly("ms"),
     min_dwell=TIME.plainly("ms"),
 )
-
-Microbatches = Annotated[int | None, SHARED["microbatches"]]
-Stages = Annotated[int | None, SHARED["pp"]]
-Chunks = Annotated[int | None, SHARED["vp"]]
-MicrobatchGroup = Annotated[int | None, SHARED["microbatch_group"]]
-Latency = Annotated[float | None, SHARED["p2p_latency"]]
-Reconfigure = Annotated[str | None, SHARED["reconfigure"]]
-ProfileOption = Annotated[str | None, SHARED["profile"]]
-ForceOption = Annotated[bool, SHARED["force"]]
-JsonOption = Annotated[bool, SHARED["json"]]
-QuietOption = Annotated[bool, SHARED["quiet"]]
 
 
 @options()
@@ -170,6 +160,7 @@ class JobOptions(ParallelOptions):
     one_clock: bool = False
     parts_within: float | None = None
     blocking_power: float | None = None
+    jobs: int | None = None
 
     def load(self) -> tuple[Profile, Pipeline]:
         """The profile and the pipeline.
@@ -177,6 +168,9 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
+        from envplan.cores import use_cores
+
+        use_cores(self.jobs)
         profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)

@@ -9,17 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import (
-    MOST,
-    Numbers,
-    file_of,
-    numbers,
-    one_of,
-    option,
-    options,
-    plot_option,
-    takes,
-)
+from envplan.cli.command import PICTURES, Numbers, file_of, numbers, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
@@ -35,7 +25,6 @@ _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _PRECISIONS: Final = {"bfloat16": "half", "float16": "half", "float32": "single"}
-_PLOT_TYPES: Final = (".png", ".svg", ".pdf")
 _HEADERS: Final = (
     *("stage", "clocks (MHz)", "time (s)", "energy (J)"),
     *("valley (MHz)", "slower (%)", "saved (%)"),
@@ -61,7 +50,7 @@ def _known_schedule(name: str, option_name: str) -> str:
           module and inputs.
       --pp, --stages N  Pipeline stages; default 4.
     Job:
-      --vp, --chunks N  Model chunks of a stage; default 1.
+      --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
           default: the split of least imbalance.
       --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
@@ -76,7 +65,7 @@ def _known_schedule(name: str, option_name: str) -> str:
       --schedule NAME  The job's schedule.
       --dtype TYPE  bfloat16, float16 or float32.
       --recompute  A backward does its forward again.
-      --split-backward  Gradients of inputs and weights apart (zero bubble).
+      --split-backward  Gradients of inputs and weights apart; default: as the schedule has it.
       --parts  With --backend modelled: rows for each module of a layer.
     """,
     schedule=_known_schedule,
@@ -90,7 +79,7 @@ class WorkOptions:
     model: str | None = None
     entry: str | None = None
     stages: int | None = None
-    vp: int = 1
+    vp: int | None = None
     layers_per_stage: Numbers | None = None
     microbatch_group: int | None = None
     p2p_latency: float = 0.0
@@ -112,10 +101,10 @@ class WorkOptions:
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
         listed = self.layers_per_stage
-        if listed and len(listed) != self.num_stages * self.vp:
+        if listed and len(listed) != self.num_stages * self.chunks:
             raise InputError(
                 f"--layers-per-stage lists {len(listed)} stages, but --pp {self.num_stages} and "
-                f"--vp {self.vp} make {self.num_stages * self.vp}"
+                f"--vp {self.chunks} make {self.num_stages * self.chunks}"
             )
 
     @property
@@ -129,7 +118,22 @@ class WorkOptions:
     @property
     def num_stages(self) -> int:
         """Pipeline stages."""
-        return self.stages or max(1, len(self.layers_per_stage or range(4 * self.vp)) // self.vp)
+        listed = self.layers_per_stage
+        return self.stages or (max(1, len(listed) // self.chunks) if listed else 4)
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks of each: as given, else as many as the schedule needs."""
+        from envplan.pipeline import traits
+
+        return self.vp or traits(self.schedule).chunks
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backwards are profiled in two, for their own sake or the schedule's."""
+        from envplan.pipeline import traits
+
+        return self.split_backward or traits(self.schedule).passes > 2
 
     def what(self, sizes: Sizes) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
@@ -193,11 +197,15 @@ class MeasuringOptions:
     Most used:
       --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
           by the Zeus daemon; modelled: no GPU needed.
+      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
+          devices --backend modelled); default: a40, with --model h100.
       --step MHZ  Clocks at least this far apart; 0: all there are.
+      --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
       -o, --output FILE  Where the profile goes.
     """,
     step=WHOLE,
+    plot=file_of(PICTURES, "choose one of them", "profile.png"),
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
@@ -206,16 +214,9 @@ def profile(
     measuring: MeasuringOptions,
     show: OutputOptions,
     backend: str | None = None,
-    gpu: str | None = option(
-        "--gpu NAME",
-        MOST,
-        "The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan devices "
-        f"--backend modelled); default {_DEFAULT_GPU}, with --model {_MODEL_GPU}.",
-    ),
+    gpu: str | None = None,
     step: int = 0,
-    plot: Path | None = plot_option(
-        "profile.png", _PLOT_TYPES, "energy against clock", "choose one of them"
-    ),
+    plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
     """Find out what time and energy each stage takes at each clock.
@@ -282,7 +283,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         gpu=gpu,
         model=work.what(sizes),
         num_stages=work.num_stages,
-        chunks=work.vp,
+        chunks=work.chunks,
         num_microbatches=work.microbatches,
         microbatch_size=work.samples or 1,
         tensor_parallel=work.tp,
@@ -290,7 +291,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         replicas=work.dp,
         recompute=work.recompute,
         precision=_PRECISIONS[work.dtype],
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         schedule=_schedule(work),
         parts=work.parts,
         layers=work.layers_per_stage,
@@ -311,7 +312,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
 
 def _schedule(work: WorkOptions) -> str:
     """The job's; with several chunks 1f1b is interleaved."""
-    return "interleaved" if work.schedule == "1f1b" and work.vp > 1 else work.schedule
+    return "interleaved" if work.schedule == "1f1b" and work.chunks > 1 else work.schedule
 
 
 def _measure(
@@ -345,7 +346,7 @@ def _measure(
             "--parts goes with --backend modelled; parts are measured inside a job, with "
             "envplan.runtime's Profiler(parts=)"
         )
-    if work.split_backward and work.recompute:
+    if work.splits_backward and work.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
             "forward again for either part; measure without --recompute, and give --recompute to "
@@ -353,7 +354,7 @@ def _measure(
         )
     settings = Settings(
         step=step,
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         lock=not measuring.no_lock,
         target_error=(measuring.error or 1.0) / 100,
         time_limit=measuring.time_limit or Settings.time_limit,
@@ -405,8 +406,8 @@ def _job(work: WorkOptions) -> Any:
     from envplan.profile.sidecar import Job
 
     return Job(
-        stages=work.num_stages if work.vp > 1 else None,
-        chunks=work.vp if work.vp > 1 else None,
+        stages=work.num_stages if work.chunks > 1 else None,
+        chunks=work.chunks if work.chunks > 1 else None,
         microbatch_group=work.microbatch_group,
         p2p_latency_s=work.p2p_latency,
         replicas=work.dp,
@@ -432,7 +433,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
     return torch_workload(
         work.workload or "gpt",
         work.what(sizes),
-        num_stages=work.num_stages * work.vp,
+        num_stages=work.num_stages * work.chunks,
         microbatch_size=work.samples or 1,
         dtype=work.dtype,
         device=device,

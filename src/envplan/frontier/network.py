@@ -63,13 +63,13 @@ class Network:
             self.num_nodes - 1,
         )
 
-    def coarse(self, levels: int) -> Network | None:
-        """The same network with about so many levels a curve, every so many-th of those there are;
-        None where that is not even half of them.
+    def coarse(self, every: int, fewest: int) -> Network | None:
+        """The same network with every so many-th level of each curve, or more of them so that the
+        longest keeps so many; None where it has not twice as many.
 
         Its costs are chords of this one's, so they are still convex.
         """
-        every = int(np.diff(self.curve_begin).max()) // levels
+        every = min(every, int(np.diff(self.curve_begin).max()) // fewest)
         if every < 2:
             return None
         curves = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from operator import sub
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan._kernel import Trace
+from envplan.cores import side_by_side
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier.network import Network, build_network, replayed_events
 from envplan.frontier.start import Start
@@ -29,6 +31,11 @@ _PART: Final = 8
 # frontier, each as far at a time as this part of the way from T_star to T_min.
 _FEW_STRETCHES: Final = 2
 _AT_A_TIME: Final = 1 / 64
+# The whole frontier of a long pipeline is walked in pieces, one for so many operations. Of optima
+# that are alike, which one is found depends on where its piece began. So the pieces are always the
+# same, and plans do not depend on the number of cores.
+_OF_A_PIECE: Final = 4096
+_MOST_PIECES: Final = 4
 
 
 class Relaxation:
@@ -149,7 +156,7 @@ class Relaxation:
                 from_flow=-1 if full else None,
             )
             if whole or full:
-                traced._main.reach(traced.min_time_ns, progress)
+                traced._walk(progress)
         except (ValueError, OverflowError) as error:
             raise InputError(
                 f"{error}; check that times are in seconds, energies in joules and powers in watts",
@@ -198,8 +205,31 @@ class Relaxation:
 
     @property
     def _whole(self) -> Stretch:
-        self._main.reach(self.min_time_ns)
+        self._walk()
         return self._main
+
+    def _walk(self, progress: Progress | None = None) -> None:
+        """Walk all that is missing, side by side in pieces where it is long."""
+        if self._main.first_ns > self.min_time_ns:
+            pieces = min(_MOST_PIECES, len(self.pipeline.operations) // _OF_A_PIECE)
+            ends = [*self._start.even_times(pieces), self.min_time_ns]
+            walk = _Pieces(progress, ends, self.max_time_ns)
+
+            def one(k: int) -> Stretch | None:
+                stretch = self._main if k == 0 else self._started(ends[k - 1])
+                if stretch is not None:
+                    stretch.reach(ends[k], walk.progress(k))
+                return stretch
+
+            for later in side_by_side(one, range(len(ends)))[1:]:
+                if later is not None:
+                    self._main.go_on_with(later, progress)
+            self._main.reach(self.min_time_ns, progress)
+
+    def _started(self, time_ns: int) -> Stretch | None:
+        """A stretch from a little after a time on; None where that is as far as from T_star."""
+        trace = self._start.at_time(time_ns)
+        return None if trace is None else self._stretch_from(trace, -1)
 
     @property
     def times_ns(self) -> NDArray[np.int64]:
@@ -313,14 +343,13 @@ class Relaxation:
                     stretch.reach(time_ns - step, progress)
                 return stretch
         if len(self._stretches) < _FEW_STRETCHES:
-            trace = self._start.at_time(time_ns)
-            found = self._main
-            if trace is not None:
-                found = self._stretch_from(trace, -1)
+            found = self._started(time_ns)
+            if found is not None:
                 self._stretches.append(found)
-            found.reach(time_ns - step, progress)
-            return found
-        self._main.reach(self.min_time_ns, progress)
+            stretch = found or self._main
+            stretch.reach(time_ns - step, progress)
+            return stretch
+        self._walk(progress)
         return self._main
 
     def earliest_under_power_ns(self, power_uw: int) -> int:
@@ -400,6 +429,28 @@ class Relaxation:
                 "(leave the target out for no slowdown)"
             )
         return time_ns
+
+
+class _Pieces:
+    """The progress of pieces that are walked at the same time, as of one walk."""
+
+    def __init__(self, progress: Progress | None, ends_ns: Sequence[int], first_ns: int) -> None:
+        self._progress = progress
+        self._ends_ns = ends_ns
+        self._now_ns = [first_ns, *ends_ns[:-1]]
+
+    def progress(self, piece: int) -> Progress | None:
+        """What the walk of a piece is to call."""
+        report = self._progress
+        if report is None:
+            return None
+
+        def said(now_ns: int, _: int) -> None:
+            self._now_ns[piece] = max(now_ns, self._ends_ns[piece])
+            left = sum(map(sub, self._now_ns, self._ends_ns))
+            report(self._ends_ns[-1] + left, self._ends_ns[-1])
+
+        return said
 
 
 def _blocking_powers(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -48,14 +49,19 @@ _REPEATING: Final = (
     "zb-v",
     "dualpipe-v",
 )
-# Of the pipeline that stands for a long one, in rounds. With fewer its middle is not steady.
-_STEADY_ROUNDS: Final = 2.5
+# Of the pipeline that stands for a long one, in rounds. With four its middle is steady even near
+# T_min, on all profiles that were tried, and the repair of the long one finds little to do. Near
+# T_star fewer are enough, so for those four fewer stand.
+_STEADY_ROUNDS: Final = (4.0, 2.5)
 _FEWEST_ROUNDS: Final = 3  # the same where whole rounds repeat
 _ROUNDS: Final = 4
-# Levels that curves are made coarse to, where they have more than twice as many.
-_COARSE_LEVELS: Final = 16
-# A start at a deadline begins a little later, by these parts of it, so that it is walked over.
-_MARGINS: Final = (3e-4, 3e-3, 2e-2)
+# Every so many-th level is kept where curves are made coarse, as long as so many are left.
+_COARSER: Final = 4
+_FEWEST_LEVELS: Final = 5
+# A start at a deadline begins a little later, by these parts of it, so that it is walked over. So
+# does one at the time where something coarser is expected to be.
+_MARGINS: Final = (1e-4, 1e-3, 2e-2)
+_COARSE_MARGINS: Final = (4e-3, 2e-2)
 
 
 class Start:
@@ -76,12 +82,13 @@ class Start:
         self._powers = blocking_power_uw
         self._network = network
         self._short = _short_pipeline(pipeline)
+        self._lock = Lock()
         self.coarser: Start | None = None
         if self._short is not None:
             short_network = build_network(self._short, profile, blocking_power_uw)
             self.coarser = Start(self._short, profile, blocking_power_uw, short_network)
         elif len(pipeline.operations) > _FEW_OPERATIONS // 2:
-            coarse = network.coarse(_COARSE_LEVELS)
+            coarse = network.coarse(_COARSER, _FEWEST_LEVELS)
             if coarse is not None:
                 self.coarser = Start(pipeline, profile, blocking_power_uw, coarse)
 
@@ -96,22 +103,42 @@ class Start:
         trace.start(chains // part, flow_uw, rough=True)
         return trace
 
+    def even_times(self, pieces: int) -> list[int]:
+        """About the times, ns, descending, that part the walk from T_star to T_min into so many
+        pieces of like work; none where a walk cannot begin there."""
+        if not self._can_begin_late or pieces < 2:
+            return []
+        coarsest: Start = self
+        while coarsest.coarser is not None:
+            coarsest = coarsest.coarser
+        walked = coarsest._walked
+        times = walked.breakpoints()[0].tolist()
+        more = self._pipeline.num_microbatches - coarsest._pipeline.num_microbatches
+        parts = [times[len(times) * k // pieces] for k in range(1, pieces)]
+        return [coarsest._taking(walked, time_ns, more) for time_ns in parts]
+
+    @property
+    def _can_begin_late(self) -> bool:
+        if self.coarser is None:
+            return False
+        short = self._short
+        return short is None or 2 * self._pipeline.num_microbatches >= 3 * short.num_microbatches
+
     def at_time(self, deadline_ns: int) -> Trace | None:
         """A trace that stands a little later than a deadline between T_min and T_star; None where
         walking there from T_star is as good."""
-        short = self._short
-        if self.coarser is None or (
-            short is not None and self._pipeline.num_microbatches < 2 * short.num_microbatches
-        ):
+        if not self._can_begin_late:
             return None
-        for margin in _MARGINS:
-            time_ns = deadline_ns + int(margin * deadline_ns)
-            near = self.coarser._flow_near(time_ns, self._pipeline.num_microbatches)
-            if near is None:
-                return None
-            trace = self._repaired(*near)
-            if trace.time >= deadline_ns:
-                return trace
+        assert self.coarser is not None
+        with self._lock:  # what is coarser is walked to and fro
+            for margin in _MARGINS:
+                time_ns = deadline_ns + int(margin * deadline_ns)
+                near = self.coarser._flow_near(time_ns, self._pipeline.num_microbatches)
+                if near is None:
+                    return None
+                trace = self._repaired(*near)
+                if trace.time >= deadline_ns:
+                    return trace
         return None
 
     def _repaired(self, flow: Flow, flow_uw: int) -> Trace:
@@ -126,23 +153,42 @@ class Start:
     def _flow_near(self, time_ns: int, microbatches: int) -> tuple[Flow, int] | None:
         """The optimal flow where this pipeline, with so many microbatches, would take about so
         long, and its value; None where that is beyond T_star."""
-        if self.coarser is not None:
-            near = self.coarser._flow_near(time_ns, microbatches)
-            if near is None:
-                return None
-            return self._repaired(*near).state()[1], near[1]
-        times = self._walked.breakpoints()[0].tolist()  # the last comes first
         more = microbatches - self._pipeline.num_microbatches
-        if self._taking(times[0], more) < time_ns:
+        walked = self._walked_over(time_ns, microbatches)
+        times = walked.breakpoints()[0].tolist()  # the last comes first
+        if self._taking(walked, times[0], more) < time_ns:
             return None
         low, high = 0, len(times)  # the first is late enough
         while high - low > 1:
             middle = (low + high) // 2
-            late = self._taking(times[middle], more) >= time_ns
+            late = self._taking(walked, times[middle], more) >= time_ns
             low, high = (middle, high) if late else (low, middle)
-        _, flow = self._walked.state_at(times[low])
+        _, flow = walked.state_at(times[low])
         # With a little less the optimum is at the upper end of a straight piece.
         return flow, int(flow[self._network.tail == self._network.num_nodes - 2].sum()) - 1
+
+    def _walked_over(self, time_ns: int, microbatches: int) -> Trace:
+        """A trace walked over where so many microbatches take about so long, or from T_star."""
+        if self.coarser is None:
+            return self._walked
+        more = microbatches - self._pipeline.num_microbatches
+        for margin in _COARSE_MARGINS:
+            near = self.coarser._flow_near(time_ns + int(margin * time_ns), microbatches)
+            if near is None:
+                trace = self.at_flow(sum(self._powers))
+                trace.run(sum(self._powers), until=trace.max_time)
+                break
+            trace = self._repaired(*near)
+            trace.run(until=trace.max_time)
+            if self._taking(trace, trace.time, more) >= time_ns:
+                break
+        at = int(trace.breakpoints()[0][0])
+        while (late := self._taking(trace, at, more) - time_ns) > 0 and at > trace.min_time:
+            # A step as long as the rounds that are here have in what is too much.
+            step = max(1, late * self._pipeline.num_microbatches // microbatches)
+            at = max(at - step, trace.min_time)
+            trace.go_on(at)
+        return trace
 
     @cached_property
     def _walked(self) -> Trace:
@@ -150,12 +196,12 @@ class Start:
         trace.run(sum(self._powers))
         return trace
 
-    def _taking(self, time_ns: int, more: int) -> int:
+    def _taking(self, walked: Trace, time_ns: int, more: int) -> int:
         """How long so many microbatches more take than at a point of this frontier, each as long
         after the one before as those in the middle are here."""
         if more == 0:
             return time_ns
-        events, _ = self._walked.state_at(time_ns)
+        events, _ = walked.state_at(time_ns)
         middle = self._pipeline.num_microbatches // 2
         first, second = (
             [2 * i for i, op in enumerate(self._pipeline.operations) if op.microbatch == m]
@@ -181,8 +227,11 @@ def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     if few or pipeline.schedule not in _REPEATING:
         return None
     if _round_length(pipeline) == 1:
-        short = max(4, int(_STEADY_ROUNDS * stages))
-        return pipeline.with_microbatches(short) if short + stages <= microbatches else None
+        for rounds in _STEADY_ROUNDS:
+            short = max(4, int(rounds * stages))
+            if short + stages <= microbatches:
+                return pipeline.with_microbatches(short)
+        return None
     rounds = min(_ROUNDS, microbatches // stages - 1)
     if rounds < _FEWEST_ROUNDS:
         return None

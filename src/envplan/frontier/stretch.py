@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class Stretch:
-    """The frontier from where a trace starts on downwards.
+    """The frontier from where a trace starts on downwards, in one piece or in several.
 
     Args:
         trace: that stands where the stretch begins.
@@ -36,7 +36,7 @@ class Stretch:
     def __init__(
         self, trace: Trace, from_flow: int, base_cost_fj: int, waiting_uw: int, path: Path | None
     ) -> None:
-        self._trace = trace
+        self._traces = [trace]  # the latest first; each stands for what is before its start, too
         self._path = path
         self._base_cost_fj = base_cost_fj
         self._waiting_uw = waiting_uw
@@ -44,8 +44,13 @@ class Stretch:
         self._read()
 
     def _read(self) -> None:
-        times, slopes, costs = self._trace.breakpoints()
-        # Where the walk has paused the slope stays as it is.
+        pieces = [trace.breakpoints() for trace in self._traces]
+        for k, later in enumerate(pieces[:-1]):
+            own = later[0] > pieces[k + 1][0][0]
+            pieces[k] = (later[0][own], later[1][own], later[2][: own.sum()])
+        times, slopes = (np.concatenate([piece[k] for piece in pieces]) for k in (0, 1))
+        costs = [cost for piece in pieces for cost in piece[2]]
+        # Where a walk has paused or begun the slope stays as it is.
         bends = np.append(slopes[1:-1] != slopes[:-2], True)
         kept = np.flatnonzero(np.concatenate([[True], bends])[: len(times)])[::-1]
         self.times_ns: NDArray[np.int64] = times[kept]
@@ -70,15 +75,22 @@ class Stretch:
         Raises:
             InputError: a marginal cost outgrows exact 64-bit arithmetic.
         """
-        if self.first_ns > max(time_ns, self._trace.min_time):
+        trace = self._traces[-1]
+        if self.first_ns > max(time_ns, trace.min_time):
             try:
-                self._trace.go_on(time_ns, progress)
+                trace.go_on(time_ns, progress)
             except OverflowError as error:
                 raise InputError(
                     f"{error}; check that times are in seconds and energies in joules",
                     path=self._path,
                 ) from error
             self._read()
+
+    def go_on_with(self, earlier: Stretch, progress: Progress | None = None) -> None:
+        """Take another stretch for what is before its start, and walk down to there."""
+        self.reach(earlier.last_ns, progress)
+        self._traces += earlier._traces
+        self._read()
 
     def energy_fj(self, time_ns: int) -> int:
         """Least relaxed energy at a time within, fJ."""
@@ -93,4 +105,6 @@ class Stretch:
 
     def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Event times (nodes,), ns, and flows (arcs,), uW, of the optimum at a time within."""
-        return self._trace.state_at(time_ns)
+        starts = (trace.time for trace in reversed(self._traces))
+        later = next(k for k, start in enumerate(starts) if start >= time_ns)
+        return self._traces[-1 - later].state_at(time_ns)

@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.cores import side_by_side
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.limits import Limit
@@ -142,14 +143,20 @@ class LocalSearch:
         starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
         starts.append((search.constant(by_table=False), _CONSTANT_HEAT))
         starts += [(rows, _LAST_HEAT) for rows in self._prepared(rounded, deadline_ns)]
-        found = [
-            search.improve(rows, self._moves, heat, seed)
-            for seed, (rows, heat) in enumerate(starts)
-        ]
+        found = self._improved(search, starts)
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
             hurried = self._search(rounded, deadline_ns, _HURRY)
             found.append(hurried.improve(rounded.rows, self._moves, _ROUNDED_HEATS[0], 0))
         return found
+
+    def _improved(self, search: Search, starts: Sequence[tuple[Rows, float]]) -> list[Rows]:
+        """What annealing makes of rows at a heat, of each apart."""
+
+        def one(seed: int) -> Rows:
+            rows, heat = starts[seed]
+            return search.improve(rows, self._moves, heat, seed)
+
+        return side_by_side(one, range(len(starts)))
 
     def _prepared(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
         """Starts that are nearly there."""
@@ -205,10 +212,7 @@ class LocalSearch:
         starts = [rows, hurry.constant(by_table=False)]
         if self._power_limited is not None:
             starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
-        found = [
-            hurry.improve(one, self._moves, heat, seed)
-            for seed, (one, heat) in enumerate((one, 1.0) for one in starts)
-        ]
+        found = self._improved(hurry, [(one, 1.0) for one in starts])
 
         def rank(one: Rows) -> tuple[bool, int]:
             score = hurry.score(one)

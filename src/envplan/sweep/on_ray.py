@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
+from envplan.cores import use_cores
 from envplan.errors import InputError
 from envplan.sweep.work import Done, Group, Task, compute, failed_row
 
@@ -66,8 +67,13 @@ def _check_address(address: str) -> None:
         ) from None
 
 
+def _compute(group: Group) -> Iterator[Done]:
+    use_cores(1)
+    yield from compute(group)
+
+
 def _outcomes(ray: Any, groups: Sequence[Group]) -> Iterator[tuple[Task, Done]]:
-    remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(compute)
+    remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_compute)
     running = {remote.remote(group): (group, deque(group.tasks)) for group in groups}
     while running:
         ready, _ = ray.wait(list(running), num_returns=1)

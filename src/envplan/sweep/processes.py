@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 
+from envplan.cores import use_cores
 from envplan.errors import EnvplanError
 from envplan.sweep.work import Done, Group, Task, compute, failed_row
 
@@ -117,6 +118,7 @@ class _Worker:
 def _serve(connection: Connection) -> None:
     """Compute groups until nobody sends any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    use_cores(1)
     try:
         connection.send(None)
         while True:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envplan.cores import cores
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
@@ -113,14 +114,7 @@ def _run(
 
         yield from run_on_ray(groups, ray)
     else:
-        yield from run_on_processes(groups, jobs or _cores())
-
-
-def _cores() -> int:
-    """Those that this process may use, where the system tells (macOS does not)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        yield from run_on_processes(groups, jobs or cores())
 
 
 class _Profiles:

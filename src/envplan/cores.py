@@ -1,0 +1,56 @@
+"""Independent work side by side on this machine's cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from threading import Event
+from typing import TypeVar
+
+from envplan import _kernel
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+_used: int | None = None
+
+
+def cores() -> int:
+    """Those that this process may use, where the system tells (macOS does not)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def use_cores(count: int | None) -> None:
+    """Plan on so many cores from now on; None: on all there are. Results do not depend on it."""
+    global _used
+    _used = count
+
+
+def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+    """The answer for each item, in their order, worked out by as many threads as may be used.
+
+    The work must leave the interpreter free, as the kernel does. What an item raises is raised, the
+    first of them, and with Ctrl-C the others end where they honour that.
+    """
+    todo = list(items)
+    threads = min(len(todo), _used or cores())
+    if threads <= 1:
+        return [work(item) for item in todo]
+    stop = Event()
+
+    def one(item: Item) -> Answer:
+        _kernel.STOP.set(stop)
+        return work(item)
+
+    with ThreadPoolExecutor(threads) as pool:
+        asked = [pool.submit(copy_context().run, one, item) for item in todo]
+        try:
+            return [answer.result() for answer in asked]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
