@@ -8,6 +8,7 @@ needed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,6 +19,11 @@ from envplan.pipeline.imports.steps import ImportedSchedule, from_file
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
+
+#: In a layout: what is repeated, and how often.
+_GROUP: Final = re.compile(r"\(([^)]+)\)\*(\d{1,5})")
+_LETTER: Final = re.compile(r"(.)\*(\d{1,5})")
+_MOST_LAYERS: Final = 10_000
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
@@ -45,6 +51,13 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
             )
     microbatches = num_microbatches or _microbatches(config, stages)
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
+    if chunks is None and _value(config, "pipeline_model_parallel_layout"):
+        listed = len(layers_per_stage(config))
+        if listed % stages:
+            raise InputError(
+                f"pipeline_model_parallel_layout has {listed} stages for {stages} ranks"
+            )
+        chunks = listed // stages if listed > stages else None
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
@@ -99,15 +112,18 @@ def layers_per_stage(config: Any) -> list[int]:
 
     Follows megatron.core's rules: the first and the last rank may have layers of their own number
     (`num_layers_in_first_pipeline_stage`, `..._last_...`), or embedding and loss may count as a
-    layer each (`account_for_embedding_in_pipeline_split`, `account_for_loss_...`).
+    layer each (`account_for_embedding_in_pipeline_split`, `account_for_loss_...`). Or
+    `pipeline_model_parallel_layout` says them all: as lists of names, or as "Et*3|(tt|)*14tL".
 
     Raises:
         InputError: the layers cannot be shared out so.
     """
     stages = _number(config, "pipeline_model_parallel_size") or 1
     chunks = _number(config, "virtual_pipeline_model_parallel_size") or 1
+    if layout := _value(config, "pipeline_model_parallel_layout"):
+        return _laid_out(getattr(layout, "input_data", layout))
     layers = _number(config, "num_layers")
-    if layers is None or _value(config, "pipeline_model_parallel_layout"):
+    if layers is None:
         return []
     given = {
         0: _number(config, "num_layers_in_first_pipeline_stage"),
@@ -127,6 +143,24 @@ def layers_per_stage(config: Any) -> list[int]:
     shared[0] -= embedding
     shared[-1] -= loss
     return shared
+
+
+def _laid_out(layout: Any) -> list[int]:
+    """Transformer layers of each model stage of a layout.
+
+    Raises:
+        InputError: it is no layout.
+    """
+    if isinstance(layout, str):
+        text = layout.replace(",", "")
+        for repeated in (_GROUP, _LETTER):
+            if sum(int(times) for _, times in repeated.findall(text)) > _MOST_LAYERS:
+                raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is too long")
+            text = repeated.sub(lambda found: found[1] * int(found[2]), text)
+        layout = [list(stage) for stage in text.split("|")]
+    if not isinstance(layout, list) or not all(isinstance(stage, list) for stage in layout):
+        raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is no list of stages")
+    return [sum(layer in ("t", "decoder") for layer in stage) for stage in layout]
 
 
 def _microbatches(config: Any, stages: int) -> int:
