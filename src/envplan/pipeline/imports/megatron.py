@@ -23,7 +23,7 @@ __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
 #: In a layout: what is repeated, and how often.
 _GROUP: Final = re.compile(r"\(([^)]+)\)\*(\d{1,5})")
 _LETTER: Final = re.compile(r"(.)\*(\d{1,5})")
-_MOST_LAYERS: Final = 10_000
+_LONGEST: Final = 100_000
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
@@ -154,7 +154,8 @@ def _laid_out(layout: Any) -> list[int]:
     if isinstance(layout, str):
         text = layout.replace(",", "")
         for repeated in (_GROUP, _LETTER):
-            if sum(int(times) for _, times in repeated.findall(text)) > _MOST_LAYERS:
+            length = sum(len(part) * int(times) for part, times in repeated.findall(text))
+            if len(text) + length > _LONGEST:
                 raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is too long")
             text = repeated.sub(lambda found: found[1] * int(found[2]), text)
         layout = [list(stage) for stage in text.split("|")]
