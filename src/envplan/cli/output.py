@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.solve import Frontier
 
+#: How often work says how far it is where nobody watches a terminal.
+_REPORT_PERIOD_S = 60.0
 _PATIENCE_S = 1.0
 _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
@@ -254,10 +258,12 @@ def describe_configs(plan: Plan) -> list[str]:
 
 @contextmanager
 def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback for trace_frontier that draws a bar on a terminal once a second has passed.
+    """A callback for trace_frontier that shows how far it is once a second has passed.
+
+    A bar on a terminal, else a line a minute.
 
     Yields:
-        The callback (time now, T_min), or None where nobody would see the bar.
+        The callback (time now, T_min), or None where nobody wants to see it.
     """
     first: int | None = None
     with _bar(task, quiet=quiet) as draw:
@@ -267,7 +273,7 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
             first = now_ns if first is None else first
             draw((first - now_ns) / max(1, first - min_ns), task)
 
-        yield update if draw.visible else None
+        yield None if quiet else update
 
 
 @contextmanager
@@ -294,17 +300,52 @@ def spinner(task: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+    """A callback that takes the part done, from 0 to 1, and what is being done."""
+    if quiet:
+        yield lambda part, now: None
+    elif not sys.stderr.isatty():
+        yield _Lines()
+    else:
+        bar = _Bar()
+        patience = threading.Timer(_PATIENCE_S, bar.show, (task,))
+        patience.daemon = True
+        patience.start()
+        try:
+            yield bar
+        finally:
+            patience.cancel()
+            patience.join()
+            bar.stop()
+
+
+class _Lines:
+    """A line on stderr once a minute, for logs of long work."""
+
+    def __init__(self) -> None:
+        self._begun = self._said = time.monotonic()
+
+    def __call__(self, part: float, task: str) -> None:
+        now = time.monotonic()
+        if now - self._said >= _REPORT_PERIOD_S:
+            self._said = now
+            hours = (now - self._begun) * (1 - part) / part / 3600 if part > 0 else math.inf
+            left = f", about {60 * hours:.0f} min left" if hours < 1 else f", {hours:.0f} h left"
+            known = left if hours < math.inf else ""
+            print(f"{task}: {part:.1%} done{known}", file=sys.stderr, flush=True)
+
+
 class _Bar:
     """A rich progress bar that is imported only when it is shown."""
 
-    def __init__(self, *, visible: bool) -> None:
-        self.visible = visible
+    def __init__(self) -> None:
         self._draw: Callable[[float, str], None] | None = None
         self.stop: Callable[[], None] = lambda: None
 
-    def __call__(self, fraction: float, task: str) -> None:
+    def __call__(self, part: float, task: str) -> None:
         if self._draw is not None:
-            self._draw(fraction, task)
+            self._draw(part, task)
 
     def show(self, task: str) -> None:
         """Draw it from now on."""
@@ -323,19 +364,3 @@ class _Bar:
         bar.start()
         self._draw = lambda done, task: bar.update(row, completed=done, description=task)
         self.stop = bar.stop
-
-
-@contextmanager
-def _bar(task: str, *, quiet: bool) -> Iterator[_Bar]:
-    bar = _Bar(visible=not quiet and sys.stderr.isatty())
-    patience = threading.Timer(_PATIENCE_S, bar.show, (task,))
-    patience.daemon = True
-    if bar.visible:
-        patience.start()
-    try:
-        yield bar
-    finally:
-        patience.cancel()
-        if bar.visible:
-            patience.join()
-        bar.stop()
