@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import sys
@@ -13,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -305,50 +304,62 @@ def _bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
     """A callback that takes the part done, from 0 to 1, and what is being done."""
     if quiet:
         yield lambda part, now: None
-    elif not sys.stderr.isatty():
-        yield _Lines()
     else:
-        bar = _Bar()
-        patience = threading.Timer(_PATIENCE_S, bar.show, (task,))
-        patience.daemon = True
-        patience.start()
+        bar = _Bar(task) if sys.stderr.isatty() else _Lines(task)
         try:
             yield bar
         finally:
-            patience.cancel()
-            patience.join()
             bar.stop()
 
 
 class _Lines:
-    """A line on stderr once a minute, for logs of long work."""
+    """A line on stderr once a minute, for the logs of long work."""
 
-    def __init__(self) -> None:
-        self._begun = self._said = time.monotonic()
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._part = 0.0
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def __call__(self, part: float, task: str) -> None:
-        now = time.monotonic()
-        if now - self._said >= _REPORT_PERIOD_S:
-            self._said = now
-            hours = (now - self._begun) * (1 - part) / part / 3600 if part > 0 else math.inf
-            left = f", about {60 * hours:.0f} min left" if hours < 1 else f", {hours:.0f} h left"
-            known = left if hours < math.inf else ""
-            print(f"{task}: {part:.1%} done{known}", file=sys.stderr, flush=True)
+        self._part, self._task = part, task
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_REPORT_PERIOD_S):
+            minutes = (time.monotonic() - self._begun) / 60
+            told = f"{self._task}: {self._part:.1%} done after {minutes:.0f} min"
+            if self._part > 0:
+                told += f", about {minutes * (1 / self._part - 1):.0f} min left"
+            with suppress(OSError):
+                print(told, file=sys.stderr, flush=True)
 
 
 class _Bar:
-    """A rich progress bar that is imported only when it is shown."""
+    """A rich progress bar that is imported only when it is shown, after a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: str) -> None:
         self._draw: Callable[[float, str], None] | None = None
-        self.stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], None] = lambda: None
+        self._patience = threading.Timer(_PATIENCE_S, self._show, (task,))
+        self._patience.daemon = True
+        self._patience.start()
 
     def __call__(self, part: float, task: str) -> None:
         if self._draw is not None:
             self._draw(part, task)
 
-    def show(self, task: str) -> None:
-        """Draw it from now on."""
+    def stop(self) -> None:
+        self._patience.cancel()
+        self._patience.join()
+        self._stop()
+
+    def _show(self, task: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -363,4 +374,4 @@ class _Bar:
         row = bar.add_task(task, total=1.0)
         bar.start()
         self._draw = lambda done, task: bar.update(row, completed=done, description=task)
-        self.stop = bar.stop
+        self._stop = bar.stop
