@@ -15,6 +15,7 @@ from benchmarks import (
     against_flow,
     against_lowtime,
     growth,
+    large,
     parts,
     quality,
     schedules,
@@ -32,6 +33,7 @@ SECTIONS = {
     "e": schedules.run,
     "f": parts.run,
     "g": serving_speed.run,
+    "h": large.run,
 }
 
 

@@ -12,8 +12,7 @@ from benchmarks.report import Section, Target, ratio, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import BLOOM, GPT, H100, equal_stages, noisy_profile
 from envplan import Pipeline, Profile
-from envplan.frontier import build_network
-from envplan.solve import trace_frontier
+from envplan.frontier import Relaxation, build_network
 from envplan.units import j_from_fj
 
 SHAPES = ((4, 8), (4, 32), (8, 32), (8, 128))
@@ -87,7 +86,7 @@ def compare(profile: Profile, microbatches: int, repetitions: int = REPETITIONS)
     for _ in range(repetitions):
         begin = time.perf_counter()
         pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
-        frontier = trace_frontier(pipeline, profile)
+        frontier = Relaxation.trace(pipeline, profile)
         traced.append(time.perf_counter() - begin)
         powers = frontier.blocking_power_uw
         point = FlowPoint(build_network(pipeline, profile, powers), sum(powers))

@@ -14,7 +14,7 @@ from benchmarks.report import Section, Target, ratio, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
-from envplan.solve import trace_frontier
+from envplan.frontier import Relaxation
 
 SHAPES = ((8, 384), (8, 1536), (8, 6144), (16, 1536), (16, 6144))  # model stages x operations
 MOST_QUICK = 1536
@@ -94,7 +94,7 @@ def measure(model_stages: int, operations: int) -> Iterator[dict[str, Any]]:
         for shape in shapes:
             begin = time.process_time()
             pipeline = shape.pipeline()
-            frontier = trace_frontier(pipeline, profile)
+            frontier = Relaxation.trace(pipeline, profile)
             spent[shape].append(time.process_time() - begin)
             found[shape] = len(pipeline.operations), len(frontier.times)
     for shape in shapes:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from envplan.profile import Profile
-from envplan.profiling.modelled import ModelledJob, Sizes, model_of, modelled_profile
+from envplan.profiling.modelled import (
+    ModelledJob,
+    Sizes,
+    model_of,
+    modelled_profile,
+    named_model,
+)
 
 H100, GPT, BLOOM = "H100 64 x 5120", "A100 GPT-3 175B", "A100 Bloom 176B"
+LLAMA, DEEPSEEK = "Llama-3 405B", "DeepSeek-V3"
 
 
 def equal_stages(name: str) -> Profile:
@@ -19,6 +26,33 @@ def equal_stages(name: str) -> Profile:
         )
     measured = {GPT: "gpt3-175b", BLOOM: "bloom-176b"}[name]
     return Profile.builtin(f"sosp24-a100sxm-{measured}-8stage")
+
+
+def large_job(name: str) -> Profile:
+    """A modelled profile of a model as it was published, on H100, with its stages and chunks."""
+    jobs = {
+        LLAMA: ModelledJob(
+            name="llama3-405b",
+            gpu="h100-sxm",
+            model=named_model("llama3-405b", Sizes()),
+            num_stages=16,
+            chunks=7,
+            num_microbatches=16,
+            tensor_parallel=8,
+            schedule="interleaved",
+        ),
+        DEEPSEEK: ModelledJob(
+            name="deepseek-v3",
+            gpu="h100-sxm",
+            model=named_model("deepseek-v3", Sizes()),
+            num_stages=16,
+            chunks=2,
+            num_microbatches=64,
+            split_backward=True,
+            schedule="dualpipe-v",
+        ),
+    }
+    return modelled_profile(jobs[name])
 
 
 def noisy_profile(num_stages: int, *, noise: float = 0.002, seed: int = 0) -> Profile:

@@ -16,6 +16,8 @@ import numpy as np
 
 from benchmarks.machine import memory_bytes, peak_memory_bytes
 from envplan import Pipeline, Profile
+from envplan.cores import use_cores
+from envplan.frontier import Relaxation
 from envplan.solve import trace_frontier
 
 
@@ -24,11 +26,14 @@ def trace(
     profile: str,
     stages: int,
     microbatches: int,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    jobs: int = 1,
     full: bool = False,
     repetitions: int = 5,
     at_most_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Build the pipeline and trace its frontier, several times over.
+    """Build the pipeline and trace its frontier on so many cores, several times over.
 
     Returns:
         wall_s and cpu_s of each repetition (the first one is cold), breakpoints, and memory before,
@@ -36,13 +41,14 @@ def trace(
     """
     tables = Profile.read_csv(profile)
     before = memory_bytes()
+    use_cores(jobs)
     wall: list[float] = []
     cpu: list[float] = []
     breakpoints = 0
     while len(wall) < repetitions and sum(wall) < at_most_s:
         wall_begin, cpu_begin = time.perf_counter(), time.process_time()
-        pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
-        frontier = trace_frontier(pipeline, tables, full=full)
+        pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks)
+        frontier = Relaxation.trace(pipeline, fitted(tables, pipeline), full=full)
         wall.append(time.perf_counter() - wall_begin)
         cpu.append(time.process_time() - cpu_begin)
         breakpoints = len(frontier.times)
@@ -52,6 +58,33 @@ def trace(
         "cpu_s": cpu,
         "breakpoints": breakpoints,
         "memory_before": before,
+        "memory_peak": peak_memory_bytes(),
+    }
+
+
+def fitted(profile: Profile, pipeline: Pipeline) -> Profile:
+    """A profile with all operations of a pipeline; a V of DualPipe has backwards of two kinds."""
+    return profile.fitted({op.instruction for op in pipeline.operations})
+
+
+def plan(
+    *, profile: str, stages: int, microbatches: int, schedule: str, chunks: int, slowdown: float
+) -> dict[str, Any]:
+    """Build the pipeline and plan one deadline from nothing, on one core.
+
+    Returns:
+        cpu_s, operations, gap, and the most memory held, bytes.
+    """
+    tables = Profile.read_csv(profile)
+    use_cores(1)
+    begin = time.process_time()
+    pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks)
+    single = trace_frontier(pipeline, fitted(tables, pipeline), whole=False)
+    found = single.plan(slowdown=slowdown)
+    return {
+        "cpu_s": time.process_time() - begin,
+        "operations": len(pipeline.operations),
+        "gap": found.gap,
         "memory_peak": peak_memory_bytes(),
     }
 
@@ -105,6 +138,7 @@ def read_pandas(*, path: str) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "trace": trace,
+    "plan": plan,
     "lowtime": lowtime,
     "read_trace": read_trace,
     "read_pandas": read_pandas,

@@ -85,6 +85,9 @@ cdef extern from "replay.hpp" namespace "envplan" nogil:
         const int32_t* leaves
         const int32_t* nearest
         const int64_t* waiting
+        const int32_t* slice_begin
+        const int64_t* slice_time
+        const int64_t* slice_power
     cdef struct Part:
         int32_t row, clock
         int64_t begin, end, energy
@@ -111,7 +114,6 @@ cdef extern from "parts.hpp" namespace "envplan" nogil:
         const int32_t* option_begin
         const int64_t* time
         const int64_t* energy
-        const int32_t* config
         const uint8_t* asks
         int64_t latency, hold, waiting, slack
     cdef struct Composed:
@@ -399,6 +401,8 @@ cdef class Problem:
             where it has none.
         nearest: int32 (rows, clocks), the row that stands for each at each clock.
         waiting: int64 (stages,), blocking power, uW.
+        slice_begin, slice_time, slice_power: what rows draw one after the other, as CSR, int32
+            (rows + 1,), int64 (slices,) ns and uW; without them their average power.
 
     Raises:
         ValueError: the arrays contradict each other.
@@ -413,6 +417,8 @@ cdef class Problem:
         const int32_t[::1] table, const int32_t[::1] table_begin, const int64_t[::1] time,
         const int64_t[::1] energy, const int32_t[::1] clock, const int32_t[::1] leaves,
         const int32_t[:, ::1] nearest, const int64_t[::1] waiting,
+        const int32_t[::1] slice_begin=None, const int64_t[::1] slice_time=None,
+        const int64_t[::1] slice_power=None,
     ):
         cdef ProblemArrays arrays
         if not (order.shape[0] == table.shape[0] == succ_begin.shape[0] - 1 > 0):
@@ -445,6 +451,16 @@ cdef class Problem:
         arrays.leaves = &leaves[0]
         arrays.nearest = &nearest[0, 0] if nearest.shape[1] else NULL
         arrays.waiting = &waiting[0]
+        arrays.slice_begin = NULL
+        if slice_begin is not None:
+            if slice_begin.shape[0] != time.shape[0] + 1 or not (
+                slice_begin[0] == 0 and slice_begin[time.shape[0]] == slice_time.shape[0]
+                == slice_power.shape[0]
+            ):
+                raise ValueError("slice_begin must span slice_time and slice_power")
+            arrays.slice_begin = &slice_begin[0]
+            arrays.slice_time = &slice_time[0]
+            arrays.slice_power = &slice_power[0]
         self._problem = new CppProblem(arrays)
 
     def __dealloc__(self):
@@ -687,20 +703,20 @@ def max_flow(
 
 def compose(
     const int32_t[:, ::1] option_end, const int64_t[::1] time, const int64_t[::1] energy,
-    const int32_t[::1] config, const uint8_t[::1] asks, int64_t latency, int64_t hold,
-    int64_t waiting, int64_t slack, int64_t most,
+    const uint8_t[::1] asks, int64_t latency, int64_t hold, int64_t waiting, int64_t slack,
+    int64_t most,
 ):
     """All Pareto options of an operation from those of its parts; see parts.hpp.
 
     Args:
         option_end: int32 (parts, clocks), where each part's options at each clock end; they follow
             each other by part and clock.
-        time, energy, config: int64, int64, int32 (options,), ns and fJ.
+        time, energy: int64 (options,), ns and fJ.
         asks: uint8 (parts,).
         latency, hold: ns.
         waiting: uW.
         slack: fJ.
-        most: choices that may be kept, of all fronts together.
+        most: choices that may be kept at a time.
 
     Returns:
         (times, energies, options): int64 (n,), int64 (n,), int32 (n, parts).
@@ -711,7 +727,7 @@ def compose(
     """
     cdef Py_ssize_t parts = option_end.shape[0], clocks = option_end.shape[1], k, p
     if parts == 0 or clocks == 0 or asks.shape[0] != parts or not (
-        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0] == config.shape[0]
+        option_end[parts - 1, clocks - 1] == time.shape[0] == energy.shape[0]
     ):
         raise ValueError("option_end must span the options")
     begin = np.concatenate([[0], np.asarray(option_end).ravel()]).astype(np.int32)
@@ -722,7 +738,6 @@ def compose(
     problem.option_begin = &b[0]
     problem.time = &time[0]
     problem.energy = &energy[0]
-    problem.config = &config[0]
     problem.asks = &asks[0]
     problem.latency, problem.hold = latency, hold
     problem.waiting, problem.slack = waiting, slack

@@ -3,328 +3,427 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 namespace envplan {
 
 namespace {
 
 using std::int64_t;
-using Wide = unsigned __int128;
+using std::size_t;
 
-constexpr int64_t kHullOnly = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMostRuns = 20'000'000;
-constexpr int64_t kFew = 4096;    // candidates that are sorted without a filter before
-constexpr Index kBuckets = 8192;  // of the filter
+constexpr double kFar = std::numeric_limits<double>::infinity();
+constexpr double kMargin = 1e-11;  // of weighted sums, which are about 1
+constexpr size_t kFewEdges = 6;    // a part, that the dynamic program takes
+// Options between vertices are first looked for in so much of the triangle.
+constexpr double kShares[] = {1.0 / 16, 1.0 / 4, 1};
 
 [[noreturn]] void too_many() {
   throw std::overflow_error("an operation has more options by parts than can be kept");
 }
 
-// A choice for the next few parts, and what it takes.
-struct Run {
+struct Point {
   Time time;
   int64_t cost;
-  std::vector<Index> options;
 };
 
-// A choice for all parts so far: that of another node, then a run.
-struct Node {
+// Some parts at one clock; none where the clock may now change.
+struct Edge {
+  Time time;
+  int64_t cost;
+  Index from, to;
+  Index run;  // its options, one a part
+};
+using Edges = std::vector<Edge>;
+
+// A way to a node: that to another node, then an edge.
+struct Label {
   Time time;
   int64_t cost;
   Index before, run;
 };
 
-// Nodes from one number to another, by ascending time and falling cost.
-struct Front {
-  Index begin = 0, end = 0;
-  bool empty() const { return begin == end; }
+struct Weights {
+  double time, cost;
+  template <class Taken>
+  double of(const Taken& taken) const {
+    return time * static_cast<double>(taken.time) + cost * static_cast<double>(taken.cost);
+  }
 };
 
-// Nodes of a front, each with a run after it.
-struct Candidates {
-  Front front;
-  Index run;
-};
-
-int64_t share(int64_t energy, Time part, Time whole) {
-  const Wide twice = 2 * static_cast<Wide>(energy) * static_cast<Wide>(part);
-  return static_cast<int64_t>((twice + static_cast<Wide>(whole)) / (2 * static_cast<Wide>(whole)));
-}
-
-// Sorts, and leaves out what another beats or, unless on the lower hull, nearly does.
-void keep_best(std::vector<Node>* nodes, int64_t slack) {
-  std::sort(nodes->begin(), nodes->end(), [](const Node& a, const Node& b) {
+// Sorts, and leaves out what another beats or undercuts by no more than slack.
+void keep_best(std::vector<Label>* labels, int64_t slack) {
+  auto& all = *labels;
+  std::sort(all.begin(), all.end(), [](const Label& a, const Label& b) {
     return a.time != b.time ? a.time < b.time : a.cost < b.cost;
   });
-  std::size_t size = 0;
-  for (const Node& node : *nodes) {
-    if (size == 0 || node.cost < (*nodes)[size - 1].cost) (*nodes)[size++] = node;
+  size_t size = 0;
+  for (const Label& label : all) {
+    if (size == 0 || label.cost < all[size - 1].cost - slack) all[size++] = label;
   }
-  nodes->resize(size);
-  if (slack == 0) return;
-  std::vector<std::size_t> hull;
-  const auto& all = *nodes;
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    while (hull.size() >= 2) {
-      const Node &a = all[hull[hull.size() - 2]], &b = all[hull.back()];
-      if (static_cast<__int128>(b.cost - a.cost) * (all[k].time - a.time) <
-          static_cast<__int128>(all[k].cost - a.cost) * (b.time - a.time)) {
+  all.resize(size);
+}
+
+// Sorts, and keeps the vertices of the lower hull.
+void keep_hull(std::vector<Label>* labels) {
+  keep_best(labels, 0);
+  auto& all = *labels;
+  size_t size = 0;
+  for (const Label& next : all) {
+    while (size >= 2) {
+      const Label &a = all[size - 2], &b = all[size - 1];
+      if (static_cast<__int128>(b.cost - a.cost) * (next.time - a.time) <
+          static_cast<__int128>(next.cost - a.cost) * (b.time - a.time)) {
         break;
       }
-      hull.pop_back();
+      --size;
     }
-    hull.push_back(k);
+    all[size++] = next;
   }
-  std::vector<Node> kept;
-  std::size_t vertex = 0;
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    const bool on_hull = vertex < hull.size() && hull[vertex] == k;
-    vertex += on_hull;
-    if (on_hull || (slack != kHullOnly && all[k].cost < kept.back().cost - slack)) {
-      kept.push_back(all[k]);
-    }
-  }
-  nodes->swap(kept);
+  all.resize(size);
 }
 
 class Composition {
  public:
-  Composition(const PartsProblem& problem, int64_t slack, int64_t most)
+  Composition(const PartsProblem& problem, int64_t most)
       : p_(problem),
-        slack_(slack == kHullOnly ? kHullOnly : slack / 2 / problem.num_parts),
         most_(most),
-        free_(problem.latency == 0 && problem.hold == 0),
-        states_(free_ ? 1 : problem.num_clocks),
-        fronts_(static_cast<std::size_t>(problem.num_parts + 1) * states_),
-        candidates_(fronts_.size()) {
-    nodes_.push_back({0, 0, -1, -1});
-    const Front root{0, 1};
-    if (free_) {
-      at(0, 0) = root;
-    } else {
-      for (Index clock = 0; clock < p_.num_clocks; ++clock) {
-        extend({0, 0, {}}, root, 0, clock, std::max(p_.latency, p_.hold), true);
+        apart_(std::max(problem.latency, problem.hold)),
+        clocks_(apart_ == 0 ? 0 : problem.num_clocks),
+        last_(start(problem.num_parts)),
+        at_(static_cast<size_t>(last_) + 1),
+        arrivals_(at_.size()) {
+    runs_.emplace_back();  // of edges through no part
+    for (Index part = 0; part < p_.num_parts; ++part) leave(part);
+    double time = 0, cost = 0;
+    for (Index part = 0; part < p_.num_parts; ++part) {
+      double longest = 0, dearest = 0;
+      for (Index o = first(part, 0); o < first(part + 1, 0); ++o) {
+        longest = std::max(longest, static_cast<double>(p_.time[o]));
+        const auto own = static_cast<double>(option_cost(o));
+        dearest = std::max(dearest, own < 0 ? -own : own);
       }
+      time += longest;
+      cost += dearest;
     }
-    for (Index part = 0; part <= p_.num_parts; ++part) {
-      for (Index state = 0; state < states_; ++state) {
-        merge(part, state);
-        if (part < p_.num_parts && !at(part, state).empty()) leave(part, state);
-      }
-    }
+    unit_ = {1 / time, 1 / std::max(1.0, cost)};
   }
 
-  // The options of the operation, whatever clock they end at.
   std::vector<Composed> options() {
-    std::vector<Candidates> all;
-    runs_.push_back({0, 0, {}});
-    const auto nothing = static_cast<Index>(runs_.size() - 1);
-    for (Index state = 0; state < states_; ++state) {
-      all.push_back({at(p_.num_parts, state), nothing});
+    std::vector<Label> found;
+    const std::vector<Label> hull = vertices();
+    for (size_t k = 0; k < hull.size(); ++k) {
+      if (k > 0) find_between(hull[k - 1], hull[k], &found);
+      found.push_back(hull[k]);
     }
-    const Front best = thinned(all, slack_ == kHullOnly ? kHullOnly : p_.slack / 2);
-    std::vector<Composed> found;
-    for (Index node = best.begin; node < best.end; ++node) found.push_back(traced(node));
-    return found;
+    std::vector<Composed> options;
+    for (const Label& label : found) {
+      const int64_t energy = label.cost + p_.waiting * label.time;
+      options.push_back({label.time, energy, std::move(chosen_[label.before])});
+    }
+    return options;
   }
 
  private:
-  Front& at(Index part, Index state) {
-    return fronts_[static_cast<std::size_t>(part) * states_ + state];
-  }
-  Index first_option(Index part, Index clock) const {
+  // What is known of one end of a stretch of the hull.
+  struct End {
+    Weights weights;
+    Point at;      // a vertex that is best by them
+    double least;  // what it takes by them
+  };
+
+  // What a way and the least that may follow it may take.
+  struct Bound {
+    Weights weights;
+    double most;
+    std::vector<double> to_end;
+    bool allows(const Label& label, Index node) const {
+      return weights.of(label) + to_end[node] <= most;
+    }
+  };
+
+  Index start(Index part) const { return part * (clocks_ + 1) + clocks_; }
+  Index first(Index part, Index clock) const {
     return p_.option_begin[static_cast<int64_t>(part) * p_.num_clocks + clock];
   }
-  int64_t cost(Index option) const { return p_.energy[option] - p_.waiting * p_.time[option]; }
-  Index end_option(Index part, Index clock) const { return first_option(part, clock + 1); }
+  int64_t option_cost(Index o) const { return p_.energy[o] - p_.waiting * p_.time[o]; }
 
-  void add(Front from, Index part, Index state, Run run) {
-    if (static_cast<int64_t>(runs_.size()) >= kMostRuns) too_many();
-    runs_.push_back(std::move(run));
-    const auto number = static_cast<Index>(runs_.size() - 1);
-    candidates_[static_cast<std::size_t>(part) * states_ + state].push_back({from, number});
-  }
-
-  // Goes on at a clock until it has been kept for `missing` more, from the start of a part.
-  void extend(const Run& run, Front from, Index part, Index clock, Time missing, bool may_end) {
-    if (missing <= 0 || part == p_.num_parts) {
-      if (missing <= 0 || may_end) add(from, part, free_ ? 0 : clock, run);
+  // All edges from the nodes of a part, by node.
+  void leave(Index part) {
+    std::vector<Index> run;
+    if (clocks_ == 0) {
+      std::vector<Label> options;
+      for (Index o = first(part, 0); o < first(part + 1, 0); ++o) {
+        options.push_back({p_.time[o], option_cost(o), o, 0});
+      }
+      keep_best(&options, 0);
+      for (const Label& option : options) {
+        run.assign(1, option.before);
+        add(start(part), start(part + 1), {option.time, option.cost}, run);
+      }
       return;
     }
-    for (Index o = first_option(part, clock); o < end_option(part, clock); ++o) {
-      Run longer{run.time + p_.time[o], run.cost + cost(o), run.options};
-      longer.options.push_back(o);
-      extend(longer, from, part + 1, clock, missing - p_.time[o], may_end);
+    for (Index clock = 0; part > 0 && clock < clocks_; ++clock) {
+      const Index node = part * (clocks_ + 1) + clock;
+      if (p_.asks[part]) edges_.push_back({0, 0, node, start(part), 0});
+      extend(node, part, clock, {0, 0}, 1, 1, &run);
+    }
+    if (part > 0 && !p_.asks[part]) return;
+    // The first clock is asked for as it is needed, the others before.
+    const Time least = part > 0 ? apart_ : apart_ + p_.latency;
+    const Time least_at_end = part > 0 ? p_.hold : 0;
+    for (Index clock = 0; clock < clocks_; ++clock) {
+      extend(start(part), part, clock, {0, 0}, least, least_at_end, &run);
     }
   }
 
-  // All ways on from a front at the start of a part.
-  void leave(Index part, Index state) {
-    const Front from = at(part, state);
-    if (free_) {
-      std::vector<Node> options;
-      for (Index o = first_option(part, 0); o < end_option(part, p_.num_clocks - 1); ++o) {
-        options.push_back({p_.time[o], cost(o), o, -1});
-      }
-      keep_best(&options, slack_ == kHullOnly ? kHullOnly : 0);
-      for (const Node& o : options) add(from, part + 1, 0, {o.time, o.cost, {o.before}});
-      return;
-    }
-    for (Index o = first_option(part, state); o < end_option(part, state); ++o) {
-      add(from, part + 1, state, {p_.time[o], cost(o), {o}});
-      if (!p_.asks[part] || p_.time[o] < p_.latency) continue;
-      for (Index clock = 0; clock < p_.num_clocks; ++clock) {
-        if (clock == state) continue;
-        for (Index n = first_option(part, clock); n < end_option(part, clock); ++n) {
-          if (p_.config[n] != p_.config[o]) continue;
-          const Run run = late(o, n);
-          extend(run, from, part + 1, clock, p_.hold - run.time, false);
-        }
-      }
-    }
-  }
-
-  // A part that begins by one option and goes on by another once its clock has come.
-  Run late(Index before, Index after) const {
-    const Time whole = p_.time[before], left = whole - p_.latency;
-    const auto product = static_cast<Wide>(left) * static_cast<Wide>(p_.time[after]);
-    const auto rest =
-        static_cast<Time>((product + static_cast<Wide>(whole - 1)) / static_cast<Wide>(whole));
-    const int64_t energy =
-        share(p_.energy[before], p_.latency, whole) + share(p_.energy[after], rest, p_.time[after]);
-    return {p_.latency + rest, energy - p_.waiting * (p_.latency + rest), {after}};
-  }
-
-  void merge(Index part, Index state) {
-    auto& all = candidates_[static_cast<std::size_t>(part) * states_ + state];
-    if (all.empty()) return;
-    at(part, state) = thinned(all, slack_);
-    std::vector<Candidates>().swap(all);
-  }
-
-  template <class Each>
-  void each_of(const std::vector<Candidates>& all, Each each) const {
-    for (const Candidates& some : all) {
-      const Run& run = runs_[some.run];
-      for (Index node = some.front.begin; node < some.front.end; ++node) {
-        each(Node{nodes_[node].time + run.time, nodes_[node].cost + run.cost, node, some.run});
-      }
-    }
-  }
-
-  // Those of all candidates that nothing beats, less what slack leaves out.
-  Front thinned(const std::vector<Candidates>& all, int64_t slack) {
-    std::vector<Node> kept;
-    int64_t count = 0;
-    Time least = std::numeric_limits<Time>::max(), longest = 0;
-    for (const Candidates& some : all) {
-      const Front& front = some.front;
-      if (front.empty()) continue;
-      count += front.end - front.begin;
-      least = std::min(least, nodes_[front.begin].time + runs_[some.run].time);
-      longest = std::max(longest, nodes_[front.end - 1].time + runs_[some.run].time);
-    }
-    if (count <= kFew) {
-      each_of(all, [&](const Node& node) { kept.push_back(node); });
+  // Goes on at a clock from the start of a part until so much time has passed.
+  void extend(Index from, Index part, Index clock, Point so_far, Time least, Time least_at_end,
+              std::vector<Index>* run) {
+    const bool ends = part == p_.num_parts;
+    if (ends ? so_far.time < least_at_end : so_far.time < least) {
+      if (ends) return;
     } else {
-      // Of each stretch of time the least cost: what a stretch before undercuts is beaten.
-      std::vector<int64_t> least_cost(kBuckets + 1, std::numeric_limits<int64_t>::max());
-      const double scale = kBuckets / (static_cast<double>(longest - least) + 1);
-      const auto bucket = [&](Time time) {
-        return 1 + static_cast<Index>(static_cast<double>(time - least) * scale);
-      };
-      each_of(all, [&](const Node& node) {
-        int64_t& best = least_cost[std::min(kBuckets, bucket(node.time))];
-        best = std::min(best, node.cost);
-      });
-      for (Index b = 1; b <= kBuckets; ++b)
-        least_cost[b] = std::min(least_cost[b], least_cost[b - 1]);
-      each_of(all, [&](const Node& node) {
-        if (node.cost < least_cost[std::min(kBuckets, bucket(node.time)) - 1]) kept.push_back(node);
-      });
+      add(from, ends ? last_ : part * (clocks_ + 1) + clock, so_far, *run);
+      return;
     }
-    keep_best(&kept, slack);
-    if (static_cast<int64_t>(nodes_.size() + kept.size()) > most_) too_many();
-    const auto begin = static_cast<Index>(nodes_.size());
-    nodes_.insert(nodes_.end(), kept.begin(), kept.end());
-    return {begin, static_cast<Index>(nodes_.size())};
+    for (Index o = first(part, clock); o < first(part, clock + 1); ++o) {
+      run->push_back(o);
+      const Point now{so_far.time + p_.time[o], so_far.cost + option_cost(o)};
+      extend(from, part + 1, clock, now, least, least_at_end, run);
+      run->pop_back();
+    }
   }
 
-  Composed traced(Index node) const {
-    const Time time = nodes_[node].time;
-    Composed found{time, nodes_[node].cost + p_.waiting * time, {}};
-    for (Index at = node; at > 0; at = nodes_[at].before) {
-      const auto& options = runs_[nodes_[at].run].options;
-      found.options.insert(found.options.end(), options.rbegin(), options.rend());
+  void add(Index from, Index to, Point taken, const std::vector<Index>& run) {
+    if (static_cast<int64_t>(runs_.size()) >= most_) too_many();
+    edges_.push_back({taken.time, taken.cost, from, to, static_cast<Index>(runs_.size())});
+    runs_.push_back(run);
+  }
+
+  Weights scaled(double time, double cost) const {
+    const double x = time / unit_.time, y = cost / unit_.cost;
+    return {unit_.time * x / (x + y), unit_.cost * y / (x + y)};
+  }
+
+  // The least that ways through each edge take.
+  void least_through(const Edges& edges, Weights weights, std::vector<double>* through) {
+    to_end_.assign(at_.size(), kFar);
+    to_end_[last_] = 0;
+    for (size_t k = edges.size(); k-- > 0;) {
+      const Edge& edge = edges[k];
+      to_end_[edge.from] = std::min(to_end_[edge.from], weights.of(edge) + to_end_[edge.to]);
     }
-    std::reverse(found.options.begin(), found.options.end());
+    from_start_.assign(at_.size(), kFar);
+    from_start_[start(0)] = 0;
+    best_edge_.resize(at_.size());
+    through->resize(edges.size());
+    for (size_t k = 0; k < edges.size(); ++k) {
+      const Edge& edge = edges[k];
+      const double now = from_start_[edge.from] + weights.of(edge);
+      if (now < from_start_[edge.to]) {
+        from_start_[edge.to] = now;
+        best_edge_[edge.to] = k;
+      }
+      (*through)[k] = now + to_end_[edge.to];
+    }
+  }
+
+  // The end of a stretch by some weights, with what least_through says.
+  End end_by(const Edges& edges, Weights weights, std::vector<double>* through) {
+    least_through(edges, weights, through);
+    Point at{0, 0};
+    for (Index node = last_; node != start(0);) {
+      const Edge& edge = edges[best_edge_[node]];
+      at = {at.time + edge.time, at.cost + edge.cost};
+      node = edge.from;
+    }
+    return {weights, at, weights.of(at)};
+  }
+
+  // The vertices of the hull. Of a label that was found, `before` is a number of chosen_.
+  std::vector<Label> vertices() {
+    std::vector<double> fast, cheap;
+    const End a = end_by(edges_, {unit_.time, 0}, &fast);
+    const End b = end_by(edges_, {0, unit_.cost}, &cheap);
+    std::vector<Label> found;
+    find_vertices(a, b, edges_, fast, cheap, &found);
+    keep_hull(&found);
     return found;
   }
 
-  const PartsProblem& p_;
-  const int64_t slack_, most_;  // slack of the fronts after each part: together half of all
-  const bool free_;
-  const Index states_;
-  std::vector<Front> fronts_;
-  std::vector<std::vector<Candidates>> candidates_;
-  std::vector<Node> nodes_;
-  std::vector<Run> runs_;
-};
+  // Those between two, and some other options, over the edges that may lead below the line between
+  // them.
+  void find_vertices(const End& a, const End& b, const Edges& edges,
+                     const std::vector<double>& through_a, const std::vector<double>& through_b,
+                     std::vector<Label>* found) {
+    const double room_a = a.weights.of(b.at) - a.least + kMargin;
+    const double room_b = b.weights.of(a.at) - b.least + kMargin;
+    Edges left;
+    std::vector<double> left_a, left_b;
+    left.reserve(edges.size());
+    for (size_t k = 0; k < edges.size(); ++k) {
+      const double over_a = (through_a[k] - a.least - kMargin) / room_a;
+      const double over_b = (through_b[k] - b.least - kMargin) / room_b;
+      if (over_a + over_b > 1) continue;
+      left.push_back(edges[k]);
+      left_a.push_back(through_a[k]);
+      left_b.push_back(through_b[k]);
+    }
+    const bool apart = a.at.time < b.at.time && a.at.cost > b.at.cost;
+    if (apart && left.size() > kFewEdges * static_cast<size_t>(p_.num_parts)) {
+      std::vector<double> through;
+      const Weights line = along(a.at, b.at);
+      const End middle = end_by(left, line, &through);
+      if (line.of(a.at) - middle.least > kMargin) {
+        find_vertices(a, middle, left, left_a, through, found);
+        find_vertices(middle, b, left, through, left_b, found);
+        return;
+      }
+    }
+    run_through(left, {}, [&](std::vector<Label>* labels, Index) {
+      keep_hull(labels);
+      // What no weights between those of the ends want.
+      size_t begin = 0, end = labels->size();
+      const Label* all = labels->data();
+      while (begin + 1 < end && a.weights.of(all[begin + 1]) < a.weights.of(all[begin]) - kMargin)
+        ++begin;
+      while (end > begin + 1 && b.weights.of(all[end - 2]) < b.weights.of(all[end - 1]) - kMargin)
+        --end;
+      labels->resize(end);
+      labels->erase(labels->begin(), labels->begin() + static_cast<std::ptrdiff_t>(begin));
+    }, found);
+  }
 
-// The options on the lower hull where parts are independent: it is the sum of their hulls, whose
-// segments follow each other by what they save a ns.
-std::vector<Composed> sum_of_hulls(const PartsProblem& p) {
-  struct Segment {
-    Time time;
-    int64_t saved;
-    Index part, option;
-  };
-  std::vector<Segment> segments;
-  Composed at{0, 0, {}};
-  for (Index part = 0; part < p.num_parts; ++part) {
-    const Index* begin = p.option_begin + static_cast<int64_t>(part) * p.num_clocks;
-    std::vector<Node> hull;
-    for (Index o = begin[0]; o < begin[p.num_clocks]; ++o) {
-      hull.push_back({p.time[o], p.energy[o] - p.waiting * p.time[o], o, -1});
+  // The weights by which two points take the same.
+  template <class Taken>
+  Weights along(const Taken& a, const Taken& b) const {
+    return scaled(static_cast<double>(a.cost - b.cost), static_cast<double>(b.time - a.time));
+  }
+
+  // Options between two vertices such that every other one saves no more than the slack on one of
+  // these or on the faster vertex that is no slower than it.
+  void find_between(const Label& a, const Label& b, std::vector<Label>* found) {
+    std::vector<Label> kept{a, b};
+    const Weights line = along(a, b);
+    const double least = line.of(a);
+    for (const double share : kShares) {
+      if (p_.slack == 0 && share < 1) continue;
+      std::vector<Label> more;
+      for (size_t k = 1; k < kept.size(); ++k) {
+        const Point corner{kept[k].time, kept[k - 1].cost - p_.slack};
+        if (corner.cost <= kept[k].cost || line.of(corner) < least - kMargin) continue;
+        look_between(kept[k - 1], kept[k], line, least, share, &more);
+      }
+      kept.insert(kept.end(), more.begin(), more.end());
+      keep_best(&kept, 0);
     }
-    keep_best(&hull, kHullOnly);
-    at.time += hull[0].time;
-    at.energy += p.energy[hull[0].before];
-    at.options.push_back(hull[0].before);
-    for (std::size_t k = 1; k < hull.size(); ++k) {
-      const Time time = hull[k].time - hull[k - 1].time;
-      segments.push_back({time, hull[k - 1].cost - hull[k].cost, part, hull[k].before});
+    found->insert(found->end(), kept.begin() + 1, kept.end() - 1);
+  }
+
+  // Options between two others near the line by some weights; with the whole share all, but for
+  // half of the slack on the way and half of it at the end.
+  void look_between(const Label& a, const Label& b, Weights line, double least, double share,
+                    std::vector<Label>* found) {
+    const Point corner{b.time, a.cost - p_.slack / 2};
+    std::vector<Bound> bounds;
+    Edges left = edges_;
+    const auto bounded = [&](Weights weights, double most) {
+      std::vector<double> through;
+      least_through(left, weights, &through);
+      size_t kept = 0;
+      for (size_t k = 0; k < left.size(); ++k) {
+        if (through[k] <= most) left[kept++] = left[k];
+      }
+      left.resize(kept);
+      bounds.push_back({weights, most, to_end_});
+    };
+    bounded(line, least + share * (line.of(corner) - least) + kMargin);
+    for (const auto& [x, y] : {std::pair{4.0, 1.0}, {1.0, 4.0}, {1.0, 0.0}, {0.0, 1.0}}) {
+      const Weights weights = scaled(x * line.time, y * line.cost);
+      bounded(weights, weights.of(corner) + kMargin);
+    }
+    // Ways have up to two nodes a part.
+    const int64_t slack = share < 1 ? p_.slack / 8 : p_.slack / 4 / p_.num_parts;
+    run_through(left, bounds, [&](std::vector<Label>* labels, Index node) {
+      keep_best(labels, node == last_ ? p_.slack / 2 : slack);
+    }, found);
+  }
+
+  // The choices that are left of all ways over some edges that keep to the bounds.
+  // keep(labels, node) leaves some of a node's labels out.
+  template <class Keep>
+  void run_through(const Edges& edges, const std::vector<Bound>& bounds, Keep keep,
+                   std::vector<Label>* found) {
+    labels_.assign(1, {0, 0, -1, 0});
+    at_[start(0)] = {0, 1};
+    at_[last_] = {0, 0};
+    Index node = start(0);
+    const auto merge = [&](Index next) {
+      node = next;
+      merge_into(edges, node, bounds);
+      keep(&best_, node);
+      const auto begin = static_cast<Index>(labels_.size());
+      labels_.insert(labels_.end(), best_.begin(), best_.end());
+      at_[node] = {begin, static_cast<Index>(labels_.size())};
+      if (static_cast<int64_t>(labels_.size() + chosen_.size()) > most_) too_many();
+    };
+    for (size_t k = 0; k < edges.size(); ++k) {
+      if (edges[k].from != node) merge(edges[k].from);
+      arrivals_[edges[k].to].push_back(static_cast<Index>(k));
+    }
+    if (!edges.empty()) merge(last_);
+    for (const Edge& edge : edges) arrivals_[edge.to].clear();
+    for (Index k = at_[last_].first; k < at_[last_].second; ++k) {
+      std::vector<Index> options;
+      for (Index at = k; at > 0; at = labels_[at].before) {
+        const auto& run = runs_[labels_[at].run];
+        options.insert(options.end(), run.rbegin(), run.rend());
+      }
+      std::reverse(options.begin(), options.end());
+      const auto number = static_cast<Index>(chosen_.size());
+      found->push_back({labels_[k].time, labels_[k].cost, number, 0});
+      chosen_.push_back(std::move(options));
     }
   }
-  std::stable_sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) {
-    return static_cast<__int128>(a.saved) * b.time > static_cast<__int128>(b.saved) * a.time;
-  });
-  std::vector<Composed> found{at};
-  for (const Segment& next : segments) {
-    at.energy += p.energy[next.option] - p.energy[at.options[next.part]];
-    at.time += next.time;
-    at.options[next.part] = next.option;
-    found.push_back(at);
+
+  // All that arrives at a node within the bounds, into best_.
+  void merge_into(const Edges& edges, Index node, const std::vector<Bound>& bounds) {
+    best_.clear();
+    for (const Index k : arrivals_[node]) {
+      const Edge& edge = edges[k];
+      for (Index n = at_[edge.from].first; n < at_[edge.from].second; ++n) {
+        const Label now{labels_[n].time + edge.time, labels_[n].cost + edge.cost, n, edge.run};
+        const bool allowed = std::all_of(bounds.begin(), bounds.end(),
+                                         [&](const Bound& b) { return b.allows(now, node); });
+        if (allowed) best_.push_back(now);
+      }
+    }
   }
-  return found;
-}
+
+  const PartsProblem& p_;
+  const int64_t most_;
+  const Time apart_;    // least time between two requests
+  const Index clocks_;  // 0 where parts are independent
+  const Index last_;    // node
+  Weights unit_{1, 1};
+  Edges edges_;
+  std::vector<std::vector<Index>> runs_;
+
+  std::vector<std::vector<Index>> chosen_;  // the option of each part, of what was found
+
+  // Of the pass that runs, by node.
+  std::vector<std::pair<Index, Index>> at_;  // its labels
+  std::vector<std::vector<Index>> arrivals_;
+  std::vector<double> to_end_, from_start_;
+  std::vector<size_t> best_edge_;
+  std::vector<Label> labels_, best_;
+};
 
 }  // namespace
 
 std::vector<Composed> compose(const PartsProblem& problem, int64_t most) {
-  if (problem.slack > 0) {
-    // Often the options on the hull lie close enough.
-    const bool free = problem.latency == 0 && problem.hold == 0;
-    std::vector<Composed> found =
-        free ? sum_of_hulls(problem) : Composition(problem, kHullOnly, most).options();
-    int64_t widest = 0;
-    for (std::size_t k = 1; k < found.size(); ++k) {
-      const Time later = found[k].time - found[k - 1].time;
-      widest = std::max(widest, found[k - 1].energy - found[k].energy + problem.waiting * later);
-    }
-    if (widest <= problem.slack) return found;
-  }
-  return Composition(problem, problem.slack, most).options();
+  return Composition(problem, most).options();
 }
 
 }  // namespace envplan

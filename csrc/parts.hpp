@@ -2,22 +2,35 @@
 // Cost is energy less what the GPU would draw if it waited as long: c = e - P t. It may be
 // negative.
 //
-// Parts run one after the other, each by one of its options: a clock, a config, a time and an
-// energy. Where clocks follow at once and need not be held, parts are independent, and the options
-// of the operation are the sums of theirs that nothing beats.
+// Rules. Parts run one after the other, each by one of its options: a clock, a config, a time and
+// an energy. Clocks change as parts begin, and only as such do that may ask. A clock is asked for
+// `latency` before it has to be there, the first one as the operation starts. Requests lie at least
+// max(latency, hold) apart, so that none is made before the last has come, and the last clock is
+// there for `hold` before the end. Where both are 0, parts are independent.
 //
-// Otherwise a part asks for another clock as it starts, and only one that lasts at least `latency`
-// at the clock before does: the clock then comes while it runs. What is left of it is carried over
-// as a replay does (replay.hpp): left' = ceil(left * time' / time) ns, each share's energy rounded
-// half up to a whole fJ. The operation asks for its first clock as it starts, and for no other one
-// before that has come. Every clock is kept for at least `hold`, the last one before the end.
+// So an option takes the same whatever the latency, and with a smaller latency or hold no option
+// is lost.
 //
-// A dynamic program over parts, whose state is the clock in force (one state where parts are
-// independent). A state's front holds its choices so far that no other beats in both time and
-// cost; the choice of a run of parts adds the same time and cost to whatever it follows. With a
-// slack, choices are left out where another is no slower and costs little more; vertices of a
-// front's lower convex hull are always kept. Hulls of unions and of sums follow from hulls alone,
-// so the hull of the options is exact whatever the slack.
+// Graph. A way from the first node to the last one is a choice. Where parts are independent, a node
+// is the start of a part and an edge an option of it. Else a node is either the start of a part,
+// where the clock changes, or that and a clock which has been kept long enough. From the former
+// edges lead through as many parts as keep each clock so long, to the latter; from there through
+// one part, or back to the former.
+//
+// Idea. The lower convex hull is found first, from its ends (Aneja and Nair 1979): the cheapest way
+// by the weights of time and cost that the line between two vertices has is another vertex, or there
+// is none between them. An edge is left out between two vertices where the cheapest ways through it
+// by the weights of both prove that no way through it comes below the line between them. So few
+// edges soon remain, and a dynamic program over those finds all vertices that are left.
+//
+// Between two vertices other options lie in the triangle that ends at the time of the one and the
+// cost of the other. The same program finds all of these that nothing beats, over edges and ways
+// that can end in the triangle. With a slack it only looks at triangles higher than that, and
+// leaves out what saves less on a choice that is no slower: half of the slack at the end, the other
+// half over all parts. The hull is exact whatever the slack.
+//
+// Arithmetic. Times and costs are added up and compared as integers. Floating point only decides
+// what is left out for coming too late or too dear, with a margin above its error.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +46,7 @@ struct PartsProblem {
   const Index* option_begin;   // (num_parts * num_clocks + 1) options of a part at a clock
   const Time* time;            // (options) ns, at least 1
   const std::int64_t* energy;  // (options) fJ; those of all parts add up to less than 2^62
-  const Index* config;         // (options) a clock changes within a part between equal ones only
-  const std::uint8_t* asks;    // (num_parts) whether a clock may be asked for as it starts
+  const std::uint8_t* asks;    // (num_parts) whether the clock may change as it begins
   Time latency, hold;          // ns
   Power waiting;               // uW; as long as all parts take, it draws less than 2^62 fJ
   std::int64_t slack;          // fJ, of the whole operation; 0 leaves nothing out
@@ -47,8 +59,8 @@ struct Composed {
   std::vector<Index> options;
 };
 
-// Options by ascending time and falling cost. Throws std::overflow_error where all fronts
-// together have more than `most` choices.
+// Options by ascending time and falling cost. Throws std::overflow_error where more than `most`
+// choices have to be kept at a time.
 std::vector<Composed> compose(const PartsProblem& problem, std::int64_t most);
 
 }  // namespace envplan

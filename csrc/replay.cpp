@@ -88,8 +88,22 @@ Problem::Problem(const ProblemArrays& a)
     require(a.leaves[row] >= -1 && a.leaves[row] < num_clocks &&
                 (a.leaves[row] < 0) == (a.clock[row] < 0),
             "the clock that a row leaves is out of range");
-    const Power power = (a.energy[row] + a.time[row] - 1) / a.time[row];
-    rows.push_back({a.time[row], a.energy[row], power, a.clock[row], a.leaves[row]});
+    const auto first = static_cast<Index>(slices.size());
+    if (a.slice_begin == nullptr) {
+      slices.push_back({a.time[row], (a.energy[row] + a.time[row] - 1) / a.time[row]});
+    } else {
+      require(a.slice_begin[row] < a.slice_begin[row + 1], "a row has no slices");
+      for (Index k = a.slice_begin[row]; k < a.slice_begin[row + 1]; ++k) {
+        require(a.slice_time[k] >= 0 && a.slice_time[k] <= a.time[row] && a.slice_power[k] >= 0 &&
+                    a.slice_power[k] <= kMostTime,
+                "a slice is out of range");
+        slices.push_back({a.slice_time[k], a.slice_power[k]});
+      }
+    }
+    const auto end = static_cast<Index>(slices.size());
+    Power most = 0;
+    for (Index k = first; k < end; ++k) most = std::max(most, slices[k].power);
+    rows.push_back({a.time[row], a.energy[row], most, a.clock[row], a.leaves[row], first, end});
   }
   nearest.assign(a.nearest, a.nearest + static_cast<int64_t>(num_rows) * num_clocks);
   for (Index t = 0; t < num_tables; ++t) {
@@ -456,11 +470,25 @@ void Replay::collect(Time from, Time to) const {
     for (; at != end && met_[*at].start < to; ++at) {
       parts_.clear();
       parts(*at, &parts_);
+      const auto draw = [&](Time begin, Time end, Power power) {
+        if (end <= from || begin >= to || begin == end) return;
+        const Power rise = power - problem_.waiting[s];
+        rises_.emplace_back(std::max(begin, from), rise);
+        rises_.emplace_back(std::min(end, to), -rise);
+      };
       for (const Part& part : parts_) {
-        if (part.end <= from || part.begin >= to) continue;
-        const Power rise = problem_.rows[part.row].power - problem_.waiting[s];
-        rises_.emplace_back(std::max(part.begin, from), rise);
-        rises_.emplace_back(std::min(part.end, to), -rise);
+        const Problem::Row& row = problem_.rows[part.row];
+        if (part.end - part.begin != row.time) {
+          draw(part.begin, part.end, row.power);
+          continue;
+        }
+        Time begin = part.begin;
+        for (Index k = row.first_slice; k < row.end_slice; ++k) {
+          const Time ends = std::min(part.end, begin + problem_.slices[k].time);
+          const Time end = k + 1 < row.end_slice ? ends : part.end;
+          draw(begin, end, problem_.slices[k].power);
+          begin = end;
+        }
       }
     }
   }

@@ -26,8 +26,10 @@
 // an iteration to its first of the next, which begins when this one ends. The shortage is what is
 // missing, summed over all stages and requests.
 //
-// Power. While an operation runs, it draws the average power of the row it runs by, rounded up to a
-// whole uW; a stage between two operations draws its blocking power.
+// Power. A row draws the powers of its slices one after the other, the last one to its end; without
+// slices its average power, rounded up to a whole uW. Where an operation does not run by one row
+// from start to end as it is, it draws the most power of each row as long as it runs by that. A
+// stage between two operations draws its blocking power.
 //
 // Arithmetic is exact, in integers: time in ns, energy in fJ, power in uW. Sums of energies have
 // 128 bits. What takes longer than kMostTime throws std::overflow_error.
@@ -63,6 +65,10 @@ struct ProblemArrays {
   const Index* nearest;        // (rows * num_clocks) the row that stands for this one at a clock;
                                // anything where the row has no clock
   const Power* waiting;        // (num_stages) blocking power, uW
+  const Index* slice_begin;    // (rows + 1) first slice of each row, which has one at least; null:
+                               // there are none
+  const Time* slice_time;      // (slices) ns
+  const Power* slice_power;    // (slices) uW
 };
 
 // A problem ready to be replayed: copies of the arrays, with the operations in the topological
@@ -79,8 +85,13 @@ struct Problem {
   struct Row {
     Time time;
     std::int64_t energy;
-    Power power;
+    Power power;  // the most
     Index clock, leaves;
+    Index first_slice, end_slice;
+  };
+  struct Slice {
+    Time time;
+    Power power;
   };
 
   Index row_at(Index row, Index clock) const {
@@ -101,6 +112,7 @@ struct Problem {
   std::vector<Index> last;            // numbers of the operations that nothing waits for
   Arcs preds, succs;                  // by number
   std::vector<Row> rows;
+  std::vector<Slice> slices;
   std::vector<Index> table_begin, nearest;
   std::vector<Power> waiting;
   Energy total_waiting = 0;  // of all stages, uW

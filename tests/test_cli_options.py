@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli.command import (
-    JOB,
-    MOST,
-    add,
-    argument,
-    one_of,
-    option,
-    options,
-    plot_option,
-    takes,
-)
+from envplan.cli.command import add, argument, file_of, one_of, options, takes
 from envplan.plan import Plan
 from envplan.profile import Profile
-from envplan.quantities import TIME
 
 
 @pytest.fixture
@@ -40,19 +28,27 @@ def plan(folder: Path, *arguments: object) -> Plan:
     return Plan.load(folder / "plan.json")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Job:
+      --late TIME  How late; default: a second.
+    Most used:
+      --colour NAME  Which.
+      --plot [FILE]  Draw it.
+    """,
+    colour=one_of("red", "blue"),
+    plot=file_of((".png", ".svg"), "choose one", "drawn.png"),
+)
 class Group:
-    late: Annotated[float, option("--late TIME", JOB, "How late.", TIME)] = 1.0
-    colour: Annotated[str, option("--colour NAME", MOST, "Which.", one_of("red", "blue"))] = "red"
-    plot: Annotated[Path | None, plot_option("drawn.png", (".png", ".svg"), "it", "choose one")] = (
-        None
-    )
+    late: float = 1.0
+    colour: str = "red"
+    plot: Path | None = None
 
 
 def grouped() -> tuple[typer.Typer, list[Any]]:
     app, received = typer.Typer(rich_markup_mode=None), list[Any]()
 
-    def command(group: Group, name: Annotated[str, typer.Argument(help="A name.")] = "x") -> None:
+    def command(group: Group, name: str = argument("NAME", "A name.", "x")) -> None:
         received.append((group, name))
 
     add(app, command)
@@ -151,6 +147,12 @@ def test_help_has_a_panel_for_each_kind_of_option() -> None:
     lines = CliRunner().invoke(app, ["--help"]).output.splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Arguments:", "Most used:", "Job:", "Output:"]
+
+
+def test_help_says_a_default_once() -> None:
+    text = " ".join(CliRunner().invoke(grouped()[0], ["--help"]).output.split())
+    assert "--late TIME How late; default: a second. Output:" in text
+    assert "Which. [default: red]" in text
 
 
 def test_help_of_solve_starts_with_what_most_people_need(tmp_path: Path) -> None:

@@ -480,6 +480,17 @@ def test_a_split_backward_is_measured_in_two_parts(fake_nvml: FakeNvml, folder: 
     assert envplan("frontier", "-m", "4", "-q", cwd=folder).code == 0
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)])
+def test_a_profile_has_what_its_schedule_needs(folder: Path, schedule: str, chunks: int) -> None:
+    job = ("--pp", "2", "--layers", "8", "-m", "4", "--schedule", schedule)
+    ran = envplan("profile", "--workload", "gpt", "--backend", "modelled", *job, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert Profile.read_csv(folder / "profile.csv").num_stages == 2 * chunks
+    planned = envplan("solve", cwd=folder)
+    assert planned.code == 0, planned.err
+    assert "2 stages" + (f" x {chunks} chunks" if chunks > 1 else "") in planned.out
+
+
 def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     (folder / "small.py").write_text(

@@ -28,6 +28,7 @@ F forward, B backward
 9 units of time, a forward taking 1; ranks wait 33.3% of it
 activations held at most, by rank: 2, 1
 """
+THEN = "next: envplan frontier PROFILE --schedule 1f1b --pp 2 -m 2\n"
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -79,7 +80,7 @@ def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 def test_grid_shows_who_runs_what_when(tmp_path: Path) -> None:
     ran = envplan("schedule", "show", "1f1b", "--stages", 2, "--microbatches", 2, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == ONE_1F1B
+    assert ran.out == ONE_1F1B + THEN
 
 
 def test_grid_names_the_model_stage_where_ranks_have_several(
@@ -167,7 +168,7 @@ def test_profile_gives_times_and_shape(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_plot_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = show(capsys, "1f1b", "-s", 2, "-m", 2, "--plot")
-    assert out == ONE_1F1B + "wrote schedule.png\n"
+    assert out == ONE_1F1B + "wrote schedule.png\n" + THEN
     assert Path("schedule.png").read_bytes().startswith(b"\x89PNG")
     assert show(capsys, "dualpipe-v", "-s", 2, "-m", 4, "--plot", "v.svg", "--quiet") == ""
     assert Path("v.svg").read_text().startswith("<?xml")
@@ -176,7 +177,10 @@ def test_plot_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_imported_csv_plans_like_the_schedule_it_is(folder: Path) -> None:
     small_profile(4).save_csv("profile.csv")
     done = envplan("schedule", "export", "zb-v", "-s", 2, "-m", 4, "-o", "zbv.csv", cwd=folder)
-    assert done.out == "48 operations on 2 ranks\nwrote zbv.csv\n"
+    assert done.out == (
+        "48 operations on 2 ranks\nwrote zbv.csv\n"
+        "next: envplan frontier PROFILE --schedule zb-v --pp 2 -m 4\n"
+    )
     read = envplan("schedule", "import", "zbv.csv", "--format", "torch-csv", cwd=folder)
     assert read.out == (
         "2 ranks x 2 chunks, 4 microbatches, 48 operations; the order is that of schedule zb-v\n"

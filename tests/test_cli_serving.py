@@ -103,7 +103,7 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
     assert held.code == 0, held.err
     first = next(i for i in clocks["instances"] if i["node"] == 0 and 0 in i["devices"])
     assert f"GPU 0: {first['clock_mhz']} MHz" in held.out
-    assert held.out.endswith("clocks given back\n")
+    assert held.out.endswith("clocks given back\nnext: envplan devices\n")
 
 
 def test_apply_warns_where_a_slower_clock_leaves_an_slo_unproven(
@@ -139,7 +139,7 @@ def test_a_new_fleet_is_put_where_the_old_ones_weights_are(inside: Inside, tmp_p
     ]
     assert document["moved_copies"] == len(document["transfers"]) / 8
     table = inside("reshard", *files).out
-    assert "copies of the weights in all; wrote new.clocks.json" in table
+    assert "copies of the weights in all\nwrote new.clocks.json\n" in table
     assert table.count(" sends eighth ") == len(document["transfers"])
     assert_refused(inside("reshard", *files, "-o", files[0]), 2, "the old fleet itself")
     assert_refused(inside("reshard", "old.json", files[1]), 2, "old.json")
@@ -149,7 +149,7 @@ def test_holding_ends_well_when_told_to(tmp_path: Path) -> None:
     process = holding(tmp_path, "--backend", "modelled")
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=300)
-    assert rest.endswith("clocks given back\n")
+    assert rest.endswith("clocks given back\nnext: envplan devices\n")
     assert process.returncode == 0
 
 
@@ -179,7 +179,7 @@ def test_clocks_that_cannot_be_set_while_holding_are_told(
     wait_for(lambda: fake_nvml.locked(0) == HELD)
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=300)
-    assert rest.endswith("clocks given back\n")
+    assert rest.endswith("clocks given back\nnext: envplan devices\n")
     assert process.returncode == 0
     assert fake_nvml.locked(0) is None
 
@@ -204,6 +204,7 @@ def test_json_says_the_same_as_the_file(inside: Inside, tmp_path: Path) -> None:
     ran = inside("solve", "--load", LOAD, "--time-limit", 0.5, "--json", "-o", "p.json")
     document = json.loads(ran.out)
     assert document.pop("plan") == "p.json"
+    assert document.pop("next") == "envplan serving apply p.json"
     assert document == json.loads((tmp_path / "p.json").read_text())
 
 

@@ -51,8 +51,9 @@ def test_target_time_is_met_exactly(folder: Path) -> None:
     assert solved(folder, "--target-time", repr(middle)).iteration_time <= middle
 
 
-def test_t_min_as_printed_can_be_pasted_back(folder: Path) -> None:
-    printed = envplan("solve", cwd=folder).out.split("T_min ")[1].split(" s")[0]
+def test_t_min_as_refusals_state_it_can_be_pasted_back(folder: Path) -> None:
+    refused = envplan("solve", "--target-time", "1ms", cwd=folder).err
+    printed = refused.split("T_min is ")[1].split(" s")[0]
     assert solved(folder, "--target-time", printed).target.deadline_s == float(printed)
 
 
@@ -146,7 +147,7 @@ def test_waiting_for_the_straggler_is_accounted_for(
     assert app._run(["solve", "--straggler-time", "20"]) == 0
     out = capsys.readouterr().out
     assert "energy with waiting (J)" in out
-    assert "waiting for the straggler until 20 s takes another" in out
+    assert "waiting for the straggler until 20.00 s takes another" in out
     assert "certified gap with waiting (%)" in out
     assert "without the straggler, T_star's plan" in out
 

@@ -34,6 +34,7 @@ def share(device: ModelledGpu, memory_share: float) -> tuple[float, float]:
         ("a100-pcie-80gb", 210, 1410, 81, 1512, 300),
         ("a100-sxm4-40gb", 210, 1410, 81, 1215, 400),
         ("a100-sxm4-80gb", 210, 1410, 81, 1593, 400),
+        ("a100-sxm4-80gb-480w", 210, 1410, 81, 1593, 480),
         ("h100-sxm", 345, 1980, 110, 2619, 700),
     ],
 )
@@ -124,12 +125,19 @@ def test_energy_has_a_valley_inside_the_range(device: ModelledGpu, memory_share:
         ("a100-sxm4-80gb", 855, 234.6),
         ("a100-sxm4-80gb", 1065, 279.2),
         ("a100-sxm4-80gb", 1200, 343.6),
+        ("a100-sxm4-80gb-480w", 1350, 455.7),
+        ("a100-sxm4-80gb-480w", 1410, 474.6),
     ],
 )
 def test_power_meets_measured_points_within_four_percent(
     key: str, clock: int, watts: float
 ) -> None:
     assert gpu(key).power_w(clock) == pytest.approx(watts, rel=0.04)
+
+
+@pytest.mark.parametrize("key", ["a100-pcie-80gb", "a100-sxm4-80gb"])
+def test_a_waiting_a100_draws_what_was_measured(key: str) -> None:
+    assert gpu(key).blocking_power_w(1410) == pytest.approx(83.64, rel=0.005)
 
 
 @pytest.mark.parametrize(

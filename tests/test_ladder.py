@@ -165,7 +165,7 @@ def test_ladder_that_ends_at_t_star_is_still_proved(frontier: Frontier) -> None:
 
 
 def test_just_beyond_t_star_its_plan_may_still_be_the_best() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a100-gpt3-1.3b-4stage"))
+    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
     star = frontier.plan(min_energy=True)
     straggler = frontier.min_energy_time + 1e-9
     plan = frontier.plan(sync_time=straggler)

@@ -30,7 +30,6 @@ from envplan.profile import (
 )
 from envplan.profile.options import option_table
 from envplan.profile.parts import by_parts, changes_of, one_clock
-from envplan.replay import Machine, Problem
 from envplan.simulation import simulate
 from envplan.solve import trace_frontier
 from envplan.verify import verify_plan
@@ -38,6 +37,15 @@ from envplan.verify import verify_plan
 CLOCKS = (900, 1200, 1500)
 EXACT = ByParts(within=0.0)
 WAITING = st.sampled_from([0, 1, 3])  # uW
+
+
+def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> ByParts:
+    return ByParts(
+        within=within,
+        switch_latency_s=latency_ns / 1e9,
+        min_hold_s=hold_ns / 1e9,
+        blocking_power_w=waiting_uw / 1e6,
+    )
 
 
 @st.composite
@@ -72,24 +80,18 @@ def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, in
     """Time and energy of every choice of a clock for each part that the rules allow, one by one."""
     clocks = sorted({m for part in parts for m in part.table.frequency_mhz.tolist() if m}) or [0]
     rows = [{m: (t, e) for m, _, t, e in part.table.rows()} for part in parts]
+    follows = [0 not in row for row in rows]
     found = set()
-    for chosen in itertools.product(clocks, repeat=len(parts)):
-        now, used, asked_at, allowed = 0, 0, 0, True
-        for p, mhz in enumerate(chosen):
-            time, energy = rows[p].get(mhz, rows[p].get(0))
-            old = chosen[p - 1] if p else mhz
-            if mhz != old and (latency or hold):
-                due = hold if asked_at else max(latency, hold)
-                whole, before = rows[p].get(old, (0, 0))
-                allowed &= 0 not in rows[p] and whole >= latency and now - asked_at >= due
-                asked_at = now or asked_at
-                if allowed and latency:
-                    left = -(-(whole - latency) * time // whole)
-                    first = (2 * before * latency + whole) // (2 * whole)
-                    energy = first + (2 * energy * left + time) // (2 * time)
-                    time = latency + left
-            now, used = now + time, used + energy
-        if allowed and (not asked_at or now - asked_at >= hold):
+    for chosen in itertools.product(*(clocks if one else [0] for one in follows)):
+        now, used, requests, clock = 0, 0, [0], 0
+        for row, mhz in zip(rows, chosen, strict=True):
+            if mhz and clock and mhz != clock:
+                requests.append(now - latency)
+            clock = mhz or clock
+            now, used = now + row[mhz][0], used + row[mhz][1]
+        apart = [b - a for a, b in itertools.pairwise(requests)]
+        kept = now - requests[-1] - latency >= hold
+        if not apart or (min(apart) >= max(latency, hold) and kept):
             found.add((now, used))
     return found
 
@@ -98,12 +100,7 @@ def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, in
 def test_options_are_what_trying_all_choices_finds(
     parts: list[Part], latency: int, hold: int, waiting_uw: int
 ) -> None:
-    how = ByParts(
-        within=0.0,
-        switch_latency_s=latency / 1e9,
-        min_hold_s=hold / 1e9,
-        blocking_power_w=waiting_uw / 1e6,
-    )
+    how = late(0.0, waiting_uw, latency, hold)
     table = by_parts(one_clock(0, "forward", parts), parts, how)
     found = {(t, e - waiting_uw * t) for t, e in all_choices(parts, latency, hold)}
     assert best(table, waiting_uw) == pareto(found)
@@ -114,9 +111,8 @@ def test_what_is_left_out_saves_little_and_the_hull_stays(
     parts: list[Part], latency: int, within: float, waiting_uw: int
 ) -> None:
     whole = one_clock(0, "forward", parts)
-    late = {"switch_latency_s": latency / 1e9, "blocking_power_w": waiting_uw / 1e6}
-    every = by_parts(whole, parts, ByParts(within=0.0, **late))
-    some = by_parts(whole, parts, ByParts(within=within, **late))
+    every = by_parts(whole, parts, late(0.0, waiting_uw, latency))
+    some = by_parts(whole, parts, late(within, waiting_uw, latency))
     slack = within * sum(int(part.table.energy_fj.min()) for part in parts)
     for time, cost in best(every, waiting_uw):
         assert any(t <= time and c <= cost + slack for t, c in best(some, waiting_uw))
@@ -127,37 +123,50 @@ def test_what_is_left_out_saves_little_and_the_hull_stays(
         assert one.base_cost_fj == other.base_cost_fj
 
 
+@given(part_tables(), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), WAITING)
+def test_sooner_clocks_never_save_less(
+    parts: list[Part], latency: int, more: int, hold: int, waiting_uw: int
+) -> None:
+    whole = one_clock(0, "forward", parts)
+    sooner, later = (
+        best(by_parts(whole, parts, late(0.0, waiting_uw, nanoseconds, hold)), waiting_uw)
+        for nanoseconds in (latency, latency + more)
+    )
+    for time, cost in later:
+        assert any(t <= time and c <= cost for t, c in sooner)
+
+
 @given(part_tables(), st.integers(0, 50))
-def test_an_option_takes_what_the_replay_of_its_parts_as_operations_says(
+def test_clocks_asked_for_by_an_option_come_as_its_parts_begin(
     parts: list[Part], latency: int
 ) -> None:
-    how = ByParts(within=0.0, switch_latency_s=latency / 1e9)
-    table = by_parts(one_clock(0, "forward", parts), parts, how)
-    rows = [
-        (0, f"part{p}", mhz, time / 1e9, energy / 1e15)
-        for p, part in enumerate(parts)
-        for mhz, _, time, energy in part.table.rows()
-    ]
-    rows += [(0, name, 0, 1.0, 1.0) for name in ("forward", "backward")]
-    # An iteration begins with the clock that the one before it left.
-    rows += [(0, "last", mhz, 1e-6, 0.0) for mhz in (*CLOCKS, 0)]
-    names = [*(f"part{p}" for p in range(len(parts))), "last"]
-    operations = [{"id": name, "stage": 0, "instruction": name} for name in names]
-    chain = Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": operations})
-    problem = Problem(chain, Profile.from_rows(rows), [0])
-    for mhz, config, time, energy in table.rows():
-        changes = {change.part: change.frequency_mhz for change in changes_of(config)}
-        knobs, clock = [], mhz
-        for part in parts:
-            clock = changes.get(part.name, clock)
-            knobs.append((clock if part.table.frequency_mhz.any() else 0, ""))
-        replay = problem.replay(problem.rows_at([*knobs, (mhz, "")]), Machine(latency))
-        assert replay.starts_ns[-1] == time
-        assert replay.energies_fj[:-1].sum() == energy
-        if changes:
-            each = pieces(table, config, latency)
-            assert sum(piece.time_ns for piece in each) == time
-            assert sum(piece.energy_fj for piece in each) == energy
+    table = by_parts(one_clock(0, "forward", parts), parts, late(0.0, 0, latency))
+    for row, (mhz, config, time, energy) in enumerate(table.rows()):
+        slices = table.slices.power_uw[table.slices.begin[row] : table.slices.begin[row + 1]]
+        assert len(slices) == len(parts)
+        if not changes_of(config):
+            continue
+        each = pieces(table, config, latency)
+        assert [piece.part for piece in each] == [part.name for part in parts]
+        assert sum(piece.time_ns for piece in each) == time
+        assert sum(piece.energy_fj for piece in each) == energy
+        assert [-(-p.energy_fj // p.time_ns) for p in each] == slices.tolist()
+        assert each[-1].frequency_mhz == table.left_mhz[row]
+        # Requests and arrivals, followed ns by ns.
+        starts = dict(
+            zip(
+                (p.part for p in each),
+                itertools.accumulate((p.time_ns for p in each), initial=0),
+                strict=False,
+            )
+        )
+        comes = [(0, mhz)] + [
+            (starts[change.part] + change.delay_ns + latency, change.frequency_mhz)
+            for change in changes_of(config)[1:]
+        ]
+        for piece in each:
+            clock = [c for at, c in comes if at <= starts[piece.part]][-1]
+            assert piece.frequency_mhz == clock
 
 
 def parts_profile(

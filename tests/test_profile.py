@@ -25,6 +25,7 @@ from envplan.profile import (
     builtin_profiles,
     cost_curve,
 )
+from envplan.profile.options import option_table
 from envplan.units import MAX_INTEGER
 
 HEADER = "stage,instruction,frequency,time,energy\n"
@@ -47,15 +48,10 @@ def refusal(folder: Path, text: str | bytes) -> InputError:
 
 
 def table(*options: tuple[int, int]) -> OptionTable:
-    times, energies = zip(*sorted(options), strict=True)
-    return OptionTable(
-        stage=0,
-        instruction="forward",
-        frequency_mhz=np.arange(len(times), 0, -1, dtype=np.int64),
-        config=("",) * len(times),
-        time_ns=np.array(times, dtype=np.int64),
-        energy_fj=np.array(energies, dtype=np.int64),
-    )
+    rows = [
+        (time, energy, k, "") for k, (time, energy) in enumerate(sorted(options), -len(options))
+    ]
+    return option_table(0, "forward", rows)
 
 
 # ---- reading

@@ -63,6 +63,14 @@ def test_losses_and_weights_are_bit_identical(
         assert after["mismatches"] == 0
 
 
+@pytest.mark.parametrize("name", PIPELINES)
+def test_order_that_is_recorded_is_the_schedules(
+    compared: tuple[Any, FakeNvml, Path], name: str
+) -> None:
+    recorded = Pipeline.from_dag_file(compared[2] / f"{name}.dag.json")
+    assert recorded.operations == PIPELINES[name].operations
+
+
 @pytest.mark.parametrize("position", range(len(PIPELINES)))
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_clocks_set_are_those_of_the_plan(

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,11 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from envplan.runtime.shim import Shim
-from envplan.runtime.torch import SCHEDULE_NAMES, follow, profile
+from envplan.runtime.torch import SCHEDULE_NAMES, follow, profile, record
 
 WIDTH, MICROBATCHES, STEPS = 16, 8, 3
 PROFILED = (1740, 1500, 1200, 900)
-#: Of this version of PyTorch; DualPipeV came after the oldest one.
+#: Of this version of PyTorch; 2.8 has no DualPipeV.
 SCHEDULES = {
     name: getattr(schedules, cls) for cls, name in SCHEDULE_NAMES.items() if hasattr(schedules, cls)
 }
@@ -43,7 +43,7 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.pause)
         y = torch.tanh(self.linear(x))
-        if self.backward_pause:
+        if self.backward_pause and y.requires_grad:  # PyTorch 2.8 asks for shapes first
             y.register_hook(lambda _: time.sleep(self.backward_pause))
         return y
 
@@ -99,16 +99,17 @@ class Job:
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """Every schedule without and with the shim."""
+    """Every schedule without and with the shim, which goes with a recorder."""
     results: dict[str, Any] = {}
     for name in SCHEDULES:
         for shimmed in (False, True):
             job = Job(name, chunks=2 if name in CHUNKED else 1)
-            plan: AbstractContextManager[Shim | None] = nullcontext()
-            if shimmed:
-                file = folder / f"{name}.freqplan.json"
-                plan = follow(file, job.schedule, every_request=True)
-            with plan as shim:
+            shim: Shim | None = None
+            with ExitStack() as plan:
+                if shimmed:
+                    file = folder / f"{name}.freqplan.json"
+                    plan.enter_context(record(job.schedule, folder / f"{name}.dag.json"))
+                    shim = plan.enter_context(follow(file, job.schedule, every_request=True))
                 losses = [job.step(step) for step in range(STEPS)]
                 results[f"{name} {'with' if shimmed else 'without'}"] = {
                     "losses": losses,

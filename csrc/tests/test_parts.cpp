@@ -13,7 +13,6 @@ struct Shape {
   std::vector<Index> option_begin{0, 1, 2, 3, 4};
   std::vector<Time> time{200, 100, 110, 100};
   std::vector<std::int64_t> energy{100, 180, 60, 150};
-  std::vector<Index> config{0, 0, 0, 0};
   std::vector<std::uint8_t> asks{1, 1};
 
   PartsProblem problem(Time latency, Time hold, Power waiting, std::int64_t slack) const {
@@ -22,7 +21,6 @@ struct Shape {
             option_begin.data(),
             time.data(),
             energy.data(),
-            config.data(),
             asks.data(),
             latency,
             hold,
@@ -41,23 +39,17 @@ void independent_parts_add_up() {
   CHECK(found[2].time == 310 && found[2].energy == 160);
 }
 
-void late_clock_runs_on_as_before() {
+void clocks_are_asked_for_ahead() {
   const Shape shape;
-  const auto found = compose(shape.problem(50, 0, 0, 0), 1000);
-  CHECK(found.size() == 4);
-  // Half of the second part at the fast clock, 75 fJ, and half at the slow one, 30 fJ.
-  CHECK(found[1].time == 205 && found[1].energy == 180 + 75 + 30);
-  // 50 of 110 ns at the slow clock, 27 fJ, and the rest at the fast one: 55 ns, 82.5 fJ.
-  CHECK(found[2].time == 305 && found[2].energy == 100 + 27 + 83);
-}
-
-void parts_shorter_than_the_latency_ask_for_nothing() {
-  const Shape shape;
-  CHECK(compose(shape.problem(101, 0, 0, 0), 1000).size() == 2);
+  // While the first part runs, the first clock has to come, and the second one after that.
+  CHECK(compose(shape.problem(50, 0, 0, 0), 1000)[1].time == 210);
+  CHECK(compose(shape.problem(51, 0, 0, 0), 1000)[1].time == 300);
+  CHECK(compose(shape.problem(101, 0, 0, 0), 1000)[1].time == 310);
 }
 
 void clocks_are_held() {
   const Shape shape;
+  CHECK(compose(shape.problem(0, 100, 0, 0), 1000).size() == 3);
   CHECK(compose(shape.problem(0, 101, 0, 0), 1000).size() == 2);  // the first part lasts 100
 }
 
@@ -89,8 +81,7 @@ void too_many_options_are_refused() {
 
 int main() {
   independent_parts_add_up();
-  late_clock_runs_on_as_before();
-  parts_shorter_than_the_latency_ask_for_nothing();
+  clocks_are_asked_for_ahead();
   clocks_are_held();
   waiting_makes_slower_options_worth_having();
   slack_keeps_the_hull();

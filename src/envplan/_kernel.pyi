@@ -76,6 +76,9 @@ class Problem:
         leaves: NDArray[np.int32],
         nearest: NDArray[np.int32],
         waiting: NDArray[np.int64],
+        slice_begin: NDArray[np.int32] | None = None,
+        slice_time: NDArray[np.int64] | None = None,
+        slice_power: NDArray[np.int64] | None = None,
     ) -> None: ...
     def replay(
         self, rows: NDArray[np.int32], latency: int, factors: NDArray[np.float64] | None = None
@@ -128,7 +131,6 @@ def compose(
     option_end: NDArray[np.int32],
     time: NDArray[np.int64],
     energy: NDArray[np.int64],
-    config: NDArray[np.int32],
     asks: NDArray[np.uint8],
     latency: int,
     hold: int,

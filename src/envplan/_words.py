@@ -36,19 +36,15 @@ def exact_seconds(seconds: float) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number in fixed notation with about so many significant digits."""
-    return f"{value:.{_decimals(value, digits)}f}"
+    """A number in fixed notation, with about so many significant digits and commas between
+    thousands."""
+    return f"{value:,.{_decimals(value, digits)}f}"
 
 
 def column(values: Sequence[float], digits: int = 4) -> list[str]:
     """A column of numbers, all with as many decimals as the largest needs for `digits` digits."""
     decimals = _decimals(max(map(abs, values), default=0.0), digits)
-    return [f"{value:.{decimals}f}" for value in values]
-
-
-def grouped(value: float, digits: int = 3) -> str:
-    """A number with at least so many significant digits and commas between thousands."""
-    return f"{value:,.{_decimals(value, digits)}f}"
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def signed_percent(percent: float) -> str:

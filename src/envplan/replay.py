@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.profile import OptionTable, Profile, changes_of
+from envplan.profile import OptionTable, Profile
 from envplan.units import s_from_ns
 
 __all__ = [
@@ -68,7 +68,7 @@ class Problem:
         stage: int32 (N,), the stage of each operation.
         blocking_power_uw: int64 (num_stages,).
         time_ns, energy_fj, power_uw, frequency_mhz: int64 (rows over all tables,); power is the
-            average, rounded up; 0 MHz where a row controls no clock.
+            most that a row draws; 0 MHz where a row controls no clock.
         left_mhz: likewise, the clock in force as an operation ends by each row.
         clocks_mhz: int64, every clock in the tables, ascending.
     """
@@ -90,7 +90,7 @@ class Problem:
         self.blocking_power_uw: Times = np.array(blocking_power_uw, np.int64)
         self.time_ns: Times = np.concatenate([table.time_ns for table in self.tables])
         self.energy_fj: Times = np.concatenate([table.energy_fj for table in self.tables])
-        self.power_uw: Times = -(-self.energy_fj // self.time_ns)
+        self.power_uw: Times = np.concatenate([table.peak_uw for table in self.tables])
         self.frequency_mhz: Times = np.concatenate([table.frequency_mhz for table in self.tables])
         self.left_mhz: Times = np.concatenate([table.left_mhz for table in self.tables])
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
@@ -192,7 +192,17 @@ class Problem:
             self._leaves,
             self._nearest,
             self.blocking_power_uw,
+            *self._slices,
         )
+
+    @cached_property
+    def _slices(self) -> tuple[Rows, Times, Times]:
+        """What rows over all tables draw: their first slices, (rows + 1,), ns and uW."""
+        each = [table.slices for table in self.tables]
+        counts = np.concatenate([np.diff(one.begin) for one in each])
+        begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        times, powers = (np.concatenate([one[k] for one in each]) for k in (1, 2))
+        return begin, times, powers
 
     @cached_property
     def _clock(self) -> Rows:
@@ -218,7 +228,7 @@ class Problem:
         clocks = self.clocks_mhz[:, None]
         found = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
         for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
-            configs = np.array([(changes_of(c) or [(c,)])[0][-1] for c in table.config])
+            configs = np.array(table.first_config)
             for config in set(configs.tolist()):
                 alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
                 same = alike[~table.changes_clock[alike]]
@@ -353,7 +363,7 @@ class Replay:
     @cached_property
     def power_steps(self) -> PowerSteps:
         """Power over time: an operation draws the power of the row it runs by, whatever the noise,
-        and a stage between two operations its blocking power.
+        or that of its parts, and a stage between two operations its blocking power.
 
         Raises:
             InputError: all stages together draw more than 2**62 uW.

@@ -66,12 +66,12 @@ def advise(
 
 
 def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, print_table, say, titled
+    from envplan.cli.output import describe_job, print_table, say, significant, titled
 
     source = frontier.profile.metadata.source
     say(describe_job(frontier))
     say(
-        f"the job's plan without slowdown takes {exact_seconds(frontier.min_time)} s; the same "
+        f"the job's plan without slowdown takes {significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:"
     )
     # Without a column's value a schedule is not ranked by it.

@@ -119,8 +119,17 @@ def apply(
         lambda: _document(applied, format, written, notes),
         lambda: _print(solved, applied, notes, dry_run=dry_run),
         written=[written],
-        then="" if dry_run or format != "envplan" else f"envplan check {file}",
+        then=_then(plan, written, format),
     )
+
+
+def _then(plan: Path, written: Path | None, format_: str) -> list[str]:
+    """The command that writes what was only shown, or checks what was written, if it can."""
+    if written is None:
+        return ["envplan", "apply", str(plan)]
+    if format_ == "envplan":
+        return ["envplan", "check", str(written)]
+    return ["envplan", "simulate", str(plan)]
 
 
 def _sha256(plan: Path) -> str | None:

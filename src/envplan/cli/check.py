@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from envplan.cli.options import ForceOption, OutputOptions, ProfileOption
+from envplan.cli.command import argument
+from envplan.cli.options import OutputOptions
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file of envplan.")],
     show: OutputOptions,
-    profile: ProfileOption = None,
-    force: ForceOption = False,
+    file: Path = argument("FILE", "Any file of envplan."),
+    profile: str | None = None,
+    force: bool = False,
 ) -> None:
-    """Check any file of envplan and say what was proved. Exits with 2 if it does not hold.
+    """Prove that a file of envplan holds.
 
-    A plan is replayed, priced again from its profile, and its lower bound is proved anew.
+    Says what was proved, and exits with 2 if the file does not hold. A plan is replayed, priced
+    again from its profile, and its lower bound is proved anew.
 
     \b
     Example:
@@ -36,14 +35,20 @@ def check(
         for line in checked.proved:
             say(f"  {line}")
 
-    then = {
-        "plan": ["envplan", "apply", str(file)],
-        "profile": ["envplan", "frontier", str(file)],
-        "sweep": ["envplan", "sweep", str(file)],
+    name = str(file)
+    then: dict[str, list[str]] = {
+        "plan": ["apply", name],
+        "frequency plan": ["devices"],
+        "profile": ["frontier", name],
+        "DAG": ["frontier", "PROFILE", "--dag", name],
+        "frontier": ["solve", profile or "PROFILE"],
+        "serving profile": ["serving", "solve", name, "--load", "SS=20000,MM=8000"],
+        "serving plan": ["serving", "apply", name],
+        "serving clocks": ["serving", "hold", name, "--node", "0"],
     }
     answer(
         show,
-        lambda: {"file": str(file), **checked._asdict()},
+        lambda: {"file": name, **checked._asdict()},
         tell,
-        then=then.get(checked.kind, ()),
+        then=["envplan", *then[checked.kind]],
     )

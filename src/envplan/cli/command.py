@@ -27,11 +27,14 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
-MOST, JOB, TARGET = "Most used", "Job", "Target"
-CLOCKS, NOISE, MONEY, OUTPUT = "Slow clocks", "Noise", "Money", "Output"
-_FIRST: Final = (MOST, JOB, TARGET, CLOCKS, NOISE, MONEY)
+_FIRST: Final = ("Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
+_LAST: Final = "Output"
 _OPTIONAL_FILE: Final = "[FILE]"
+#: Types of pictures, and of what can be drawn as a page too.
+PICTURES: Final = (".png", ".svg", ".pdf")
+PLOT_TYPES: Final = (*PICTURES, ".html")
 _DECLARED: Final = "declared"
+_SAYS_DEFAULT: Final = "efault: "
 #: What an option takes whose spec ends so.
 _QUANTITIES: Final = {
     "TIME": TIME, "PCT": PERCENT, "W": POWER, "J": ENERGY, "N": COUNT, "M": COUNT
@@ -41,49 +44,43 @@ Kind = TypeVar("Kind", bound=type)
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def option(
-    spec: str,
-    panel: str,
-    help: str,  # noqa: A002  (Typer's name for it)
-    takes: Quantity | Callable[[str, str], Any] | None = None,
-    default: Any = None,
-    **more: Any,
-) -> Any:
-    """An option: the value of a field or parameter, or inside an Annotated type.
+def _option(spec: str, panel: str, about: str, takes: Any) -> ParameterInfo:
+    """An option as Typer takes it. Its default is that of the field or parameter.
 
     Args:
         spec: names and what follows them, as `--help` shows it: "-o, --output FILE".
         panel: under which heading of `--help` it stands.
+        about: what `--help` says; Typer adds the default where that does not say one.
         takes: what turns the text and the option's name into the value; None: the type does.
-        default: the value where the option is not given.
-        more: for typer.Option.
     """
     words = spec.split()
     names = [word.rstrip(",") for word in words if word.startswith("-")]
-    metavar = " ".join(words[len(names) :]) or None
     label = "/".join(name.split("/")[0] for name in names if name.startswith("--"))
-    parser = None
-    if takes is not None:
-        parse = takes.parse if isinstance(takes, Quantity) else takes
+    parse = takes.parse if isinstance(takes, Quantity) else takes
 
-        def parser(given: Any) -> Any:
-            return parse(given, label) if isinstance(given, str) else given
+    def parser(given: Any) -> Any:
+        return parse(given, label) if isinstance(given, str) else given
 
-    declared = typer.Option(
-        *names, help=help, metavar=metavar, rich_help_panel=panel, parser=parser, **more
+    declared: ParameterInfo = typer.Option(
+        *names,
+        help=about,
+        metavar=" ".join(words[len(names) :]) or None,
+        rich_help_panel=panel,
+        parser=parser if parse else None,
+        show_default=_SAYS_DEFAULT not in about,
     )
-    declared.initial = default
     return declared
 
 
-def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:  # noqa: A002
+def argument(name: str, about: str, default: Any = ..., **more: Any) -> Any:
     """An argument: the value of a field or parameter.
 
     Args:
         default: the value where the argument is left out; ...: it must be given.
         more: for typer.Argument.
     """
-    declared: Any = typer.Argument(metavar=name, help=help, **more)
+    said = _SAYS_DEFAULT in about
+    declared: Any = typer.Argument(metavar=name, help=about, show_default=not said, **more)
     declared.initial = default
     return declared
 
@@ -107,7 +104,7 @@ def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterIn
             declared[spec.lower()] = argument(spec, about)
             continue
         parser = next((parsers[field] for field in fields if field in parsers), ...)
-        made = option(spec, panel, about, _usual(spec) if parser is ... else parser)
+        made = _option(spec, panel, about, _usual(spec) if parser is ... else parser)
         declared |= dict.fromkeys(fields, made)
     return declared
 
@@ -255,22 +252,6 @@ def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[s
     return named
 
 
-def plot_option(
-    default: str, types: tuple[str, ...], what: str, hint: str, panel: str = MOST
-) -> Any:
-    """A `--plot` that may stand without a file name.
-
-    Args:
-        default: the file name then.
-        types: endings that there are.
-        what: what is drawn, in words.
-        hint: what to do about a file of another type.
-    """
-    endings = f"{', '.join(types[:-1])} or {types[-1]}"
-    help_text = f"Draw {what}: {endings}; without a name: {default}."
-    return option(f"--plot {_OPTIONAL_FILE}", panel, help_text, file_of(types, hint, default))
-
-
 def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
     """Raises: InputError: the file an option names does not end in one of the types."""
     if path is not None and path.suffix.lower() not in types:
@@ -318,12 +299,12 @@ class Command(TyperCommand):
             if record is None:
                 continue
             if param.param_type_name == "argument":
-                panels["Arguments"].append(record)
+                panels["Arguments"].append((param.metavar or record[0], record[1]))
                 continue
-            panel = getattr(param, "rich_help_panel", None) or OUTPUT
-            rows = last if panel == OUTPUT else panels.setdefault(panel, [])
+            panel = getattr(param, "rich_help_panel", None) or _LAST
+            rows = last if panel == _LAST else panels.setdefault(panel, [])
             rows.append(record)
-        for name, rows in {**panels, OUTPUT: last}.items():
+        for name, rows in {**panels, _LAST: last}.items():
             if rows:
                 with formatter.section(name):
                     formatter.write_dl(rows)
@@ -399,7 +380,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
 
     Fields and parameters keep their types and defaults; no name may come twice.
     """
-    hints = get_type_hints(function, include_extras=True)
+    hints = get_type_hints(function)
     groups: dict[str, type[Any]] = {}
     keywords: list[inspect.Parameter] = []
     table = _SHARED | getattr(function, "declared", {})
@@ -407,15 +388,13 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         kind = hints[parameter.name]
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
-            held = get_type_hints(kind, include_extras=True)
+            held = get_type_hints(kind)
             keywords += (
                 _parameter(f.name, held[f.name], f.metadata.get(_DECLARED), f.default)
                 for f in dataclasses.fields(kind)
             )
         else:
             declared, default = table.get(parameter.name), parameter.default
-            if hasattr(kind, "__metadata__"):  # Annotated says it itself
-                declared = None
             if isinstance(default, ParameterInfo):
                 declared, default = default, _initial(default, parameter.empty)
             keywords.append(_parameter(parameter.name, kind, declared, default))

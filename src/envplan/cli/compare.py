@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import TARGET, option, plot_option, typed
+from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw
 from envplan.cli.inputs import check_outputs, refuse_overwriting
@@ -17,50 +17,34 @@ from envplan.cli.options import (
     CostOptions,
     JobOptions,
     OutputOptions,
-    Reconfigure,
 )
 from envplan.errors import InputError
-from envplan.quantities import PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.planners import Comparison, Entry, PartsRow
 
-_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 
-
+@takes(
+    """
+    Most used:
+      --plot [FILE]  Draw all planners on one frontier: .png, .svg, .pdf or .html; without a name:
+          compare.png.
+    Target:
+      --straggler-time TIME  Some replica takes so long, as in 16.5 (seconds): count energy until
+          then.
+      --straggler-slowdown PCT  Instead: it takes PCT percent longer than maximum frequency.
+    """,
+    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "compare.png"),
+)
 def compare(
     job: JobOptions,
     costs: CostOptions,
     show: OutputOptions,
-    straggler_time: Annotated[
-        float | None,
-        option(
-            "--straggler-time TIME",
-            TARGET,
-            "Some replica takes so long, as in 16.5 (seconds): count energy until then.",
-            TIME,
-        ),
-    ] = None,
-    straggler_slowdown: Annotated[
-        float | None,
-        option(
-            "--straggler-slowdown PCT",
-            TARGET,
-            "Instead: it takes PCT percent longer than maximum frequency.",
-            PERCENT,
-        ),
-    ] = None,
-    reconfigure: Reconfigure = None,
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "compare.png",
-            _PLOT_TYPES,
-            "all planners on one frontier",
-            "a profile goes before --plot",
-        ),
-    ] = None,
+    straggler_time: float | None = None,
+    straggler_slowdown: float | None = None,
+    reconfigure: str | None = None,
+    plot: Path | None = None,
 ) -> None:
     """Set every planner's plan beside ours for the same time.
 
@@ -118,6 +102,7 @@ def compare(
 def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
     from envplan.cli.output import (
         ITERATION,
+        describe_ends,
         describe_job,
         exact_seconds,
         print_columns,
@@ -146,9 +131,8 @@ def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) ->
         title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
         print_columns(titled(title, source), _parts_columns(parts), words=0)
     say(
-        f"T_min {exact_seconds(frontier.min_time)} s, "
-        f"T_star {exact_seconds(frontier.min_energy_time)} s; slower and saved are against "
-        f"max_frequency on {frontier.pipeline.schedule}"
+        f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
+        f"{frontier.pipeline.schedule}"
     )
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
     say(

@@ -41,16 +41,19 @@ def print_costs(plan: Plan) -> None:
 
 def year_of(plan: Plan, costs: RunOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
-    from envplan.cli.output import grouped
+    from envplan.cli.output import significant
     from envplan.costs import Run
     from envplan.costs.savings import Site
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
     site, modelled = Site.of_run(run), plan.profile.source == "modelled"
     _, saved = site.year(plan)
-    parts = [f"{grouped(abs(saved.kwh))} kWh", f"{grouped(abs(saved.money))} {_unit(run.currency)}"]
+    parts = [
+        f"{significant(abs(saved.kwh))} kWh",
+        f"{significant(abs(saved.money))} {_unit(run.currency)}",
+    ]
     if saved.carbon_t is not None:
-        parts.append(f"{grouped(abs(saved.carbon_t))} t CO2")
+        parts.append(f"{significant(abs(saved.carbon_t))} t CO2")
     notes = [f"at {site.price:g} a kWh"]
     if run.price is None:
         notes[0] += " (assumed; --price says yours)"
@@ -67,7 +70,7 @@ def _unit(currency: str | None) -> str:
 
 
 def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
-    from envplan.cli.output import grouped
+    from envplan.cli.output import significant
     from envplan.units import duration_text
 
     before, after = run.max_frequency, run.plan
@@ -82,7 +85,7 @@ def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
     return [
         ["time", *map(duration_text, times), longer + lost, _saved(*times)],
         *(
-            [name, *(grouped(value, 4) for value in (old, new, old - new)), _saved(old, new)]
+            [name, *(significant(value) for value in (old, new, old - new)), _saved(old, new)]
             for name, old, new in rows
         ),
     ]
@@ -115,22 +118,22 @@ def cost_columns(
     Args:
         spent_on: an iteration and the run, each at maximum frequency and otherwise.
     """
-    from envplan.cli.output import grouped
+    from envplan.cli.output import significant
     from envplan.units import duration_text
 
     shown = [whole or iteration for iteration, whole in spent_on]
     spent, before = [pair.plan for pair in shown], shown[0].max_frequency
     columns = {
         "time": [duration_text(one.time_s) for one in spent],
-        "energy (kWh)": [grouped(one.energy_kwh, 4) for one in spent],
+        "energy (kWh)": [significant(one.energy_kwh) for one in spent],
     }
     if before.money is not None:
         money = [one.money or 0.0 for one in spent]
-        columns[_money(run.currency)] = [grouped(one, 4) for one in money]
+        columns[_money(run.currency)] = [significant(one) for one in money]
         columns["saved (%)"] = [_saved(before.money, after) for after in money]
     if before.carbon_g is not None:
         carbon = [(one.carbon_g or 0.0) / 1000 for one in spent]
-        columns["carbon (kg CO2)"] = [grouped(one, 4) for one in carbon]
+        columns["carbon (kg CO2)"] = [significant(one) for one in carbon]
         columns["avoided (%)"] = [_saved(before.carbon_g / 1000, after) for after in carbon]
     what = f"The run: {run.iterations} iterations" if run.iterations else "One iteration"
     return f"{what}, all GPUs", columns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from envplan.cli.command import MOST, OUTPUT, file_of, option, plot_option, typed
+from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
@@ -17,46 +17,34 @@ if TYPE_CHECKING:
     from envplan.planners import Comparison
     from envplan.solve import Frontier
 
-_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
-_ANIMATION_TYPES = (".gif", ".mp4", ".html")
-_OUTPUT_TYPES = (".csv", ".json")
 _TABLE_PLANS = 9
 _ALONG = 17
 
 
+@takes(
+    """
+    Most used:
+      --plot [FILE]  Draw the frontier: .png, .svg, .pdf or .html; without a name: frontier.png.
+      -o, --output FILE  Write the plans and the curve: .csv or .json.
+    Output:
+      --compare  Put the other planners' plans into the picture.
+      --animate FILE  Show the pipeline walking along the frontier: .gif, .html, or .mp4 with
+          ffmpeg.
+      --plans N  Plans along the frontier in the output.
+    """,
+    plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
+    animate=file_of((".gif", ".mp4", ".html"), "choose one of them"),
+    output=file_of((".csv", ".json"), "choose one of the two"),
+    plans=COUNT.within(2),
+)
 def frontier(
     job: JobOptions,
     show: OutputOptions,
-    plot: Annotated[
-        Path | None,
-        plot_option(
-            "frontier.png", _PLOT_TYPES, "the frontier", "a profile goes before --plot", panel=MOST
-        ),
-    ] = None,
-    compare: Annotated[
-        bool, option("--compare", OUTPUT, "Put the other planners' plans into the picture.")
-    ] = False,
-    animate: Annotated[
-        Path | None,
-        option(
-            "--animate FILE",
-            OUTPUT,
-            "Show the pipeline walking along the frontier: .gif, .html, or .mp4 with ffmpeg.",
-            file_of(_ANIMATION_TYPES, "choose one of them"),
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "-o, --output FILE",
-            MOST,
-            "Write the plans and the curve: .csv or .json.",
-            file_of(_OUTPUT_TYPES, "choose one of the two"),
-        ),
-    ] = None,
-    plans: Annotated[
-        int, option("--plans N", OUTPUT, "Plans along the frontier in the output.", COUNT.within(2))
-    ] = 33,
+    plot: Path | None = None,
+    compare: bool = False,
+    animate: Path | None = None,
+    output: Path | None = None,
+    plans: int = 33,
 ) -> None:
     """Trace the exact frontier of iteration time against energy.
 
@@ -130,8 +118,8 @@ def draw(
 def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
     from envplan.cli.output import (
         ITERATION,
+        describe_ends,
         describe_job,
-        exact_seconds,
         print_columns,
         say,
         titled,
@@ -140,10 +128,7 @@ def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
     say(describe_job(traced))
     source = traced.profile.metadata.source
     print_columns(titled(ITERATION, source), _columns(traced, plans))
-    say(
-        f"T_min {exact_seconds(traced.min_time)} s, "
-        f"T_star {exact_seconds(traced.min_energy_time)} s"
-    )
+    say(describe_ends(traced))
     if not drawn:
         _sketch(traced, plans)
     say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import typer
 
 from envplan.cli.command import takes
+from envplan.cli.options import OutputOptions
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
 _LAST_S = 60.0
+_INSTALL = "systemctl enable --now envplan-guard"
 
 
 @takes(
@@ -18,7 +20,7 @@ _LAST_S = 60.0
       --unit  Print a systemd unit and a Slurm epilog, and end.
     """
 )
-def guard(once: bool = False, unit: bool = False) -> None:
+def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
     A training gives its clocks back by itself, however it ends. Only where the guard process that
@@ -32,17 +34,28 @@ def guard(once: bool = False, unit: bool = False) -> None:
     """
     import time
 
-    from envplan.cli.output import say
+    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError
     from envplan.runtime.service import Service, unit_file
 
+    def tell(line: str) -> None:
+        if not show.quiet:
+            typer.echo(line, err=show.json)
+
     if unit:
-        typer.echo(unit_file(), nl=False)
+        text = unit_file().rstrip()
+        answer(show, lambda: {"unit": text}, lambda: say(text))
+        if not show.json:  # the unit is for a file
+            typer.echo(f"next: {_INSTALL}", err=True)
         return
-    service = Service(say)
+    service = Service(tell)
     service.look()
+    if not once:
+        tell("giving back what killed trainings leave set, until interrupted")
+        tell("next: envplan guard --unit (makes it a service)")
     while not once:
         time.sleep(_EVERY_S)
         service.look()
     if not service.finish(_LAST_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
+    answer(show, lambda: {"left_set": 0}, lambda: None, then="envplan devices")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from envplan._files import check_writable, same_file
 from envplan.cli.options import DEFAULT_PROFILE as DEFAULT_PROFILE
-from envplan.cli.options import JsonOption as JsonOption
-from envplan.cli.options import QuietOption as QuietOption
 from envplan.errors import EnvplanError, InputError, shown
 
 if TYPE_CHECKING:

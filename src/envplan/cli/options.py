@@ -7,7 +7,7 @@ was given as one value. See command.py for how that works.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from envplan.cli.command import (
     Numbers,
@@ -69,17 +69,6 @@ SHARED = share(
     switch_latency=TIME.plainly("ms"),
     min_dwell=TIME.plainly("ms"),
 )
-
-Microbatches = Annotated[int | None, SHARED["microbatches"]]
-Stages = Annotated[int | None, SHARED["pp"]]
-Chunks = Annotated[int | None, SHARED["vp"]]
-MicrobatchGroup = Annotated[int | None, SHARED["microbatch_group"]]
-Latency = Annotated[float | None, SHARED["p2p_latency"]]
-Reconfigure = Annotated[str | None, SHARED["reconfigure"]]
-ProfileOption = Annotated[str | None, SHARED["profile"]]
-ForceOption = Annotated[bool, SHARED["force"]]
-JsonOption = Annotated[bool, SHARED["json"]]
-QuietOption = Annotated[bool, SHARED["quiet"]]
 
 
 @options()

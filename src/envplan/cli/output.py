@@ -22,7 +22,6 @@ import typer
 from envplan._words import column as column
 from envplan._words import describe_profile as describe_profile
 from envplan._words import exact_seconds as exact_seconds
-from envplan._words import grouped as grouped
 from envplan._words import signed_percent as signed_percent
 from envplan._words import significant as significant
 from envplan.cli import state
@@ -211,7 +210,7 @@ def describe_job(frontier: Frontier) -> str:
     """One or two lines that say what numbers below them are about."""
     from envplan.plotting.figures import job_line
 
-    powers = sorted({significant(power, 3) for power in frontier.blocking_power_w}, key=float)
+    powers = [significant(power, 3) for power in sorted(frontier.blocking_power_w)]
     source = {
         "profile": "from the profile",
         "argument": "as given",
@@ -221,6 +220,14 @@ def describe_job(frontier: Frontier) -> str:
         f"{describe_profile(frontier.profile)}; {job_line(frontier.pipeline, frontier.num_gpus)}\n"
         f"waiting GPUs draw {' to '.join(dict.fromkeys([powers[0], powers[-1]]))} W ({source})"
         f"{_unused_rows(frontier)}"
+    )
+
+
+def describe_ends(frontier: Frontier) -> str:
+    """Where a frontier begins and ends, with a word for each."""
+    return (
+        f"T_min {significant(frontier.min_time)} s (least time), "
+        f"T_star {significant(frontier.min_energy_time)} s (least energy)"
     )
 
 

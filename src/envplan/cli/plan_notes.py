@@ -50,6 +50,8 @@ def _about_given_clocks(frontier: Frontier, plan: Plan) -> list[str]:
         return []
     ours = frontier.plan(plan.iteration_time)
     saved = plan.energy - ours.energy
+    if saved <= 0:
+        return ["no plan of ours uses less than these clocks in the same time"]
     return [
         f"these clocks use {significant(saved, 4)} J ({100 * saved / plan.energy:.2f}%) more than "
         f"ours do in the same time; leave --clocks out and give --target-time "
@@ -63,12 +65,12 @@ def _about_target(frontier: Frontier, plan: Plan) -> list[str]:
     asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
     if asked is not None and asked > star:
         notes.append(
-            f"{exact_seconds(asked)} s is beyond T_star, {exact_seconds(star)} s: going "
+            f"{exact_seconds(asked)} s is beyond T_star, {significant(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
         )
     if target.kind == "power-cap" and target.deadline_s > star:
         notes.append(
-            f"this is slower than T_star, {exact_seconds(star)} s, where energy is least: faster "
+            f"this is slower than T_star, {significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
     if target.peak_power_w is not None:
@@ -77,7 +79,7 @@ def _about_target(frontier: Frontier, plan: Plan) -> list[str]:
 
         peak = w_from_uw(replay_plan(plan, frontier.profile).peak_uw * plan.job.num_gpus)
         notes.append(
-            f"at its peak it draws {significant(peak, 6)} W, of {target.peak_power_w:g} W allowed; "
+            f"at its peak it draws {significant(peak)} W, of {target.peak_power_w:g} W allowed; "
             "the gap is to a lower bound without that cap"
         )
     elif plan.gap > _LARGE_GAP and plan.planner == "frontier" and target.kind != "sync-time":
@@ -96,12 +98,12 @@ def _about_straggler(frontier: Frontier, plan: Plan) -> list[str]:
     if straggler <= plan.iteration_time:
         return ["the straggler is not slower than this plan, so it leaves no time to use"]
     notes = [
-        f"waiting for the straggler until {exact_seconds(straggler)} s takes another "
-        f"{significant(plan.waiting_energy(straggler), 5)} J"
+        f"waiting for the straggler until {significant(straggler)} s takes another "
+        f"{significant(plan.waiting_energy(straggler))} J"
     ]
     if plan.iteration_time > star:
         notes.append(
-            f"without the straggler, T_star's plan of {exact_seconds(star)} s would use less; "
+            f"without the straggler, T_star's plan of {significant(star)} s would use less; "
             "while everyone waits anyway, slower clocks do"
         )
     return notes
@@ -119,7 +121,7 @@ def _about_clocks(frontier: Frontier, plan: Plan) -> list[str]:
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
         notes.append(
             "T_min needs clocks that change at once, and no limits; the least time found with "
-            f"these is {exact_seconds(plan.target.deadline_s)} s"
+            f"these is {significant(plan.target.deadline_s)} s"
         )
     return notes
 

@@ -9,15 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import (
-    MOST,
-    file_of,
-    one_of,
-    option,
-    options,
-    plot_option,
-    takes,
-)
+from envplan.cli.command import PICTURES, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
@@ -33,7 +25,6 @@ _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _PRECISIONS: Final = {"bfloat16": "half", "float16": "half", "float32": "single"}
-_PLOT_TYPES: Final = (".png", ".svg", ".pdf")
 _HEADERS: Final = (
     *("stage", "clocks (MHz)", "time (s)", "energy (J)"),
     *("valley (MHz)", "slower (%)", "saved (%)"),
@@ -59,7 +50,7 @@ def _known_schedule(name: str, option_name: str) -> str:
           module and inputs.
       --pp, --stages N  Pipeline stages; default 4.
     Job:
-      --vp, --chunks N  Model chunks of a stage; default 1.
+      --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --tp, --tensor-parallel N  GPUs of a stage; one is measured.
       --cp N  Context-parallel size: GPUs that share a sequence.
       --dp, --replicas N  Replicas of the pipeline.
@@ -68,7 +59,7 @@ def _known_schedule(name: str, option_name: str) -> str:
       --schedule NAME  The job's schedule.
       --dtype TYPE  bfloat16, float16 or float32.
       --recompute  A backward does its forward again.
-      --split-backward  Gradients of inputs and weights apart (zero bubble).
+      --split-backward  Gradients of inputs and weights apart; default: as the schedule has it.
       --parts  With --backend modelled: rows for each module of a layer.
     """,
     schedule=_known_schedule,
@@ -81,7 +72,7 @@ class WorkOptions:
     model: str | None = None
     entry: str | None = None
     stages: int | None = None
-    vp: int = 1
+    vp: int | None = None
     tp: int = 1
     cp: int = 1
     dp: int = 1
@@ -111,6 +102,20 @@ class WorkOptions:
     def num_stages(self) -> int:
         """Pipeline stages."""
         return self.stages or 4
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks of each: as given, else as many as the schedule needs."""
+        from envplan.pipeline import traits
+
+        return self.vp or traits(self.schedule).chunks
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backwards are profiled in two, for their own sake or the schedule's."""
+        from envplan.pipeline import traits
+
+        return self.split_backward or traits(self.schedule).passes > 2
 
     def what(self, sizes: Sizes) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
@@ -174,11 +179,15 @@ class MeasuringOptions:
     Most used:
       --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
           by the Zeus daemon; modelled: no GPU needed.
+      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
+          devices --backend modelled); default: a40, with --model h100.
       --step MHZ  Clocks at least this far apart; 0: all there are.
+      --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
       -o, --output FILE  Where the profile goes.
     """,
     step=WHOLE,
+    plot=file_of(PICTURES, "choose one of them", "profile.png"),
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
@@ -187,16 +196,9 @@ def profile(
     measuring: MeasuringOptions,
     show: OutputOptions,
     backend: str | None = None,
-    gpu: str | None = option(
-        "--gpu NAME",
-        MOST,
-        "The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan devices "
-        f"--backend modelled); default {_DEFAULT_GPU}, with --model {_MODEL_GPU}.",
-    ),
+    gpu: str | None = None,
     step: int = 0,
-    plot: Path | None = plot_option(
-        "profile.png", _PLOT_TYPES, "energy against clock", "choose one of them"
-    ),
+    plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
     """Find out what time and energy each stage takes at each clock.
@@ -263,7 +265,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         gpu=gpu,
         model=work.what(sizes),
         num_stages=work.num_stages,
-        chunks=work.vp,
+        chunks=work.chunks,
         num_microbatches=work.microbatches,
         microbatch_size=work.samples or 1,
         tensor_parallel=work.tp,
@@ -271,7 +273,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         replicas=work.dp,
         recompute=work.recompute,
         precision=_PRECISIONS[work.dtype],
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         schedule=_schedule(work),
         parts=work.parts,
     )
@@ -288,7 +290,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
 
 def _schedule(work: WorkOptions) -> str:
     """The job's; with several chunks 1f1b is interleaved."""
-    return "interleaved" if work.schedule == "1f1b" and work.vp > 1 else work.schedule
+    return "interleaved" if work.schedule == "1f1b" and work.chunks > 1 else work.schedule
 
 
 def _measure(
@@ -317,7 +319,7 @@ def _measure(
             "--parts goes with --backend modelled; parts are measured inside a job, with "
             "envplan.runtime's Profiler(parts=)"
         )
-    if work.split_backward and work.recompute:
+    if work.splits_backward and work.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
             "forward again for either part; measure without --recompute, and give --recompute to "
@@ -325,7 +327,7 @@ def _measure(
         )
     settings = Settings(
         step=step,
-        split_backward=work.split_backward,
+        split_backward=work.splits_backward,
         lock=not measuring.no_lock,
         target_error=(measuring.error or 1.0) / 100,
         time_limit=measuring.time_limit or Settings.time_limit,
@@ -375,8 +377,8 @@ def _job(work: WorkOptions) -> Any:
     from envplan.profile.sidecar import Job
 
     return Job(
-        stages=work.num_stages if work.vp > 1 else None,
-        chunks=work.vp if work.vp > 1 else None,
+        stages=work.num_stages if work.chunks > 1 else None,
+        chunks=work.chunks if work.chunks > 1 else None,
         replicas=work.dp,
     )
 
@@ -399,7 +401,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
     return torch_workload(
         work.workload or "gpt",
         work.what(sizes),
-        num_stages=work.num_stages * work.vp,
+        num_stages=work.num_stages * work.chunks,
         microbatch_size=work.samples or 1,
         dtype=work.dtype,
         device=device,

@@ -86,7 +86,7 @@ def refine(
 
 
 def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]) -> None:
-    from envplan.cli.output import exact_seconds, print_table, say, signed_percent, significant
+    from envplan.cli.output import print_table, say, signed_percent, significant
 
     print_table(
         "Measured against planned time",
@@ -103,5 +103,5 @@ def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[i
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = exact_seconds(plan.iteration_time), significant(plan.energy)
+        time, energy = significant(plan.iteration_time), significant(plan.energy)
         say(f"{name}: {time} s, {energy} J, as its own profile has it")

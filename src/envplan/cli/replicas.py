@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envplan.cli.command import JOB, option
 from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import (
     ClockOptions,
@@ -27,24 +26,6 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 REPLICA_PROFILE = "--replica-profile"
-
-REPLICA_PROFILES = option(
-    f"{REPLICA_PROFILE} PROFILE[:COUNT]",
-    JOB,
-    "Further replicas run on other hardware: COUNT of them (1) by this profile. May be given more "
-    "than once; each kind gets a plan of its own, and all end together.",
-)
-PROFILES_BESIDE = option(
-    f"{REPLICA_PROFILE} PROFILE[:COUNT]",
-    JOB,
-    "COUNT further replicas (1) run on other hardware, by this profile, and are planned to end "
-    "when this plan does. May be given more than once.",
-)
-REPLICA_PLANS = option(
-    "--replica PLAN",
-    JOB,
-    "Further replicas follow this plan, and all wait for the slowest. May be given more than once.",
-)
 
 
 def parse_replica(text: str) -> tuple[str, int]:
@@ -121,13 +102,13 @@ def _trace_all(job: JobOptions, kinds: Sequence[tuple[str, int]], *, quiet: bool
 
 
 def _print_planned(frontiers: Sequence[Frontier], planned: ReplicaPlans) -> None:
-    from envplan.cli.output import describe_job, exact_seconds, say
+    from envplan.cli.output import describe_job, say, significant
 
     for frontier in frontiers:
         say(describe_job(frontier))
     print_replicas(planned)
     least = max(frontier.min_time for frontier in frontiers)
-    say(f"T_min of all together {exact_seconds(least)} s, that of the slowest")
+    say(f"T_min of all together {significant(least)} s, that of the slowest")
 
 
 def print_replicas(planned: ReplicaPlans) -> None:
@@ -135,8 +116,6 @@ def print_replicas(planned: ReplicaPlans) -> None:
     from envplan.cli.output import (
         ITERATION,
         column,
-        exact_seconds,
-        grouped,
         print_columns,
         say,
         significant,
@@ -155,9 +134,9 @@ def print_replicas(planned: ReplicaPlans) -> None:
     }
     print_columns(titled(ITERATION, *(plan.profile.source for plan in plans)), columns)
     say(
-        f"all end at {exact_seconds(planned.sync_time)} s and use "
+        f"all end at {significant(planned.sync_time)} s and use "
         f"{significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
-        f"{significant(planned.baseline_energy)} J in {exact_seconds(planned.baseline_time)} s "
+        f"{significant(planned.baseline_energy)} J in {significant(planned.baseline_time)} s "
         "at maximum frequency"
     )
     if planned.gap is not None:
@@ -171,7 +150,7 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ("carbon (g CO2)", before.carbon_g, after.carbon_g),
         ):
             if old is not None and new is not None:
-                say(f"{name} of {what}: {grouped(new, 4)}, before {grouped(old, 4)}")
+                say(f"{name} of {what}: {significant(new)}, before {significant(old)}")
 
 
 def load_replicas(

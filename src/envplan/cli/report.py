@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from envplan.cli.command import MOST, file_of, option
+from envplan.cli.command import file_of, takes
 from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 
@@ -14,27 +13,20 @@ _ALONG = 33
 _MOST_COMPARED = 8000
 
 
+@takes(
+    """
+    Most used:
+      -o, --output FILE  Where the page goes: .html.
+      --compare/--no-compare  Set the other planners beside it; default: up to 8,000 operations.
+    """,
+    output=file_of((".html",), "a report is a page"),
+)
 def report(
     source: PlanOptions,
     costs: CostOptions,
     show: OutputOptions,
-    output: Annotated[
-        Path,
-        option(
-            "-o, --output FILE",
-            MOST,
-            "Where the page goes: .html.",
-            file_of((".html",), "a report is a page"),
-        ),
-    ] = Path("report.html"),
-    compare: Annotated[
-        bool | None,
-        option(
-            "--compare/--no-compare",
-            MOST,
-            f"Set the other planners beside it; default: up to {_MOST_COMPARED:,} operations.",
-        ),
-    ] = None,
+    output: Path = Path("report.html"),
+    compare: bool | None = None,
 ) -> None:
     """Write a page about a plan: what it saves, the frontier, timelines, stages, assumptions.
 

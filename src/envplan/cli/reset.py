@@ -36,7 +36,8 @@ def reset(show: OutputOptions) -> None:
                 say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
 
     if not (show.json and failed):  # there is one JSON document, and it is the error
-        answer(show, lambda: {"gpus": [asdict(outcome) for outcome in outcomes]}, tell)
+        document = {"gpus": [asdict(outcome) for outcome in outcomes]}
+        answer(show, lambda: document, tell, then="envplan devices")
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

@@ -105,10 +105,10 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
 
 def _amounts(amounts: Amounts, currency: str) -> dict[str, str]:
     """Numbers by their units."""
-    from envplan.cli.output import grouped
+    from envplan.cli.output import significant
 
-    texts = {"kWh": grouped(amounts.kwh), currency: grouped(amounts.money)}
-    return texts if amounts.carbon_t is None else texts | {"t CO2": grouped(amounts.carbon_t)}
+    texts = {"kWh": significant(amounts.kwh), currency: significant(amounts.money)}
+    return texts if amounts.carbon_t is None else texts | {"t CO2": significant(amounts.carbon_t)}
 
 
 def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from envplan.cli.command import MOST, Group, add, one_of, option, plot_option
-from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import (
-    Chunks,
-    JsonOption,
-    Latency,
-    Microbatches,
-    MicrobatchGroup,
-    OutputOptions,
-    QuietOption,
-    Stages,
-    open_profile,
+from envplan.cli.command import (
+    PICTURES,
+    Group,
+    add,
+    argument,
+    file_of,
+    one_of,
+    options,
+    takes,
 )
+from envplan.cli.inputs import check_outputs, refuse_overwriting
+from envplan.cli.options import OutputOptions, open_profile
 from envplan.errors import InputError
-from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,11 +31,9 @@ if TYPE_CHECKING:
     from envplan.plotting.schedule import ScheduleLayout
     from envplan.profile import Profile
 
-_PLOT_TYPES: Final = (".png", ".svg", ".pdf")
 _TORCH_CSV, _CHROME_TRACE, _MEGATRON, _DAG = "torch-csv", "chrome-trace", "megatron", "dag"
 _IMPORTS: Final = (_TORCH_CSV, "deepspeed", _MEGATRON, _CHROME_TRACE)
 _EXPORTS: Final = {_TORCH_CSV: "schedule.csv", _DAG: "pipeline.dag.json"}
-_TRACE: Final = "Chrome trace"
 _STYLES: Final = {
     "forward": "black on bright_blue",
     "backward": "black on yellow",
@@ -49,106 +45,68 @@ _MOST_COLUMNS: Final = 4000
 _UNBOUNDED: Final = 10**6
 _MOST_NAMED: Final = 6
 
-NameArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE", help="A schedule (envplan schedule list), or a DAG file (.json)."
-    ),
-]
 
-
-@dataclass(frozen=True, kw_only=True)
+@options()
 class ShapeOptions:
     """A schedule's name and size."""
 
-    name: NameArgument
-    pp: Stages = None
-    microbatches: Microbatches = None
-    vp: Chunks = None
-    microbatch_group: MicrobatchGroup = None
+    name: str = argument("NAME|FILE", "A schedule (envplan schedule list), or a DAG file (.json).")
+    pp: int | None = None
+    microbatches: int | None = None
+    vp: int | None = None
+    microbatch_group: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Chrome trace:
+      --map INSTRUCTION=REGEX  Which events are this instruction; groups named microbatch, chunk,
+          stage and rank say so. Once for each instruction.
+      --rank SOURCE  Where an event's rank stands, file, pid, tid or args.NAME; default: file if
+          there are several, else pid if there are several, else tid.
+      --microbatch args.NAME  Where the microbatch stands; default: the order of appearance.
+      --chunk args.NAME|order  Where the model chunk stands, or order where nothing says it;
+          default: there is one.
+      --placement HOW  How chunks lie on ranks, interleaved (the default) or v.
+      --category REGEX  Only events of such a category.
+      --within REGEX  Only what runs within an event of such a name: one iteration of several.
+      --check-profile PROFILE  Compare the recorded times with a profile's.
+    """
+)
 class TraceOptions:
     """How to read a Chrome trace."""
 
-    mapping: Annotated[
-        list[str] | None,
-        option(
-            "--map INSTRUCTION=REGEX",
-            _TRACE,
-            "Which events are this instruction; groups named microbatch, chunk, stage and "
-            "rank say so. Once for each instruction.",
-        ),
-    ] = None
-    rank: Annotated[
-        str | None,
-        option(
-            "--rank SOURCE",
-            _TRACE,
-            "Where an event's rank stands, file, pid, tid or args.NAME; default: file if "
-            "there are several, else pid if there are several, else tid.",
-        ),
-    ] = None
-    microbatch: Annotated[
-        str | None,
-        option(
-            "--microbatch args.NAME",
-            _TRACE,
-            "Where the microbatch stands; default: the order of appearance.",
-        ),
-    ] = None
-    chunk: Annotated[
-        str | None,
-        option(
-            "--chunk args.NAME|order",
-            _TRACE,
-            "Where the model chunk stands, or order where nothing says it; default: there is one.",
-        ),
-    ] = None
-    placement: Annotated[
-        str | None,
-        option(
-            "--placement HOW", _TRACE, "How chunks lie on ranks, interleaved (the default) or v."
-        ),
-    ] = None
-    category: Annotated[
-        str | None, option("--category REGEX", _TRACE, "Only events of such a category.")
-    ] = None
-    within: Annotated[
-        str | None,
-        option(
-            "--within REGEX",
-            _TRACE,
-            "Only what runs within an event of such a name: one iteration of several.",
-        ),
-    ] = None
-    check_profile: Annotated[
-        str | None,
-        option("--check-profile PROFILE", _TRACE, "Compare the recorded times with a profile's."),
-    ] = None
+    map: list[str] | None = None
+    rank: str | None = None
+    microbatch: str | None = None
+    chunk: str | None = None
+    placement: str | None = None
+    category: str | None = None
+    within: str | None = None
+    check_profile: str | None = None
 
 
-def list_schedules(json: JsonOption = False) -> None:
+def list_schedules(out: OutputOptions) -> None:
     """List the schedules that envplan can generate.
 
     \b
     Example:
       envplan schedule list
     """
-    from envplan.cli.output import print_json, print_table, say
+    from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
     known = [
         {"name": name, "description": _paragraph(generate.__doc__)}
         for name, generate in SCHEDULES.items()
     ]
-    if json:
-        print_json({"schedules": known})
-    else:
-        rows = [[entry["name"], entry["description"]] for entry in known]
-        print_table("", ("name", "order"), rows, words=2, wrap=("order",))
-        say("next: envplan schedule show 1f1b --stages 4 -m 8")
+    rows = [[entry["name"], entry["description"]] for entry in known]
+    answer(
+        out,
+        lambda: {"schedules": known},
+        lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
+        then="envplan schedule show 1f1b --pp 4 -m 8",
+    )
 
 
 def _paragraph(text: str | None) -> str:
@@ -156,35 +114,34 @@ def _paragraph(text: str | None) -> str:
     return " ".join((text or "-").split("\n\n")[0].split())
 
 
+@takes(
+    """
+    Most used:
+      --profile PROFILE  Lay it out with a profile's times at the highest clocks, instead of equal
+          ones; stages and microbatches are the profile's unless given.
+      --plot [FILE]  Draw it: .png, .svg or .pdf; without a name: schedule.png.
+    """,
+    plot=file_of(PICTURES, "a name goes before --plot", "schedule.png"),
+)
 def show(
     shape: ShapeOptions,
     out: OutputOptions,
-    profile: Annotated[
-        str | None,
-        option(
-            "--profile PROFILE",
-            MOST,
-            "Lay it out with a profile's times at the highest clocks, instead of equal ones; "
-            "stages and microbatches are the profile's unless given.",
-        ),
-    ] = None,
-    p2p_latency: Latency = None,
-    plot: Annotated[
-        Path | None, plot_option("schedule.png", _PLOT_TYPES, "it", "a name goes before --plot")
-    ] = None,
+    profile: str | None = None,
+    p2p_latency: float | None = None,
+    plot: Path | None = None,
 ) -> None:
-    """Print what each rank runs when: F forward, B backward, I and W its parts, dots for waiting.
+    """Print what each rank runs when.
 
-    The number is the microbatch; where ranks have several model stages, theirs comes first. A
-    forward takes one unit of time, a backward two and each of its parts one, unless --profile is
-    given; time goes from left to right.
+    F is a forward, B a backward, I and W are its parts, and dots are waiting. The number is the
+    microbatch; where ranks have several model stages, theirs comes first. A forward takes one unit
+    of time, a backward two and each of its parts one, unless --profile is given.
 
     \b
     Example:
       envplan schedule show zb-v --stages 4 --microbatches 8
       envplan schedule show 1f1b --stages 4 -m 8 --profile a40-gpt3-1.3b-4stage --plot
     """
-    from envplan.cli.output import print_json, say, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
 
@@ -201,13 +158,23 @@ def show(
     if plot is not None:
         with spinner("Drawing", quiet=out.quiet):
             save_figure(schedule_figure(layout), plot)
-    if out.json:
-        print_json(layout.to_dict())
-    elif not out.quiet:
+
+    def tell() -> None:
         _print_grid(layout)
         _print_summary(layout)
-        if plot is not None:
-            say(f"wrote {plot}")
+
+    answer(out, layout.to_dict, tell, written=[plot], then=_frontier_of(shape, pipeline, profile))
+
+
+def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
+    """The command that traces the frontier of a schedule."""
+    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
+    named += ["-m", f"{pipeline.num_microbatches}"]
+    if pipeline.num_chunks > 1 and shape.vp:
+        named += ["--vp", f"{shape.vp}"]
+    if pipeline.schedule == "dag":
+        named = ["--dag", shape.name]
+    return ["envplan", "frontier", profile or "PROFILE", *named]
 
 
 def _pipeline(
@@ -311,14 +278,14 @@ def _hidden(layout: ScheduleLayout) -> int:
 
 
 def _print_summary(layout: ScheduleLayout) -> None:
-    from envplan.cli.output import describe_profile, exact_seconds, say
+    from envplan.cli.output import describe_profile, say, significant
 
     say("")
     say(", ".join(f"{sign} {name}" for sign, name in layout.legend().items()))
     if layout.profile is None:
         took = f"{layout.makespan:g} units of time, a forward taking 1"
     else:
-        took = f"{exact_seconds(layout.makespan)} s at the highest clocks of "
+        took = f"{significant(layout.makespan)} s at the highest clocks of "
         took += describe_profile(layout.profile)
         for words in layout.profile.adjustments.in_words():
             took += f"; {words}"
@@ -329,42 +296,33 @@ def _print_summary(layout: ScheduleLayout) -> None:
         say(f"operations too short to be shown: {hidden}")
 
 
+@takes(
+    f"""
+    Most used:
+      --format FORMAT  {", ".join(_IMPORTS)}.
+      -o, --output FILE  Where the DAG file goes.
+      -m, --microbatches M  Of an iteration, where a megatron configuration does not say.
+      --keep NAME  Keep these as operations, timed by the profile's rows: all_reduce of torch-csv;
+          load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.
+    """,
+    format=one_of(*_IMPORTS),
+)
 def import_schedule(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...", help="The schedule; of chrome-trace, also a file for each rank."
-        ),
-    ],
-    form: Annotated[
-        str, option("--format FORMAT", MOST, f"{', '.join(_IMPORTS)}.", one_of(*_IMPORTS))
-    ],
     trace: TraceOptions,
     out: OutputOptions,
-    output: Annotated[Path, option("-o, --output FILE", MOST, "Where the DAG file goes.")] = Path(
-        _EXPORTS[_DAG]
+    files: list[Path] = argument(
+        "FILE", "The schedule; of chrome-trace, also a file for each rank."
     ),
-    microbatches: Annotated[
-        int | None,
-        option(
-            "-m, --microbatches M",
-            MOST,
-            "Of an iteration, where a megatron configuration does not say.",
-            COUNT,
-        ),
-    ] = None,
-    p2p_latency: Latency = None,
-    keep: Annotated[
-        list[str] | None,
-        option(
-            "--keep NAME",
-            MOST,
-            "Keep these as operations, timed by the profile's rows: all_reduce of torch-csv; "
-            "load, all_reduce, reduce_tied_grads, optimizer of deepspeed. May be given repeatedly.",
-        ),
-    ] = None,
+    *,
+    format: str,  # noqa: A002  (the option's name)
+    output: Path = Path(_EXPORTS[_DAG]),
+    microbatches: int | None = None,
+    p2p_latency: float | None = None,
+    keep: list[str] | None = None,
 ) -> None:
-    """Turn a schedule from elsewhere into a DAG file, for --dag of frontier and solve.
+    """Turn a schedule from elsewhere into a DAG file.
+
+    frontier and solve take it with --dag.
 
     \b
     Example:
@@ -374,8 +332,9 @@ def import_schedule(
       envplan schedule import trace.json.gz --format chrome-trace
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
-    from envplan.cli.output import print_json, spinner
+    from envplan.cli.output import answer, spinner
 
+    form = format
     if form != _CHROME_TRACE and len(files) > 1:
         raise InputError(f"{form} is one file, not {len(files)}")
     given = {"keep": keep, "microbatches": microbatches, **asdict(trace)}
@@ -383,8 +342,8 @@ def import_schedule(
     for name, value in given.items():
         formats = goes_with.get(name, (_CHROME_TRACE,))
         if value is not None and form not in formats:
-            named = "--map" if name == "mapping" else "--" + name.replace("_", "-")
-            raise InputError(f"{named} goes with --format {' or '.join(formats)}, not {form}")
+            named = name.replace("_", "-")
+            raise InputError(f"--{named} goes with --format {' or '.join(formats)}, not {form}")
     check_outputs(output, inputs=[("the schedule", file) for file in files])
     timed_by = None if trace.check_profile is None else open_profile(trace.check_profile)
     if timed_by is not None:
@@ -397,10 +356,13 @@ def import_schedule(
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
     report = _report(imported, pipeline, timed_by) | facts
     pipeline.save_dag(output)
-    if out.json:
-        print_json({**report, "written": str(output)})
-    elif not out.quiet:
-        _print_report(report, timed_by, output)
+    answer(
+        out,
+        lambda: {**report, "written": str(output)},
+        lambda: _print_report(report, timed_by),
+        written=[output],
+        then=["envplan", "frontier", trace.check_profile or "PROFILE", "--dag", str(output)],
+    )
 
 
 def _read(
@@ -418,7 +380,7 @@ def _read(
         return schedule, {"layers_per_stage": layers} if layers else {}
     if form == _CHROME_TRACE:
         rules = chrome.TraceMapping(
-            _instructions(trace.mapping),
+            _instructions(trace.map),
             trace.rank,
             trace.microbatch,
             trace.chunk,
@@ -499,7 +461,7 @@ def _report(
     return report
 
 
-def _print_report(report: dict[str, Any], profile: Profile | None, output: Path) -> None:
+def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
     from envplan.cli.output import say
 
     chunks = f" x {report['chunks']} chunks" if report["chunks"] > 1 else ""
@@ -518,8 +480,6 @@ def _print_report(report: dict[str, Any], profile: Profile | None, output: Path)
         say(f"left out: {_counts(report['skipped'])}")
     if "times" in report and profile is not None:
         _print_times(report["times"], profile)
-    say(f"wrote {output}")
-    say(f"next: envplan frontier PROFILE --dag {output}")
 
 
 def _counts(skipped: Mapping[str, int]) -> str:
@@ -558,20 +518,23 @@ def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
         )
 
 
+@takes(
+    f"""
+    Most used:
+      --format FORMAT  {" or ".join(_EXPORTS)}.
+      -o, --output FILE  Where it goes; default: {" or ".join(_EXPORTS.values())}.
+    """,
+    format=one_of(*_EXPORTS),
+)
 def export_schedule(
     shape: ShapeOptions,
-    form: Annotated[
-        str, option("--format FORMAT", MOST, f"{' or '.join(_EXPORTS)}.", one_of(*_EXPORTS))
-    ] = _TORCH_CSV,
-    output: Annotated[
-        Path | None,
-        option(
-            "-o, --output FILE", MOST, f"Where it goes; default: {' or '.join(_EXPORTS.values())}."
-        ),
-    ] = None,
-    quiet: QuietOption = False,
+    out: OutputOptions,
+    format: str = _TORCH_CSV,  # noqa: A002  (the option's name)
+    output: Path | None = None,
 ) -> None:
-    """Write a schedule as the CSV that PyTorch's pipelining loads, or as a DAG file.
+    """Write a schedule as PyTorch's CSV or a DAG file.
+
+    The CSV is the one that torch.distributed.pipelining loads.
 
     \b
     Example:
@@ -579,20 +542,27 @@ def export_schedule(
       envplan schedule export 1f1b --stages 4 --microbatches 8 --format dag
     """
     from envplan._files import atomic_write
-    from envplan.cli.output import say
+    from envplan.cli.output import answer, say
 
-    target = output or Path(_EXPORTS[form])
+    target = output or Path(_EXPORTS[format])
     check_outputs(target, inputs=[("the DAG file", shape.name)])
     pipeline = _pipeline(shape)
-    if form == _DAG:
+    if format == _DAG:
         pipeline.save_dag(target)
     else:
         from envplan.pipeline.imports import as_torch_csv
 
         atomic_write(target, as_torch_csv(pipeline))
-    if not quiet:
-        say(f"{len(pipeline.operations)} operations on {pipeline.num_stages} ranks")
-        say(f"wrote {target}")
+    count, ranks = len(pipeline.operations), pipeline.num_stages
+    answer(
+        out,
+        lambda: {"written": str(target), "operations": count, "ranks": ranks},
+        lambda: say(f"{count} operations on {ranks} ranks"),
+        written=[target],
+        then=["envplan", "frontier", "PROFILE", "--dag", str(target)]
+        if format == _DAG
+        else _frontier_of(shape, pipeline, None),
+    )
 
 
 schedule = typer.Typer(

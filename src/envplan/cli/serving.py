@@ -11,13 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import JOB, MONEY, MOST, OUTPUT, add, file_of, one_of, option, plot_option
+from envplan.cli.command import (
+    PICTURES,
+    Group,
+    add,
+    argument,
+    file_of,
+    one_of,
+    options,
+    takes,
+)
 from envplan.cli.inputs import check_outputs
-from envplan.cli.options import ForceOption, OutputOptions, ProfileOption, RateOptions
+from envplan.cli.options import OutputOptions, RateOptions
 from envplan.devices import DeviceError
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
@@ -31,50 +40,35 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
     from envplan.serving.trace import Trace
 
-FLEET, FORECAST, START = "Fleet", "Forecast", "Start-up and clocks"
 _BUILTIN = "h100-llama2-70b"
-_PLOT_TYPES = (".png", ".svg", ".pdf")
+_BASELINE = "SinglePool"
 _MOST_NAMED = 8
 _LOOK_S = 0.5
 
-serving = typer.Typer(
-    name="serving",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+_TABLE = file_of((".csv",), "it is a CSV file")
+
+
+def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
+    return file_of((*PICTURES, *more), "those are the pictures there are", default)
+
+
+@options(
+    """
+    Most used:
+      PROFILE  Serving profile CSV; default: h100-llama2-70b.
+    Job:
+      --slo CLASS=TTFT,TBT  SLO of a class: seconds to the first token, and between tokens. May be
+          repeated.
+      --slo-scale X  All SLOs, X times as long; default: 1.
+    """,
+    slo_scale=NUMBER.within(1e-6, 1e6),
 )
-
-GpusOption = Annotated[int, option("--gpus N", FLEET, "GPUs of the fleet.", COUNT)]
-ClocksFile = typer.Argument(metavar="FILE", help="What `envplan serving apply` wrote.")
-
-
-def _picture(default: str, what: str, *more: str) -> Any:
-    hint = "those are the pictures there are"
-    return plot_option(default, (*_PLOT_TYPES, *more), what, hint)
-
-
-def _table(help_text: str) -> Any:
-    return option("-o, --output FILE", OUTPUT, help_text, file_of((".csv",), "it is a CSV file"))
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
     """A serving profile, and the SLOs to be met with it."""
 
-    profile: Annotated[
-        str, typer.Argument(metavar="[PROFILE]", help=f"Serving profile CSV; default: {_BUILTIN}.")
-    ] = _BUILTIN
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "--slo CLASS=TTFT,TBT",
-            JOB,
-            "SLO of a class: seconds to the first token, and between tokens. May be repeated.",
-        ),
-    ] = None
-    slo_scale: Annotated[
-        float, option("--slo-scale X", JOB, "All SLOs, X times as long.", NUMBER.within(1e-6, 1e6))
-    ] = 1.0
+    profile: str = _BUILTIN
+    slo: list[str] | None = None
+    slo_scale: float = 1.0
 
     @cached_property
     def known(self) -> ServingProfile:
@@ -113,12 +107,8 @@ class ServiceOptions:
             ],
         )
 
-    def print_written(self, *files: Path | None, then: str) -> None:
-        """Name what the profile lacks though no SLO explains it, and say what was written.
-
-        Args:
-            then: what to type next, after `envplan serving`.
-        """
+    def say_gaps(self) -> None:
+        """Name what the profile lacks though no SLO explains it."""
         from envplan.cli.output import say
 
         if gaps := self.known.gaps():
@@ -129,10 +119,6 @@ class ServiceOptions:
                 "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
                 "baselines can use it"
             )
-        for file in files:
-            if file is not None:
-                say(f"wrote {file}")
-        say(f"next: envplan serving {then}")
 
 
 def _ready(text: str, name: str) -> str:
@@ -146,104 +132,70 @@ def _ready(text: str, name: str) -> str:
     return ",".join(words)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options(
+    """
+    Most used:
+      --trace TRACE  Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class
+          or token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour
+          each, real), coding-week, conversation-week (real-shaped).
+      --plot [FILE]  Draw what happens over time, or write a page: .png, .svg, .pdf or .html;
+          without a name: serving-week.png.
+    Job:
+      --load-factor X  X times the trace's requests; default: 1.
+    Fleet:
+      --gpus N  GPUs of the fleet.
+      --pools N  Pools of policy DynamoLLM, at most.
+      --epoch TIME  Between two looks ahead, as in 30min or 30 (minutes); default: 30min.
+      --slo-quantile PCT  Share of SLOs that fleets are sized for; default: 99.95.
+      --headroom PCT  Room above what is needed; default: 10.
+      --squash TIME  A first token so much too late is given up; default: 60s.
+    Forecast:
+      --mispredicted PCT  Requests whose output is predicted one length too short or too long;
+          default: 5.
+      --underestimated PCT  Of these, the share that is predicted too short; default: 50.
+      --seed N  Of what is drawn.
+    Start-up and clocks:
+      --ready NAME[,NAME...]  What is ready before an instance is needed: vm (machines are booted,
+          90 s less), weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s
+          less).
+      --clock-delay TIME  A clock comes so long after it is asked for, as in 30ms or 30
+          (milliseconds); default: 30ms.
+    Money:
+      --gpu-price P  Price of a GPU for an hour.
+      --start TIME  When the trace begins, for files of rates over time.
+    """,
+    plot=_picture("serving-week.png", ".html"),
+    load_factor=NUMBER.within(1e-6, 100),
+    pools=COUNT.within(1, 9),
+    epoch=TIME.plainly("min").within(1, 6e7),
+    slo_quantile=PERCENT.within(0.01, 99.9999),
+    headroom=PERCENT.within(0, 1e4),
+    mispredicted=PERCENT.within(0, 100),
+    underestimated=PERCENT.within(0, 100),
+    seed=WHOLE.within(0, 2**63 - 1),
+    ready=_ready,
+    clock_delay=TIME.plainly("ms"),
+    gpu_price=NUMBER.within(0, 1e9),
+)
 class ReplayOptions:
     """A trace, and how its replay is run; the defaults are those of Settings."""
 
-    trace: Annotated[
-        str,
-        option(
-            "--trace TRACE",
-            MOST,
-            "Trace CSV, plain or gzipped: Azure's files as they are, or timestamp and class or "
-            "token counts. Or a built-in one: azure-2023-code, azure-2023-conversation (an hour "
-            "each, real), coding-week, conversation-week (real-shaped).",
-        ),
-    ] = "azure-2023-conversation"
-    load_factor: Annotated[
-        float,
-        option("--load-factor X", JOB, "X times the trace's requests.", NUMBER.within(1e-6, 100)),
-    ] = 1.0
-    gpus: GpusOption = 1024
-    pools: Annotated[
-        int, option("--pools N", FLEET, "Pools of policy DynamoLLM, at most.", COUNT.within(1, 9))
-    ] = 9
-    epoch: Annotated[
-        float,
-        option(
-            "--epoch TIME",
-            FLEET,
-            "Between two looks ahead, as in 30min or 30 (minutes).",
-            TIME.plainly("min").within(1, 6e7),
-        ),
-    ] = 1800.0
-    slo_quantile: Annotated[
-        float,
-        option(
-            "--slo-quantile PCT",
-            FLEET,
-            "Share of SLOs that fleets are sized for.",
-            PERCENT.within(0.01, 99.9999),
-        ),
-    ] = 99.95
-    headroom: Annotated[
-        float, option("--headroom PCT", FLEET, "Room above what is needed.", PERCENT.within(0, 1e4))
-    ] = 10.0
-    squash: Annotated[
-        float, option("--squash TIME", FLEET, "A first token so much too late is given up.", TIME)
-    ] = 60.0
-    mispredicted: Annotated[
-        float,
-        option(
-            "--mispredicted PCT",
-            FORECAST,
-            "Requests whose output is predicted one length too short or too long.",
-            PERCENT.within(0, 100),
-        ),
-    ] = 5.0
-    underestimated: Annotated[
-        float,
-        option(
-            "--underestimated PCT",
-            FORECAST,
-            "Of these, the share that is predicted too short.",
-            PERCENT.within(0, 100),
-        ),
-    ] = 50.0
-    ready: Annotated[
-        str | None,
-        option(
-            "--ready NAME[,NAME...]",
-            START,
-            "What is ready before an instance is needed: vm (machines are booted, 90 s less), "
-            "weights (on their disks, 180 s less), snapshot (of the engine's state, 138 s less).",
-            _ready,
-        ),
-    ] = None
-    clock_delay: Annotated[
-        float,
-        option(
-            "--clock-delay TIME",
-            START,
-            "A clock comes so long after it is asked for, as in 30ms or 30 (milliseconds).",
-            TIME.plainly("ms"),
-        ),
-    ] = 0.03
-    seed: Annotated[
-        int, option("--seed N", FORECAST, "Of what is drawn.", WHOLE.within(0, 2**63 - 1))
-    ] = 0
-    gpu_price: Annotated[
-        float | None,
-        option("--gpu-price P", MONEY, "Price of a GPU for an hour.", NUMBER.within(0, 1e9)),
-    ] = None
-    start: Annotated[
-        str | None,
-        option("--start TIME", MONEY, "When the trace begins, for files of rates over time."),
-    ] = None
-    plot: Annotated[
-        Path | None,
-        _picture("serving-week.png", "what happens over time, or write a page", ".html"),
-    ] = None
+    trace: str = "azure-2023-conversation"
+    load_factor: float = 1.0
+    gpus: int = 1024
+    pools: int = 9
+    epoch: float = 1800.0
+    slo_quantile: float = 99.95
+    headroom: float = 10.0
+    squash: float = 60.0
+    mispredicted: float = 5.0
+    underestimated: float = 50.0
+    ready: str | None = None
+    clock_delay: float = 0.03
+    seed: int = 0
+    gpu_price: float | None = None
+    start: str | None = None
+    plot: Path | None = None
 
     def settings(self) -> Settings:
         """What the policies are told."""
@@ -358,33 +310,29 @@ class _Replays:
         }
 
 
-@serving.callback(invoke_without_command=True)
-def serving_fleet(context: typer.Context) -> None:
-    """Plan inference fleets: frequency, parallelism and instance counts under latency SLOs.
-
-    \b
-    Example:
-      envplan serving profile
-      envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
-      envplan serving apply serving-plan.json
-      envplan serving compare --trace azure-2023-code --plot
+@takes(
     """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
+    Most used:
+      --load TOKENS/S  The load to show energies at; default: 2000.
+      --plot [FILE]  Draw energies over clocks: .png, .svg or .pdf; without a name:
+          serving-profile.png.
+    Output:
+      -o, --output FILE  Write the profile's CSV there.
+    """,
+    load=NUMBER.within(1e-6, 1e9),
+    plot=_picture("serving-profile.png"),
+    output=_TABLE,
+)
 def profile(
     service: ServiceOptions,
-    *,
-    load: Annotated[
-        float,
-        option("--load TOKENS/S", MOST, "The load to show energies at.", NUMBER.within(1e-6, 1e9)),
-    ] = 2000.0,
-    output: Annotated[Path | None, _table("Write the profile's CSV there.")] = None,
-    plot: Annotated[Path | None, _picture("serving-profile.png", "energies over clocks")] = None,
     show: OutputOptions,
+    load: float = 2000.0,
+    output: Path | None = None,
+    plot: Path | None = None,
 ) -> None:
-    """Check a serving profile and print its energy per request; blank where the SLO is violated.
+    """Show what requests cost, by parallelism and clock.
+
+    Energies are per request, and blank where the SLO is violated.
 
     \b
     Example:
@@ -392,7 +340,7 @@ def profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    from envplan.cli.output import print_json
+    from envplan.cli.output import answer
 
     service.check_outputs(output, plot)
     known = service.known
@@ -403,11 +351,18 @@ def profile(
         from envplan.plotting.serving import serving_profile_figure
 
         save_figure(serving_profile_figure(known), plot)
-    if show.json:
-        print_json(_profile_document(known, load))
-    elif not show.quiet:
+
+    def tell() -> None:
         _print_profile(known, load)
-        service.print_written(output, plot, then="solve --load SS=20000,MM=8000")
+        service.say_gaps()
+
+    answer(
+        show,
+        lambda: _profile_document(known, load),
+        tell,
+        written=[output, plot],
+        then="envplan serving solve --load SS=20000,MM=8000",
+    )
 
 
 def _write_copy(profile: ServingProfile, output: Path) -> None:
@@ -483,51 +438,45 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
     )
 
 
+@takes(
+    """
+    Most used:
+      --load CLASS=TOKENS/S[,...]  Tokens per second of each class, as in SS=2000,LL=500. May be
+          repeated.
+      --plot [FILE]  Draw the pools: .png, .svg or .pdf; without a name: serving-plan.png.
+    Fleet:
+      --gpus N  GPUs of the fleet.
+      --planner NAME  exact or hierarchical.
+      --no-merge  Every class in a pool of its own.
+      --one-frequency  One clock for a pool's instances with the same TP.
+      --time-limit TIME  For the exact planner; then the gap is stated. Default: 6s.
+    Output:
+      -o, --output FILE  Where the plan goes.
+    """,
+    planner=one_of("exact", "hierarchical"),
+    time_limit=TIME.within(0.1),
+    plot=_picture("serving-plan.png"),
+)
 def solve(
     service: ServiceOptions,
-    *,
-    load: Annotated[
-        list[str] | None,
-        option(
-            "--load CLASS=TOKENS/S[,...]",
-            MOST,
-            "Tokens per second of each class, as in SS=2000,LL=500. May be repeated.",
-        ),
-    ] = None,
-    gpus: GpusOption = 1024,
-    planner: Annotated[
-        str,
-        option("--planner NAME", FLEET, "exact or hierarchical.", one_of("exact", "hierarchical")),
-    ] = "exact",
-    no_merge: Annotated[
-        bool, option("--no-merge", FLEET, "Every class in a pool of its own.")
-    ] = False,
-    one_frequency: Annotated[
-        bool, option("--one-frequency", FLEET, "One clock for a pool's instances with the same TP.")
-    ] = False,
-    time_limit: Annotated[
-        float,
-        option(
-            "--time-limit TIME",
-            FLEET,
-            "For the exact planner; then the gap is stated.",
-            TIME.within(0.1),
-        ),
-    ] = 6.0,
-    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the plan goes.")] = Path(
-        "serving-plan.json"
-    ),
-    plot: Annotated[Path | None, _picture("serving-plan.png", "the pools")] = None,
     show: OutputOptions,
+    load: list[str] | None = None,
+    gpus: int = 1024,
+    planner: str = "exact",
+    no_merge: bool = False,
+    one_frequency: bool = False,
+    time_limit: float = 6.0,
+    output: Path = Path("serving-plan.json"),
+    plot: Path | None = None,
 ) -> None:
-    """Find the fleet that serves a load within its SLOs with the least power.
+    """Find the fleet of least power that keeps its SLOs.
 
     \b
     Example:
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.cli.output import print_json, spinner
+    from envplan.cli.output import answer, spinner
     from envplan.serving.exact import exact_plan
     from envplan.serving.hierarchy import hierarchical_plan
 
@@ -550,11 +499,18 @@ def solve(
         from envplan.plotting.serving import plan_figure
 
         save_figure(plan_figure(plan), plot)
-    if show.json:
-        print_json({"plan": str(output), **plan.model_dump(by_alias=True)})
-    elif not show.quiet:
+
+    def tell() -> None:
         _print_plan(plan)
-        service.print_written(output, plot, then=f"apply {output}")
+        service.say_gaps()
+
+    answer(
+        show,
+        lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        tell,
+        written=[output, plot],
+        then=["envplan", "serving", "apply", str(output)],
+    )
 
 
 def _loads(texts: list[str]) -> dict[str, float]:
@@ -607,18 +563,26 @@ def _print_plan(plan: ServingPlan) -> None:
         )
 
 
+@takes(
+    """
+    Most used:
+      --policy NAME  One of those that `serving compare` names.
+    Output:
+      -o, --output FILE  Write what happens over time as CSV.
+    """,
+    output=_TABLE,
+)
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
-    *,
-    policy: Annotated[
-        str, option("--policy NAME", MOST, "One of those that `serving compare` names.")
-    ] = "envplan",
     money: RateOptions,
-    output: Annotated[Path | None, _table("Write what happens over time as CSV.")] = None,
     show: OutputOptions,
+    policy: str = "envplan",
+    output: Path | None = None,
 ) -> None:
-    """Replay a trace request by request: energy, SLOs and changes of a fleet under one policy.
+    """Replay a trace under one policy, request by request.
+
+    Says how much energy the fleet uses, how many SLOs it meets, and how often it changes.
 
     \b
     Example:
@@ -626,35 +590,44 @@ def simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    from envplan.cli.output import print_json, print_table, say
+    from envplan.cli.output import answer, print_table, say
     from envplan.plotting.serving import kwh
 
-    found = _Replays.of(service, replay, money, [policy], quiet=show.quiet, output=output)
-    (result,) = found.results
+    # A picture has the baseline in it.
+    names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
+    found = _Replays.of(service, replay, money, names, quiet=show.quiet, output=output)
+    result = found.results[-1]
     document = found.document(result)
     if output is not None:
         _write_series(result, output)
-    if show.json:
-        print_json({**document, "trace": found.trace.name, "profile": service.known.name})
-    elif not show.quiet:
-        rows = [
-            ["energy (kWh)", kwh(result.energy_j)],
-            ["requests", str(result.requests)],
-            ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
-            ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
-            ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
-            ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
-            ["GPUs, most", f"{document['gpus_most']:.0f}"],
-            ["instances started", str(result.started)],
-            ["instances re-sharded", str(result.resharded)],
-            ["clock changes", str(result.clock_changes)],
-            ["requests that another pool took", str(result.helped)],
-            ["requests given up", str(result.squashed)],
-            *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
-        ]
+    rows = [
+        ["energy (kWh)", kwh(result.energy_j)],
+        ["requests", str(result.requests)],
+        ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
+        ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
+        ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
+        ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
+        ["GPUs, most", f"{document['gpus_most']:.0f}"],
+        ["instances started", str(result.started)],
+        ["instances re-sharded", str(result.resharded)],
+        ["clock changes", str(result.clock_changes)],
+        ["requests that another pool took", str(result.helped)],
+        ["requests given up", str(result.squashed)],
+        *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
+    ]
+
+    def tell() -> None:
         say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
         print_table("", ("", "in all"), rows)
-        service.print_written(output, replay.plot, then=f"compare --trace {replay.trace}")
+        service.say_gaps()
+
+    answer(
+        show,
+        lambda: {**document, "trace": found.trace.name, "profile": service.known.name},
+        tell,
+        written=[output, replay.plot],
+        then=["envplan", "serving", "compare", "--trace", replay.trace],
+    )
 
 
 def _write_series(result: Simulation, path: Path) -> None:
@@ -667,23 +640,23 @@ def _write_series(result: Simulation, path: Path) -> None:
     atomic_write(path, "\n".join(lines) + "\n")
 
 
+@takes(
+    """
+    Most used:
+      --policies NAME[,NAME...]  Only these, savings against the first; default: SinglePool,
+          MultiPool, ScaleInst, ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.
+    """
+)
 def compare(
     service: ServiceOptions,
     replay: ReplayOptions,
-    *,
-    policies: Annotated[
-        str | None,
-        option(
-            "--policies NAME[,NAME...]",
-            MOST,
-            "Only these, savings against the first; default: SinglePool, MultiPool, ScaleInst, "
-            "ScaleShard, ScaleFreq, DynamoLLM, static, exact, envplan.",
-        ),
-    ] = None,
     money: RateOptions,
     show: OutputOptions,
+    policies: str | None = None,
 ) -> None:
-    """Replay a trace under every policy, request by request, and put them side by side.
+    """Set all policies side by side on one trace.
+
+    Each is replayed request by request.
 
     \b
     Example:
@@ -691,7 +664,7 @@ def compare(
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
-    from envplan.cli.output import print_json, print_table, say
+    from envplan.cli.output import answer, print_table, say
     from envplan.plotting.serving import HEADERS, comparison_rows
     from envplan.serving.policies import POLICIES
 
@@ -700,8 +673,9 @@ def compare(
         raise InputError(f"--policies names a policy twice: {policies}")
     found = _Replays.of(service, replay, money, names, quiet=show.quiet)
     results = found.results
-    if show.json:
-        print_json({
+
+    def document() -> dict[str, Any]:
+        return {
             "trace": found.trace.name,
             "made": found.trace.made,
             "profile": service.known.name,
@@ -710,8 +684,9 @@ def compare(
                 found.document(r) | {"savings_percent": r.saved_percent(results[0])}
                 for r in results
             ],
-        })  # fmt: skip
-    elif not show.quiet:
+        }
+
+    def tell() -> None:
         print_table(found.title, HEADERS, comparison_rows(results))
         if costs := found.costs(results[0]):
             rows = [
@@ -720,35 +695,41 @@ def compare(
             print_table("", ("policy", *costs), rows)
         for name in names:
             say(f"{name}: {POLICIES[name].about}")
-        service.print_written(replay.plot, then=f"simulate --trace {replay.trace} --plot")
+        service.say_gaps()
+
+    answer(
+        show,
+        document,
+        tell,
+        written=[replay.plot],
+        then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
+    )
 
 
+@takes(
+    """
+    Most used:
+      PLAN  The plan of `envplan serving solve`.
+    Fleet:
+      --gpus-per-node N  GPUs of a machine.
+      --clocks MHZ[,MHZ...]  Clocks the GPUs have, as in 210-1410:15; default: those of the
+          profile's GPU.
+    Output:
+      -o, --output FILE  Where the clocks go.
+    """
+)
 def apply(
-    plan: Annotated[
-        Path, typer.Argument(metavar="[PLAN]", help="The plan of `envplan serving solve`.")
-    ] = Path("serving-plan.json"),
-    *,
-    profile: ProfileOption = None,
-    gpus_per_node: Annotated[
-        int, option("--gpus-per-node N", FLEET, "GPUs of a machine.", COUNT)
-    ] = 8,
-    clocks: Annotated[
-        str | None,
-        option(
-            "--clocks MHZ[,MHZ...]",
-            FLEET,
-            "Clocks the GPUs have, as in 210-1410:15; default: those of the profile's GPU.",
-        ),
-    ] = None,
-    force: ForceOption = False,
-    output: Annotated[Path, option("-o, --output FILE", OUTPUT, "Where the clocks go.")] = Path(
-        "serving.clocks.json"
-    ),
     show: OutputOptions,
+    plan: Path = Path("serving-plan.json"),
+    profile: str | None = None,
+    gpus_per_node: int = 8,
+    clocks: str | None = None,
+    force: bool = False,
+    output: Path = Path("serving.clocks.json"),
 ) -> None:
-    """Put a plan's instances on nodes and GPUs, each with its parallelism and clock.
+    """Put a plan's instances on nodes and GPUs.
 
-    `envplan serving hold` then holds these clocks on a node.
+    Each has its parallelism and its clock. `envplan serving hold` holds these clocks on a node.
 
     \b
     Example:
@@ -757,7 +738,7 @@ def apply(
     """
     from hashlib import sha256
 
-    from envplan.cli.output import print_json, say
+    from envplan.cli.output import answer, say
     from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
@@ -776,9 +757,8 @@ def apply(
         plan_sha256=sha256(content).hexdigest(),
     )
     applied.save(output)
-    if show.json:
-        print_json({"clocks": str(output), **applied.model_dump(by_alias=True)})
-    elif not show.quiet:
+
+    def tell() -> None:
         used = sum(instance.tp for instance in applied.instances)
         say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
         changed = {(i.planned_mhz, i.clock_mhz) for i in applied.instances}
@@ -793,28 +773,39 @@ def apply(
                 f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
                 f"{len(applied.instances)}); measure that clock, then solve again"
             )
-        say(f"wrote {output}; on each node: envplan serving hold {output} --node K")
+
+    answer(
+        show,
+        lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
+        tell,
+        written=[output],
+        last="on each node K",
+        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+    )
 
 
+@takes(
+    """
+    Output:
+      -o, --output FILE  Where the new fleet goes; default: AFTER.
+    """
+)
 def reshard(
-    before: Annotated[Path, ClocksFile],
-    after: Annotated[Path, ClocksFile],
-    *,
-    output: Annotated[
-        Path | None,
-        option("-o, --output FILE", OUTPUT, "Where the new fleet goes; default: AFTER."),
-    ] = None,
     show: OutputOptions,
+    before: Path = argument("BEFORE", "What `envplan serving apply` wrote before."),
+    after: Path = argument("AFTER", "What it wrote for the new fleet."),
+    output: Path | None = None,
 ) -> None:
-    """Put a new fleet where an old one's weights are: which GPU sends which part to which.
+    """Put a new fleet where an old one's weights are.
 
-    Nodes and GPUs of AFTER are chosen anew, such that the fewest weights are moved.
+    Says which GPU sends which part of the weights to which. Nodes and GPUs of AFTER are chosen
+    anew, such that the fewest weights are moved.
 
     \b
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.cli.output import print_columns, print_json, say
+    from envplan.cli.output import answer, print_columns, say
     from envplan.serving.apply import ServingApplied
     from envplan.serving.reshard import move_fleet
 
@@ -824,18 +815,19 @@ def reshard(
     moved.save(target)
     plans = [(change, change.plan) for change in changes if change.plan is not None]
     copies = sum(plan.moved for _, plan in plans)
-    if show.json:
+
+    def document() -> dict[str, Any]:
         transfers = [
             {"node": change.node, **transfer._asdict()}
             for change, plan in plans
             for transfer in plan.transfers
         ]
-        print_json({"clocks": str(target), "moved_copies": copies, "transfers": transfers})
-    elif not show.quiet:
+        return {"clocks": str(target), "moved_copies": copies, "transfers": transfers}
 
-        def sizes(tps: tuple[int, ...]) -> str:
-            return " + ".join(f"TP{tp}" for tp in tps) or "-"
+    def sizes(tps: tuple[int, ...]) -> str:
+        return " + ".join(f"TP{tp}" for tp in tps) or "-"
 
+    def tell() -> None:
         print_columns(
             "Eighths of the weights that GPUs send each other",
             {
@@ -850,33 +842,46 @@ def reshard(
         for change, plan in plans:
             for part, source, end in plan.transfers:
                 say(f"node {change.node}: GPU {source} sends eighth {part} to GPU {end}")
-        say(f"{copies:g} copies of the weights in all; wrote {target}")
+        say(f"{copies:g} copies of the weights in all")
+
+    answer(
+        show,
+        document,
+        tell,
+        written=[target],
+        then=["envplan", "serving", "hold", str(target), "--node", "0"],
+    )
 
 
+@takes(
+    """
+    Most used:
+      FILE  What `envplan serving apply` wrote.
+    Fleet:
+      --node K  Which node this is, from 0.
+      --backend NAME  nvml: this machine's GPUs; modelled: none needed.
+      --seconds TIME  So long; default: until interrupted.
+    """,
+    node=WHOLE,
+)
 def hold(
-    file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="What `envplan serving apply` wrote.")
-    ] = Path("serving.clocks.json"),
-    *,
-    node: Annotated[int, option("--node K", FLEET, "Which node this is, from 0.", WHOLE)] = 0,
-    backend: Annotated[
-        str, option("--backend NAME", FLEET, "nvml: this machine's GPUs; modelled: none needed.")
-    ] = "nvml",
-    seconds: Annotated[
-        float | None, option("--seconds S", FLEET, "So long; default: until interrupted.", TIME)
-    ] = None,
-    quiet: Annotated[bool, option("-q, --quiet", OUTPUT, "Print nothing but errors.")] = False,
+    show: OutputOptions,
+    file: Path = Path("serving.clocks.json"),
+    node: int = 0,
+    backend: str = "nvml",
+    seconds: float | None = None,
 ) -> None:
-    """Hold the clocks of this node's GPUs until interrupted, then give them back.
+    """Hold the clocks of this node's GPUs until interrupted.
 
-    A guard for each GPU sets its clock, and gives it back however this process ends.
+    Then they are given back. A guard for each GPU sets its clock, and gives it back however this
+    process ends.
 
     \b
     Example:
       envplan serving hold serving.clocks.json --node 0
       envplan serving hold --backend modelled --seconds 1
     """
-    from envplan.cli.output import say
+    from envplan.cli.output import answer, say
     from envplan.serving.apply import ServingApplied, hold_clocks
 
     applied = ServingApplied.load(file)
@@ -887,12 +892,16 @@ def hold(
         hold_clocks(applied, node, backend=backend, **options) as guards,
         suppress(KeyboardInterrupt),
     ):
-        if not quiet:
+        if not (show.quiet or show.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 say(f"GPU {device}: {mhz} MHz")
         _watch(guards, seconds)
-    if not quiet:
-        say("clocks given back")
+    answer(
+        show,
+        lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
+        lambda: say("clocks given back"),
+        then="envplan devices",
+    )
 
 
 def _modelled_options(applied: Any) -> dict[str, Any]:
@@ -923,6 +932,22 @@ def _watch(guards: Sequence[Guard], seconds: float | None) -> None:
     if any(guard.failing for guard in guards):
         raise DeviceError(lasting)
 
+
+serving = typer.Typer(
+    name="serving",
+    cls=Group,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="""Plan clocks, parallelism and instance counts of inference fleets, within latency SLOs.
+
+    \b
+    Example:
+      envplan serving profile
+      envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
+      envplan serving apply serving-plan.json
+      envplan serving compare --trace azure-2023-code --plot
+    """,
+)
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     profile, solve, simulate, compare, apply, reshard, hold,

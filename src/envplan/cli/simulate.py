@@ -7,30 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import (
-    Numbers,
-    file_of,
-    numbers,
-    options,
-    plot_option,
-    takes,
-)
+from envplan.cli.command import PLOT_TYPES, Numbers, file_of, numbers, options, takes
 from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import check_outputs, naming
-from envplan.cli.options import (
-    CostOptions,
-    OutputOptions,
-    ParallelOptions,
-    PlanOptions,
-)
+from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
-from envplan.cli.replicas import (
-    PROFILES_BESIDE,
-    REPLICA_PLANS,
-    REPLICA_PROFILE,
-    load_replicas,
-    print_replicas,
-)
+from envplan.cli.replicas import REPLICA_PROFILE, load_replicas, print_replicas
 from envplan.cli.timeline import draw
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
@@ -43,7 +25,6 @@ if TYPE_CHECKING:
     from envplan.replicas import ReplicaPlans
     from envplan.simulation import Timeline
 
-_PLOT_TYPES = (".png", ".svg", ".pdf", ".html")
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 _CLUSTER = "Cluster"
 
@@ -147,9 +128,16 @@ class ClusterOptions(ParallelOptions):
       --sync-time TIME  Everybody waits until so much time has passed, as in 16.5 (seconds).
     Most used:
       --trace FILE  Write a Chrome trace (JSON), for ui.perfetto.dev or chrome://tracing.
+      --plot [FILE]  Draw the timeline: .png, .svg, .pdf or .html; without a name: timeline.png.
+    Job:
+      --replica PLAN  Further replicas follow this plan, and all wait for the slowest. May be given
+          more than once.
+      --replica-profile PROFILE[:COUNT]  COUNT further replicas (1) run on other hardware, by this
+          profile, and are planned to end when this plan does. May be given more than once.
     """,
     seed=WHOLE.within(0, 2**63 - 1),
     trace=file_of((".json",), "a plan goes before --trace"),
+    plot=file_of(PLOT_TYPES, "a plan goes before --plot", "timeline.png"),
 )
 def simulate(
     source: PlanOptions,
@@ -161,12 +149,10 @@ def simulate(
     runs: int = 1,
     switch_latency: float | None = None,
     sync_time: float | None = None,
-    replica: list[Path] | None = REPLICA_PLANS,
-    replica_profile: list[str] | None = PROFILES_BESIDE,
+    replica: list[Path] | None = None,
+    replica_profile: list[str] | None = None,
     trace: Path | None = None,
-    plot: Path | None = plot_option(
-        "timeline.png", _PLOT_TYPES, "the timeline", "a plan goes before --plot"
-    ),
+    plot: Path | None = None,
 ) -> None:
     """Replay a plan: what runs when, where GPUs wait, and what it all draws.
 
@@ -306,7 +292,6 @@ def _print(
         ITERATION,
         describe_configs,
         describe_profile,
-        exact_seconds,
         print_columns,
         say,
         significant,
@@ -324,8 +309,8 @@ def _print(
     print_columns(titled(ITERATION, source) + first, _stages(timeline))
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
-        until = f", waited for until {exact_seconds(timeline.sync_time)} s"
-    say(f"iteration time {exact_seconds(timeline.iteration_time)} s{until}")
+        until = f", waited for until {significant(timeline.sync_time)} s"
+    say(f"iteration time {significant(timeline.iteration_time)} s{until}")
     say(
         f"energy {significant(timeline.energy)} J = computation "
         f"{significant(timeline.computation_energy)} J + blocking "
@@ -388,7 +373,7 @@ def _print_percentiles(timeline: Timeline) -> None:
 def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
     if not reports:
         return
-    from envplan.cli.output import exact_seconds, print_columns, say, significant, titled
+    from envplan.cli.output import print_columns, say, significant, titled
 
     count = len(reports[0].iterations)
     title = titled(f"Cluster, {count} iteration{'s' if count > 1 else ''}", source)
@@ -398,7 +383,7 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: R
         "GPUs": lambda one: str(one.num_gpus),
         "replicas": lambda one: str(one.replicas),
         "microbatches": lambda one: str(one.num_microbatches),
-        "time (s)": lambda one: exact_seconds(one.time),
+        "time (s)": lambda one: significant(one.time),
         "max frequency (J)": lambda one: significant(one.baseline_energy),
         "plan (J)": lambda one: significant(one.plan_energy),
         "with look-up (J)": lambda one: significant(one.energy),
@@ -417,8 +402,8 @@ def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: R
         times = [worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9]
         say(
             f"somebody straggles in {len(straggling)} of {count}; at worst T' is "
-            f"{exact_seconds(times[0])} s, and the others follow the plan of "
-            f"{exact_seconds(times[1])} s"
+            f"{significant(times[0])} s, and the others follow the plan of "
+            f"{significant(times[1])} s"
         )
     for note in reports[0].notes:
         say(note)

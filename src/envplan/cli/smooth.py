@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envplan.cli.command import argument, file_of, plot_option, takes
+from envplan.cli.command import PICTURES, argument, file_of, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
 
@@ -13,7 +13,10 @@ from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profile
     """
     Most used:
       -o, --output FILE  Where the smooth profile goes.
+      --plot [FILE]  Draw the smooth energy against clock: .png, .svg or .pdf; without a name:
+          smooth.png.
     """,
+    plot=file_of(PICTURES, "choose one of them", "smooth.png"),
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def smooth(
@@ -24,12 +27,7 @@ def smooth(
         DEFAULT_PROFILE,
         autocompletion=complete_profiles,
     ),
-    plot: Path | None = plot_option(
-        "smooth.png",
-        (".png", ".svg", ".pdf"),
-        "the smooth energy against clock",
-        "choose one of them",
-    ),
+    plot: Path | None = None,
     output: Path = Path("smooth.csv"),
 ) -> None:
     """Take the noise out of a measured profile.

@@ -18,7 +18,7 @@ from envplan.cli.options import (
     RunOptions,
     TargetOptions,
 )
-from envplan.cli.replicas import REPLICA_PROFILES, solve_replicas
+from envplan.cli.replicas import solve_replicas
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     """
     Most used:
       -o, --output FILE  Where the plan goes.
+    Job:
+      --replica-profile PROFILE[:COUNT]  Further replicas run on other hardware: COUNT of them (1)
+          by this profile. May be given more than once; each kind gets a plan of its own, and all
+          end together.
     """,
 )
 def solve(
@@ -40,7 +44,7 @@ def solve(
     clocks: ClockOptions,
     costs: RunOptions,
     show: OutputOptions,
-    replica_profile: list[str] | None = REPLICA_PROFILES,
+    replica_profile: list[str] | None = None,
     output: Path = Path("plan.json"),
 ) -> None:
     """Choose a frequency for every operation and write the plan.
@@ -105,7 +109,7 @@ def solve(
 
 
 def _print(frontier: Frontier, plan: Plan) -> None:
-    from envplan.cli.output import ITERATION, describe_job, exact_seconds, print_table, say, titled
+    from envplan.cli.output import ITERATION, describe_ends, describe_job, print_table, say, titled
     from envplan.cli.plan_notes import plan_notes
 
     say(describe_job(frontier))
@@ -117,10 +121,7 @@ def _print(frontier: Frontier, plan: Plan) -> None:
     print_costs(plan)
     for note in plan_notes(frontier, plan):
         say(note)
-    say(
-        f"T_min {exact_seconds(frontier.min_time)} s, "
-        f"T_star {exact_seconds(frontier.min_energy_time)} s"
-    )
+    say(describe_ends(frontier))
     if plan.ladder is not None:
         say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 

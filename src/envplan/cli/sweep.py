@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import argument, plot_option, takes
+from envplan.cli.command import PICTURES, argument, file_of, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from envplan.sweep import Row, SweepResult
 
-_PLOT_TYPES = (".png", ".svg", ".pdf")
 _TABLE_ROWS = 20
 _BEST = 5
 _FAILURES = 5
@@ -29,20 +28,17 @@ _FAILURES = 5
     Most used:
       -o, --output FILE  The table: .csv or .parquet.
       -j, --jobs N  Processes; default: one for each core.
+      --plot [FILE]  Draw savings against slowdown: .png, .svg or .pdf; without a name: sweep.png.
       --ray ADDRESS  Run on the Ray cluster there, such as auto or 10.0.0.1:6379.
       --fresh  Compute what an earlier run has done once more.
     """,
+    plot=file_of(PICTURES, "the sweep's file goes before --plot", "sweep.png"),
 )
 def sweep(
     show: OutputOptions,
     config: Path = argument("CONFIG", "The sweep's file, in TOML."),
     output: Path = Path("sweep.csv"),
-    plot: Path | None = plot_option(
-        "sweep.png",
-        _PLOT_TYPES,
-        "savings against slowdown",
-        "the sweep's file goes before --plot",
-    ),
+    plot: Path | None = None,
     jobs: int | None = None,
     ray: str | None = None,
     fresh: bool = False,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from envplan.cli.command import MOST, file_of, one_of, option
+from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
 from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
 
@@ -13,31 +13,23 @@ if TYPE_CHECKING:
     from envplan.plotting.timeline import Colour
     from envplan.simulation import Timeline
 
-_TYPES = (".png", ".svg", ".pdf", ".html")
 
-
+@takes(
+    """
+    Most used:
+      -o, --output FILE  One of .png, .svg, .pdf, .html.
+      --colour BY  Colour operations by frequency or by power.
+      --alone  Without maximum frequency above it.
+    """,
+    output=file_of(PLOT_TYPES, "choose one of them"),
+    colour=one_of("frequency", "power"),
+)
 def timeline(
     source: PlanOptions,
     show: OutputOptions,
-    output: Annotated[
-        Path,
-        option(
-            "-o, --output FILE",
-            MOST,
-            f"One of {', '.join(_TYPES)}.",
-            file_of(_TYPES, "choose one of them"),
-        ),
-    ] = Path("timeline.png"),
-    colour: Annotated[
-        Literal["frequency", "power"],
-        option(
-            "--colour BY",
-            MOST,
-            "Colour operations by frequency or by power.",
-            one_of("frequency", "power"),
-        ),
-    ] = "frequency",
-    alone: Annotated[bool, option("--alone", MOST, "Without maximum frequency above it.")] = False,
+    output: Path = Path("timeline.png"),
+    colour: Literal["frequency", "power"] = "frequency",
+    alone: bool = False,
 ) -> None:
     """Draw what every stage does when, at maximum frequency above and under the plan below.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
-from envplan._words import counted, job_in_words
+from envplan._words import counted, job_in_words, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,9 +125,9 @@ def energy_unit(joules: float) -> tuple[float, str]:
 
 
 def in_joules(joules: float) -> str:
-    """An energy to five digits, with its unit."""
+    """An energy to four digits, with its unit."""
     scale, unit = energy_unit(joules)
-    return f"{joules / scale:#.5g}".rstrip(".") + f" {unit}"
+    return f"{significant(joules / scale)} {unit}"
 
 
 def in_watts(watts: float) -> str:

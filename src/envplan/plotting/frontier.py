@@ -137,10 +137,10 @@ def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> Non
         look.marker,
         color=look.colour,
         markeredgecolor="white",
-        # zeus_global often lies on maximum frequency: both shall be seen.
-        markersize=15 if look is BASELINE else 10,
+        # zeus_global often lies on maximum frequency, envpipe on ours: all shall be seen.
+        markersize={"X": 15, "s": 14}.get(look.marker, 10),
         linestyle="none",
-        zorder=4 if look is BASELINE else 5,
+        zorder=4 if look.marker in "Xs" else 5,
         label=label,
     )
 

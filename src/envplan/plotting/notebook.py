@@ -6,6 +6,7 @@ import base64
 import html
 from typing import TYPE_CHECKING
 
+from envplan._words import column
 from envplan.plotting.figures import energy_unit, made
 from envplan.plotting.frontier import frontier_figure, plans_along
 from envplan.plotting.page import table
@@ -42,9 +43,9 @@ def plan_html(plan: Plan) -> str:
     rows = [
         ("saved (%)", "", f"{after.savings_percent:.2f}"),
         ("slower (%)", "", f"{after.slowdown_percent:.2f}"),
-        ("iteration time (s)", f"{before.iteration_time_s:.6g}", f"{after.iteration_time_s:.6g}"),
-        (f"energy ({unit})", f"{before.energy_j / scale:.6g}", f"{after.energy_j / scale:.6g}"),
-        ("average power (W)", f"{before.average_power_w:.5g}", f"{after.average_power_w:.5g}"),
+        ("iteration time (s)", *column([before.iteration_time_s, after.iteration_time_s])),
+        (f"energy ({unit})", *column([before.energy_j / scale, after.energy_j / scale])),
+        ("average power (W)", *column([before.average_power_w, after.average_power_w])),
         ("certified gap (%)", "", f"{100 * after.gap:.3f}"),
     ]
     modelled = ", modelled" if plan.profile.source == "modelled" else ""

@@ -86,9 +86,10 @@ def heading(title: str, about: str, source: str | None) -> str:
         source: such as "modelled" or "measured", shown as a badge; None where nothing says.
     """
     kind = "measured" if source == "measured" else "modelled"
+    unbroken = title.replace("-", "\N{NON-BREAKING HYPHEN}")
     badge = f'<span class="badge {kind}">{html.escape(source)}</span>' if source else ""
     return (
-        f'<header><h1>{html.escape(title)}</h1><button id="theme" type="button">Dark</button>'
+        f'<header><h1>{html.escape(unbroken)}</h1><button id="theme" type="button">Dark</button>'
         f'</header>\n<p class="about">{badge}{html.escape(about)}</p>'
     )
 

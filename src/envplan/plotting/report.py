@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan._words import counted, grouped, signed_percent
+from envplan._words import counted, signed_percent, significant
 from envplan.plotting import page
 from envplan.plotting.figures import in_joules, in_watts, job_line, source_words, workload_title
 from envplan.plotting.frontier import LOOKS, brief_share, plans_along
@@ -162,7 +162,7 @@ def _plan_cards(plan: Plan) -> list[tuple[str, str, str]]:
         (f"{after.savings_percent:.1f}%", f"energy saved{modelled}", "good"),
         (slower, "iteration time against maximum frequency", ""),
         (in_joules(after.energy_j), f"an iteration, was {in_joules(before.energy_j)}", ""),
-        (f"{after.iteration_time_s:.5g} s", f"an iteration, was {was:.5g} s", ""),
+        (f"{significant(after.iteration_time_s)} s", f"an iteration, was {significant(was)} s", ""),
         (in_watts(after.average_power_w), power, ""),
     ]
 
@@ -190,29 +190,31 @@ def _money_cards(plan: Plan) -> list[tuple[str, str, str]]:
 
     costs, cards = plan.costs, list[tuple[str, str, str]]()
     price = None if costs is None else costs.price
-    unit = (costs.currency if costs else None) or (_CURRENCY if price is None else "currency units")
+    unit = (costs.currency if costs else None) or _CURRENCY
     if costs is not None and costs.run is not None:
         over = f"saved over the run of {costs.iterations:,} iterations, of"
         before, after = costs.run.max_frequency, costs.run.plan
         if before.money is not None and after.money is not None:
-            saved = f"{before.money - after.money:,.5g} {unit}"
-            cards.append((saved, f"{over} {before.money:,.5g}", "good"))
+            saved = f"{significant(before.money - after.money)} {unit}"
+            cards.append((saved, f"{over} {significant(before.money)}", "good"))
         if before.carbon_g is not None and after.carbon_g is not None:
-            saved = f"{(before.carbon_g - after.carbon_g) / 1000:,.4g} kg CO2"
-            cards.append((saved, f"{over} {before.carbon_g / 1000:,.4g} kg", "good"))
-        saved = f"{before.energy_kwh - after.energy_kwh:,.5g} kWh"
-        cards.append((saved, f"{over} {before.energy_kwh:,.5g} kWh", "good"))
+            saved = f"{significant((before.carbon_g - after.carbon_g) / 1000)} kg CO2"
+            cards.append((saved, f"{over} {significant(before.carbon_g / 1000)} kg", "good"))
+        saved = f"{significant(before.energy_kwh - after.energy_kwh)} kWh"
+        cards.append((saved, f"{over} {significant(before.energy_kwh)} kWh", "good"))
     site = Site() if costs is None else Site.of_run(costs.of_run())
     _, year = site.year(plan)
     gpus = counted(plan.job.num_gpus * plan.job.stages, "GPU")
     assumed = " (assumed; say --price)" if price is None else ""
     money = f"saved in a year of {gpus} that always train, at {site.price:.4g} a kWh{assumed}"
     money += f", {site.in_words()}" if site.in_words() else ""
-    cards.append((f"{grouped(year.money)} {unit}", money, "good" if year.money > 0 else ""))
+    cards.append((f"{significant(year.money)} {unit}", money, "good" if year.money > 0 else ""))
     if year.carbon_t is not None:
-        saved = f"{grouped(year.carbon_t)} t CO2"
+        saved = f"{significant(year.carbon_t)} t CO2"
         cards.append((saved, f"saved in a year, at {site.carbon:.4g} g a kWh", "good"))
-    cards.append((f"{grouped(year.kwh)} kWh", "saved in a year", "good" if year.kwh > 0 else ""))
+    cards.append(
+        (f"{significant(year.kwh)} kWh", "saved in a year", "good" if year.kwh > 0 else "")
+    )
     return cards
 
 
@@ -262,7 +264,7 @@ def _planner_table(comparison: Comparison) -> str:
             _entry_name(entry.planner, entry.point),
             f"{entry.savings_percent:.2f}",
             signed_percent(entry.slowdown_percent),
-            f"{entry.plan.iteration_time:.6g}",
+            significant(entry.plan.iteration_time),
             in_joules(entry.plan.energy),
             f"{100 * entry.plan.gap:.3f}",
             entry.plan.job.schedule,
@@ -337,7 +339,7 @@ def _rate_notes(plan: Plan) -> list[str]:
     if plan.costs is None:
         return []
     notes = []
-    unit = plan.costs.currency or "currency units"
+    unit = plan.costs.currency or _CURRENCY
     for what, rate, per in (
         ("Price", plan.costs.price, unit),
         ("Carbon", plan.costs.carbon, "g CO2"),

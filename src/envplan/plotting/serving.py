@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
-from envplan.plotting.figures import RED, figure, ink, label_axes
+from envplan.plotting.figures import RED, figure, label_axes
 from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
@@ -86,12 +87,15 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
 
 
 def _panels(simulation: Simulation) -> dict[str, Any]:
-    """What is shown of a replay over time, by axis label."""
+    """What is shown of a replay over time, by axis label; NaN where there is nothing to show."""
+    import numpy as np
+
     series = simulation.series
+    attained = np.where(series.requests > 0, series.attained, np.nan)
     return {
         "Power of all GPUs (kW)": series.power_w / 1e3,
         "GPUs in use": series.gpus,
-        "SLOs met (%)": 100 * (series.attained / series.requests.clip(1)).clip(0, 1),
+        "SLOs met (%)": 100 * (attained / series.requests.clip(1)).clip(0, 1),
     }
 
 
@@ -123,14 +127,15 @@ def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
+def _rounded(values: Any) -> list[float | None]:
+    """Numbers for a page; null for NaN."""
+    return [None if value != value else float(f"{value:.5g}") for value in values.tolist()]
 
 
 def _names(simulations: Sequence[Simulation]) -> list[str]:
-    """The policies; savings are against the first one."""
+    """The policies; savings of others are against the first one."""
     first, *others = [each.policy for each in simulations]
-    return [f"{first} (baseline)", *others]
+    return [f"{first} (baseline)" if others else first, *others]
 
 
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
@@ -150,7 +155,7 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
         modelled = f" ({profile.source})" if profile.source else ""
         drawn.suptitle(
             f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
-            "only clocks that meet the SLOs; circled: least energy",
+            "SL: short input, long output; only clocks that meet the SLOs; circled: least energy",
             fontsize=1.1 * _FONT,
         )
         marks = [axes.get_legend_handles_labels() for axes in panels]
@@ -200,15 +205,23 @@ def plan_figure(plan: ServingPlan) -> Figure:
         axes = drawn.add_subplot()
         widest = max(plan.gpus, 0 if before is None else before.gpus)
         for row, pool in enumerate(plan.pools):
-            left = 0
+            left, clocks = 0, Counter[tuple[int, int]]()
             for group in pool.groups:
                 color = _DEGREES[group.tp][0]
                 axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
-                if group.gpus > widest / 16:  # a clock has room
-                    middle = left + group.gpus / 2
-                    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 10}
-                    axes.text(middle, row, f"{group.frequency_mhz}", color=ink(color), **look)
+                clocks[group.tp, group.frequency_mhz] += group.instances
                 left += group.gpus
+            right = left > 0.5 * widest  # beside the bar is no room
+            axes.annotate(
+                ", ".join(f"{count} x TP{tp} at {mhz}" for (tp, mhz), count in clocks.items()),
+                (left, row),
+                xytext=(-6 if right else 6, 0),
+                textcoords="offset points",
+                ha="right" if right else "left",
+                va="center",
+                fontsize=10,
+                bbox={"boxstyle": "round", "fc": "white", "ec": "none", "alpha": 0.85},
+            )
         used = sorted({group.tp for pool in plan.pools for group in pool.groups})
         handles = [Patch(color=_DEGREES[tp][0], label=f"TP{tp}") for tp in used]
         saved = ""
@@ -224,7 +237,7 @@ def plan_figure(plan: ServingPlan) -> Figure:
             f"{plan.profile.name}{modelled}\n{plan.planner}, {plan.gpus} GPUs, "
             f"{plan.power / 1e3:.4g} kW{saved}"
         )
-        label_axes(axes, "GPUs (in the bars: SM clock, MHz)", "", heading)
+        label_axes(axes, "GPUs (instances and their SM clocks in MHz beside the bars)", "", heading)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -243,16 +256,18 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         for simulation, name in zip(simulations, _names(simulations), strict=True):
             color, dash = _LINES.get(simulation.policy, _OTHER)
             for panel, (words, values) in zip(axes[1:], _panels(simulation).items(), strict=True):
-                known = name if panel is axes[1] else None
-                panel.plot(times, values, color=color, linestyle=dash, linewidth=1.2, label=known)
+                look = {"color": color, "linestyle": dash, "linewidth": 1.2}
+                there = values == values
+                panel.plot(times[there], values[there], label=name, **look)
                 label_axes(panel, "", words)
         axes[3].set_ylabel("SLOs met (%),\nnot from 0")
         axes[3].set_xlabel(label)
         for panel in axes[:3]:
             panel.set_ylim(bottom=0)
-        axes[3].set_ylim(top=101)
+        low = axes[3].get_ylim()[0]
+        axes[3].set_ylim(low, 100 + 0.06 * max(100 - low, 0.01))
         axes[0].set_xlim(0, times[-1] if len(times) > 1 else 1)
-        drawn.legend(loc="outside right upper")
+        drawn.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
     return drawn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +51,7 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     varies = [name for name in _TOLD_BY if len({getattr(row, name) for row in rows}) > 1]
     facet, *rest = varies or ["profile"]
     panels = sorted({getattr(row, facet) for row in rows}, key=str)
-    kinds = sorted({_kind(row, rest) for row in rows})
+    kinds = sorted({_kind(row, rest) for row in rows}, key=_naturally)
     styles = {
         kind: {
             "color": OKABE_ITO[k % len(OKABE_ITO)],
@@ -112,7 +113,7 @@ def _draw_legend(
     if len(kinds) > len(named) > 0:
         words = f"and {len(kinds) - len(named)} more"
         handles.append(Line2D([], [], linestyle="none", label=words))
-    for planner in planners:
+    for planner in planners if len(planners) > 1 or not handles else []:
         look = LOOKS[planner]
         mark: dict[str, Any] = {"marker": look.marker, "linestyle": "none", "color": "0.3"}
         handles.append(Line2D([], [], label=look.name, **mark))
@@ -125,6 +126,11 @@ def _kind(row: Row, told_by: Sequence[str]) -> str:
     """What tells a job apart from others in its panel."""
     parts = [_words(name, getattr(row, name)) for name in told_by]
     return ", ".join([*parts, *(["recomputation"] if row.recompute else []), *row.conditions])
+
+
+def _naturally(text: str) -> list[str | int]:
+    """A key that sorts 8 before 16."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _words(name: str, value: Any) -> str:

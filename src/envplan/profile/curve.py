@@ -46,7 +46,7 @@ def cost_curve(
     Args:
         table: the options, n >= 1 of them.
         blocking_power_uw: power of the waiting GPU, uW, not negative.
-        power_limit_uw: leave out options of more average power than this, uW; at least one has
+        power_limit_uw: leave out options that draw more power than this, uW; at least one has
             less. None: take them all.
 
     Returns:
@@ -63,10 +63,10 @@ def cost_curve(
     if min(costs) < -MAX_INTEGER:
         raise _out_of_range(table, "waiting as long as its slowest option takes costs too much")
 
-    energies: list[int] = table.energy_fj.tolist()
+    peaks: list[int] = table.peak_uw.tolist()
     pareto: list[int] = []
     for index, cost in enumerate(costs):
-        if power_limit_uw is not None and energies[index] > power_limit_uw * times[index]:
+        if power_limit_uw is not None and peaks[index] > power_limit_uw:
             continue
         if not pareto or cost < costs[pareto[-1]]:
             pareto.append(index)

@@ -6,7 +6,7 @@ output, recorded in plan.json, and derived again by whoever checks the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -14,7 +14,7 @@ from pydantic import Field
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.profile.options import OptionTable, Part, option_table
-from envplan.profile.parts import ByParts, by_parts
+from envplan.profile.parts import ByParts, by_parts, one_clock
 from envplan.profile.smoothing import smoothed_tables
 
 __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
@@ -24,6 +24,8 @@ __all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5
 
 Tables = Mapping[tuple[int, str], OptionTable]
+_Tables = dict[tuple[int, str], OptionTable]
+_Parts = dict[tuple[int, str], tuple[Part, ...]]
 
 #: Sums must stay where single rows may lie: 9e3 J in fJ and 1e9 s in ns.
 _MAX_FJ: Final = 9 * 10**18
@@ -50,8 +52,8 @@ class Adjustments(Model):
     smoothed: bool = Field(False, description="the noise was taken out of the measured rows")
     by_parts: ByParts | None = Field(
         None,
-        description="operations that the file splits into parts, unless changed by the above, run "
-        "these at clocks of their own; absent: every operation has one clock",
+        description="operations that the file splits into parts, unless they recompute, run these "
+        "at clocks of their own; absent: every operation has one clock",
     )
 
     def __bool__(self) -> bool:
@@ -99,32 +101,37 @@ def adjusted_tables(
         InputError: two tables to be added have no frequency and config in common, or a sum is
             too large for a profile; names the stage.
     """
-    rows = smoothed_tables(tables) if adjustments.smoothed else tables
-    adjusted = dict(rows)
-    stages = sorted({stage for stage, _ in tables})
-    for stage in stages:
+    adjusted = smoothed_tables(tables) if adjustments.smoothed else dict(tables)
+    parts = dict(parts)
+    for stage in sorted({stage for stage, _ in tables}):
         if adjustments.joined_backward:
-            _join_backward(adjusted, stage)
+            _join_backward(adjusted, parts, stage)
         if adjustments.backward_input_share is not None:
-            _split_backward(adjusted, stage, adjustments.backward_input_share)
+            _split_backward(adjusted, parts, stage, adjustments.backward_input_share)
         if adjustments.recompute:
-            _add_recomputation(adjusted, stage)
-    if adjustments.by_parts is not None:
-        for key, some in parts.items():
-            if adjusted[key] is rows[key]:
-                adjusted[key] = by_parts(rows[key], some, adjustments.by_parts)
+            _add_recomputation(adjusted, parts, stage)
+    for key, some in parts.items():
+        adjusted[key] = by_parts(adjusted[key], some, adjustments.by_parts)
     return adjusted
 
 
-def _join_backward(tables: dict[tuple[int, str], OptionTable], stage: int) -> None:
-    halves = [tables.get((stage, f"backward_{part}")) for part in ("input", "weight")]
-    if (stage, "backward") not in tables and halves[0] is not None and halves[1] is not None:
-        tables[stage, "backward"] = _sum(halves[0], halves[1], "backward")
+def _join_backward(tables: _Tables, parts: _Parts, stage: int) -> None:
+    key = stage, "backward"
+    one, other = ((stage, f"backward_{half}") for half in ("input", "weight"))
+    if key in tables or one not in tables or other not in tables:
+        return
+    tables[key] = _sum(tables[one], tables[other], "backward")
+    # A whole backward goes through the modules once, both halves in each.
+    pairs = list(zip(parts.get(one, ()), parts.get(other, ()), strict=False))
+    alike = [
+        [(p.name, p.table.frequency_mhz.any()) for p in parts.get(k, ())] for k in (one, other)
+    ]
+    if pairs and alike[0] == alike[1]:
+        parts[key] = tuple(Part(a.name, _sum(a.table, b.table, "backward")) for a, b in pairs)
+        tables[key] = one_clock(*key, parts[key])
 
 
-def _split_backward(
-    tables: dict[tuple[int, str], OptionTable], stage: int, input_share: float
-) -> None:
+def _split_backward(tables: _Tables, parts: _Parts, stage: int, input_share: float) -> None:
     whole = tables.get((stage, "backward"))
     if whole is None:
         return
@@ -137,23 +144,31 @@ def _split_backward(
         ("backward_input", of_input),
         ("backward_weight", lambda total: total - of_input(total)),
     ):
-        if (stage, instruction) not in tables:
-            tables[stage, instruction] = option_table(
-                stage,
-                instruction,
-                [
-                    (max(1, share(time)), share(energy), -mhz, config)
-                    for mhz, config, time, energy in whole.rows()
-                ],
-            )
+        key = stage, instruction
+        if key in tables:
+            continue
+        tables[key] = _shared(whole, instruction, share)
+        if some := parts.get((stage, "backward")):
+            parts[key] = tuple(Part(p.name, _shared(p.table, instruction, share)) for p in some)
+            tables[key] = one_clock(*key, parts[key])
 
 
-def _add_recomputation(tables: dict[tuple[int, str], OptionTable], stage: int) -> None:
+def _shared(table: OptionTable, instruction: str, share: Callable[[int], int]) -> OptionTable:
+    rows = [
+        (max(1, share(time)), share(energy), -mhz, config)
+        for mhz, config, time, energy in table.rows()
+    ]
+    return option_table(table.stage, instruction, rows)
+
+
+def _add_recomputation(tables: _Tables, parts: _Parts, stage: int) -> None:
     extra = tables.get((stage, "recompute")) or tables[stage, "forward"]
     for instruction in ("backward", "backward_input"):
         backward = tables.get((stage, instruction))
         if backward is not None:
             tables[stage, instruction] = _sum(backward, extra, instruction)
+            # Nothing says between which parts what is recomputed.
+            parts.pop((stage, instruction), None)
 
 
 def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -43,6 +42,27 @@ class Part(NamedTuple):
     table: OptionTable
 
 
+class Slices(NamedTuple):
+    """What options draw as they run, in order: one power, or that of each part.
+
+    Attributes:
+        begin: first slice of each option, int64 (n + 1,).
+        time_ns: int64 (k,), ns.
+        power_uw: average, rounded up, int64 (k,), uW.
+    """
+
+    begin: IntArray
+    time_ns: IntArray
+    power_uw: IntArray
+
+    @classmethod
+    def of(cls, time_ns: IntArray, energy_fj: IntArray) -> Slices:
+        """Of options with equally many slices, both (n, slices)."""
+        count, each = time_ns.shape
+        begin = np.arange(0, count * each + 1, each, dtype=np.int64)
+        return cls(begin, time_ns.ravel(), -(-energy_fj // time_ns).ravel())
+
+
 @dataclass(frozen=True, eq=False)
 class OptionTable:
     """All options of one instruction on one stage, sorted by time, energy, falling frequency.
@@ -57,14 +77,22 @@ class OptionTable:
         time_ns: ns, shape (n,), ascending.
         energy_fj: fJ, shape (n,).
         parts: in order of execution, where some options run them at clocks of their own.
+        left_mhz: SM clock of each option as it ends, MHz, shape (n,).
+        changes_clock: whether each option runs its parts at clocks of their own, shape (n,).
+        first_config: the second knob of each option as it starts, n of them.
+        slices: how long each option draws which power.
     """
 
     stage: int
     instruction: str
     frequency_mhz: IntArray
-    config: tuple[str, ...]
+    config: Sequence[str]
     time_ns: IntArray
     energy_fj: IntArray
+    left_mhz: IntArray
+    changes_clock: npt.NDArray[np.bool_]
+    first_config: tuple[str, ...]
+    slices: Slices
     parts: tuple[Part, ...] = ()
 
     def __len__(self) -> int:
@@ -77,17 +105,11 @@ class OptionTable:
         # The first of equals, and rows are sorted so.
         return int(np.argmax(np.where(self.changes_clock, -1, self.frequency_mhz)))
 
-    @cached_property
-    def left_mhz(self) -> IntArray:
-        """SM clock of each option as it ends, MHz, shape (n,)."""
-        last = [config.rpartition(" @")[2].partition("=")[2] for config in self.config]
-        ends = zip(self.changes_clock.tolist(), last, self.frequency_mhz.tolist(), strict=True)
-        return frozen([int(end.partition("/")[0]) if ch else mhz for ch, end, mhz in ends])
-
-    @cached_property
-    def changes_clock(self) -> npt.NDArray[np.bool_]:
-        """Whether each option runs its parts at clocks of their own, shape (n,)."""
-        return np.array([config.startswith("@") for config in self.config])
+    @property
+    def peak_uw(self) -> IntArray:
+        """The most power that each option draws, uW, shape (n,)."""
+        peaks: IntArray = np.maximum.reduceat(self.slices.power_uw, self.slices.begin[:-1])
+        return peaks
 
     def rows(self) -> list[tuple[int, str, int, int]]:
         """MHz, config, ns and fJ of each option."""
@@ -98,19 +120,24 @@ class OptionTable:
 def option_table(
     stage: int, instruction: str, options: Iterable[tuple[int, int, int, str]]
 ) -> OptionTable:
-    """The table of some options, each ns, fJ, minus MHz and config, in any order."""
+    """The table of some options of one clock, each ns, fJ, minus MHz and config, in any order."""
     times, energies, minus_mhz, configs = zip(*sorted(options), strict=True)
+    mhz, time_ns, energy_fj = frozen([-m for m in minus_mhz]), frozen(times), frozen(energies)
     return OptionTable(
         stage=stage,
         instruction=instruction,
-        frequency_mhz=frozen([-mhz for mhz in minus_mhz]),
+        frequency_mhz=mhz,
         config=configs,
-        time_ns=frozen(times),
-        energy_fj=frozen(energies),
+        time_ns=time_ns,
+        energy_fj=energy_fj,
+        left_mhz=mhz,
+        changes_clock=np.zeros(len(mhz), np.bool_),
+        first_config=configs,
+        slices=Slices.of(time_ns[:, None], energy_fj[:, None]),
     )
 
 
-def frozen(values: Sequence[int]) -> IntArray:
+def frozen(values: npt.ArrayLike) -> IntArray:
     """An array of integers that cannot be changed."""
     array = np.array(values, dtype=np.int64)
     array.flags.writeable = False

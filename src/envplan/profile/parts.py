@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from envplan import _kernel
 from envplan._model import Model
 from envplan.errors import InputError
-from envplan.profile.options import OptionTable, Part, option_table
+from envplan.profile.options import OptionTable, Part, Slices, frozen, option_table
 from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
 
 __all__ = [
@@ -49,7 +51,7 @@ _MOST_CHOICES: Final = 10_000_000
 _MOST_FJ: Final = MAX_INTEGER
 #: What is a name of a part.
 NAME: Final = re.compile(r"[^\s@=/,\"]+")
-_TOKEN: Final = re.compile(rf"@({NAME.pattern})=(\d+)(?:/(.*))?")
+_TOKEN: Final = re.compile(rf"@({NAME.pattern})=(\d+)(?:\+(\d+)ns)?(?:/(.*))?")
 
 Knob = tuple[int, str]  # MHz, config
 
@@ -64,11 +66,12 @@ class Piece(NamedTuple):
 
 
 class Change(NamedTuple):
-    """From which part on which clock is asked for, and its config."""
+    """Which clock is asked for as a part begins, or so long after that; its config from then on."""
 
     part: str
     frequency_mhz: int
     config: str
+    delay_ns: int = 0
 
 
 class ByParts(Model):
@@ -112,13 +115,14 @@ def changes_of(config: str) -> tuple[Change, ...]:
     found = [_TOKEN.fullmatch(token) for token in config.split(" ")]
     if not all(found):
         raise InputError(f"{config!r} does not say clocks by part, as in @attention=1410 @mlp=990")
-    return tuple(Change(one[1], int(one[2]), one[3] or "") for one in found if one)
+    return tuple(Change(m[1], int(m[2]), m[4] or "", int(m[3] or 0)) for m in found if m)
 
 
 def label(changes: Sequence[Change]) -> str:
     """The config that stands for clocks by part."""
     return " ".join(
-        f"@{part}={mhz}" + (f"/{config}" if config else "") for part, mhz, config in changes
+        f"@{part}={mhz}" + (f"+{wait}ns" if wait else "") + (f"/{config}" if config else "")
+        for part, mhz, config, wait in changes
     )
 
 
@@ -204,43 +208,70 @@ def scaled(
     return tuple(Part(n, option_table(stage, name, some)) for n, some in options.items())
 
 
-def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionTable:
+def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> OptionTable:
     """The operation's options with clocks by part, beside those of one clock.
 
     Args:
         whole: the options of one clock.
         parts: in order of execution.
+        how: None: only those of one clock.
 
     Raises:
         InputError: there are more options than can be kept; asks for a larger `within`.
     """
-    clocks = sorted({mhz for part in parts for mhz in part.table.frequency_mhz.tolist() if mhz})
-    if not clocks or len(parts) < 2:
-        return whole
-    numbers: dict[str, int] = {}
-    ends, rows = np.empty((len(parts), len(clocks)), np.int32), list[tuple[int, str, int, int]]()
-    for p, part in enumerate(parts):
-        by_clock: dict[int, list[tuple[int, str, int, int]]] = {}
-        for row in part.table.rows():
-            by_clock.setdefault(row[0], []).append(row)
-        for c, mhz in enumerate(clocks):
-            rows += by_clock[0] if 0 in by_clock else by_clock[mhz]
-            ends[p, c] = len(rows)
-    configs = np.array([numbers.setdefault(row[1], len(numbers)) for row in rows], np.int32)
-    least_fj = sum(int(part.table.energy_fj.min()) for part in parts)
+    rows = _PartRows(parts)
+    chosen = np.array([rows.at(mhz, config) for mhz, config, *_ in whole.rows()], np.int32)
+    times, energies = whole.time_ns, whole.energy_fj
+    follows = np.flatnonzero(rows.asks)
+    latency_ns = 0
+    if how is not None and len(follows) and len(parts) > 1:
+        latency_ns = ns_from_s(how.switch_latency_s)
+        more_times, more_energies, more_chosen = _composed(whole, rows, how)
+        knobs = rows.knob[more_chosen[:, follows]]
+        changing = (knobs != knobs[:, :1]).any(axis=1)
+        times = np.concatenate([times, more_times[changing]])
+        energies = np.concatenate([energies, more_energies[changing]])
+        chosen = np.concatenate([chosen, more_chosen[changing]])
+    mhz = np.concatenate([whole.frequency_mhz, rows.mhz[chosen[len(whole) :, follows[:1]]].ravel()])
+    order = np.lexsort((-mhz, energies, times))
+    times, energies, chosen = times[order], energies[order], chosen[order]
+    changes = order >= len(whole)
+    firsts = rows.configs[chosen[:, follows[0] if len(follows) else 0]]
+    firsts[~changes] = np.array(whole.config, object)[order[~changes]]
+    own = [None if ch else config for ch, config in zip(changes.tolist(), firsts, strict=True)]
+    last = rows.mhz[chosen[:, follows[-1]]] if len(follows) else mhz[order]
+    return OptionTable(
+        stage=whole.stage,
+        instruction=whole.instruction,
+        frequency_mhz=frozen(mhz[order]),
+        config=_Configs(rows, chosen, latency_ns, own),
+        time_ns=frozen(times),
+        energy_fj=frozen(energies),
+        left_mhz=frozen(np.where(changes, last, mhz[order])),
+        changes_clock=changes,
+        first_config=tuple(firsts),
+        slices=Slices.of(rows.time_ns[chosen], rows.energy_fj[chosen]),
+        parts=tuple(parts),
+    )
+
+
+def _composed(
+    whole: OptionTable, rows: _PartRows, how: ByParts
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Times (ns), energies (fJ) and rows of each part of all options worth having."""
+    least_fj = sum(int(part.table.energy_fj.min()) for part in rows.parts)
     waiting_uw = uw_from_w(how.blocking_power_w or 0.0)
-    if waiting_uw * sum(int(part.table.time_ns[-1]) for part in parts) > MAX_INTEGER:
+    if waiting_uw * sum(int(part.table.time_ns[-1]) for part in rows.parts) > MAX_INTEGER:
         raise InputError(
             f"stage {whole.stage} {whole.instruction}: waiting as long as its parts take costs too "
             "much for exact 64-bit arithmetic; check that times are in seconds"
         )
     try:
-        times, energies, options = _kernel.compose(
-            ends,
-            np.array([row[2] for row in rows], np.int64),
-            np.array([row[3] for row in rows], np.int64),
-            configs,
-            np.array([part.table.frequency_mhz.any() for part in parts], np.uint8),
+        return _kernel.compose(
+            rows.ends,
+            rows.time_ns,
+            rows.energy_fj,
+            rows.asks,
             ns_from_s(how.switch_latency_s),
             ns_from_s(how.min_hold_s),
             waiting_uw,
@@ -252,19 +283,103 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts) -> OptionT
             f"stage {whole.stage} {whole.instruction}: {error}; allow more than "
             f"{100 * how.within:g}% of energy with --parts-within, or profile at fewer clocks"
         ) from None
-    chosen = options[:, [bool(part.table.frequency_mhz.any()) for part in parts]]
-    names = np.repeat([part.name for part in parts], np.diff(ends[:, -1], prepend=0)).tolist()
-    tokens = np.array(
-        [label([Change(name, *row[:2])]) for name, row in zip(names, rows, strict=True)], object
-    )
-    knob = np.array([row[0] for row in rows]) + 2**20 * configs.astype(np.int64)
-    asks = np.diff(knob[chosen], axis=1, prepend=-1) != 0
-    found = [(time, energy, -mhz, config) for mhz, config, time, energy in whole.rows()]
-    for k in np.flatnonzero(asks.sum(axis=1) > 1).tolist():
-        mhz = rows[chosen[k, 0]][0]
-        changes = " ".join(tokens[chosen[k, asks[k]]])
-        found.append((int(times[k]), int(energies[k]), -mhz, changes))
-    return replace(option_table(whole.stage, whole.instruction, found), parts=tuple(parts))
+
+
+class _PartRows:
+    """The rows of all parts, by part and clock; a constant part has its own at every clock.
+
+    Attributes:
+        parts: in order of execution.
+        asks: which of them follow the clock, uint8 (parts,).
+        ends: where those of a part at a clock end, int32 (parts, clocks).
+        mhz, time_ns, energy_fj: int64 (rows,); configs: likewise, strings.
+        knob: a number for each (MHz, config), int64 (rows,).
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.asks = np.array([part.table.frequency_mhz.any() for part in parts], np.uint8)
+        clocks = sorted({mhz for part in parts for mhz in part.table.frequency_mhz.tolist() if mhz})
+        rows: list[tuple[int, str, int, int]] = []
+        self.ends = np.empty((len(parts), max(1, len(clocks))), np.int32)
+        self._at: list[dict[Knob, int]] = []
+        for p, part in enumerate(parts):
+            by_clock: dict[int, list[tuple[int, str, int, int]]] = {}
+            for row in part.table.rows():
+                by_clock.setdefault(row[0], []).append(row)
+            own = {}
+            for c, mhz in enumerate(clocks or [0]):
+                for row in by_clock[0] if 0 in by_clock else by_clock[mhz]:
+                    own[row[:2]] = len(rows)
+                    rows.append(row)
+                self.ends[p, c] = len(rows)
+            self._at.append(own)
+        self.mhz, self.time_ns, self.energy_fj = (
+            np.array([row[k] for row in rows], np.int64) for k in (0, 2, 3)
+        )
+        self.configs = np.array([row[1] for row in rows], object)
+        numbers: dict[Knob, int] = {}
+        self.knob = np.array([numbers.setdefault(row[:2], len(numbers)) for row in rows])
+
+    def at(self, mhz: int, config: str) -> list[int]:
+        """The row of each part at a clock and config; the least one of a constant part."""
+        return [own.get((mhz, config), next(iter(own.values()))) for own in self._at]
+
+    def changes(self, chosen: NDArray[np.int32], latency_ns: int) -> list[Change]:
+        """What parts ask for when, so that each begins with the clock of its row, (parts,)."""
+        found: list[Change] = []
+        starts: list[int] = []
+        now = mhz = 0
+        config = ""
+        for part, row, asks in zip(self.parts, chosen.tolist(), self.asks.tolist(), strict=True):
+            starts.append(now)
+            before, (mhz, config) = (mhz, config), (int(self.mhz[row]), self.configs[row])
+            if not asks:
+                mhz, config = before
+            elif not found:
+                found.append(Change(part.name, mhz, config))
+            elif mhz != before[0] and latency_ns:
+                # Asked for so long after the last part that begins by then.
+                asking = bisect_right(starts, now - latency_ns) - 1
+                delay = now - latency_ns - starts[asking]
+                found.append(Change(self.parts[asking].name, mhz, before[1], delay))
+                if config != before[1]:
+                    found.append(Change(part.name, mhz, config))
+            elif (mhz, config) != before:
+                found.append(Change(part.name, mhz, config))
+            now += int(self.time_ns[row])
+        return found
+
+
+class _Configs(Sequence[str]):
+    """The configs of options, those of clocks by part made when they are asked for.
+
+    Args:
+        chosen: the row of each part, int32 (options, parts).
+        known: those that are not made of parts.
+    """
+
+    def __init__(
+        self, rows: _PartRows, chosen: NDArray[np.int32], latency_ns: int, known: list[str | None]
+    ) -> None:
+        self._rows, self._chosen, self._latency_ns = rows, chosen, latency_ns
+        self._known = known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @overload
+    def __getitem__(self, k: int) -> str: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[str]: ...
+    def __getitem__(self, k: int | slice) -> str | list[str]:
+        if isinstance(k, slice):
+            return [self[n] for n in range(*k.indices(len(self)))]
+        found = self._known[k]
+        if found is None:
+            found = label(self._rows.changes(self._chosen[k], self._latency_ns))
+            self._known[k] = found
+        return found
 
 
 def pieces(table: OptionTable, config: str, latency_ns: int) -> list[Piece]:
@@ -277,26 +392,31 @@ def pieces(table: OptionTable, config: str, latency_ns: int) -> list[Piece]:
         config: of an option with clocks by part.
         latency_ns: from a request until the clock changes, ns.
     """
-    asked = {change.part: change[1:] for change in changes_of(config)}
-    in_force, *_ = asked.values()
-    coming: deque[tuple[int, Knob]] = deque()
+    changes = changes_of(config)
+    mhz = asked = changes[0].frequency_mhz
+    knob = changes[0].config
+    coming: deque[tuple[int, int]] = deque()
     found: list[Piece] = []
     now = 0
     for part in table.parts:
+        for change in changes:
+            if change.part == part.name:
+                knob = change.config
+                if change.frequency_mhz != asked:
+                    asked = change.frequency_mhz
+                    coming.append((now + change.delay_ns + latency_ns, asked))
         rows = {(mhz, label): (time, energy) for mhz, label, time, energy in part.table.rows()}
-        constant = rows.get(in_force, next(iter(rows.values())))
-        if part.name in asked and found:
-            coming.append((now + latency_ns, asked[part.name]))
+        constant = rows.get((mhz, knob), next(iter(rows.values())))
         left = whole = 0
         while True:
             while coming and coming[0][0] <= now:
-                in_force = coming.popleft()[1]
-            time, energy = rows.get(in_force, constant)
+                mhz = coming.popleft()[1]
+            time, energy = rows.get((mhz, knob), constant)
             left = -(-left * time // whole) if whole else time
             whole = time
             spent = min(left, coming[0][0] - now) if coming else left
             used = (2 * energy * spent + time) // (2 * time)
-            found.append(Piece(part.name, in_force[0], spent, used))
+            found.append(Piece(part.name, mhz, spent, used))
             now, left = now + spent, left - spent
             if not left:
                 break
@@ -309,16 +429,35 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
     Args:
         configs: which of them to keep; those of one clock all stay.
     """
-    options = []
-    for mhz, config, time, energy in table.rows():
-        if changes_of(config):
-            if config not in configs:
-                continue
+    kept, slices = [], []
+    begin = table.slices.begin.tolist()
+    for k, (mhz, config, time, energy) in enumerate(table.rows()):
+        if not table.changes_clock[k]:
+            own = slice(begin[k], begin[k + 1])
+            powers = table.slices.power_uw[own].tolist()
+            kept.append((time, energy, -mhz, k))
+            slices.append(list(zip(table.slices.time_ns[own].tolist(), powers, strict=True)))
+        elif config in configs:
             each = pieces(table, config, latency_ns)
             time = sum(piece.time_ns for piece in each)
-            energy = sum(piece.energy_fj for piece in each)
-        options.append((time, energy, -mhz, config))
-    return replace(option_table(table.stage, table.instruction, options), parts=table.parts)
+            kept.append((time, sum(piece.energy_fj for piece in each), -mhz, k))
+            slices.append([(p.time_ns, -(-p.energy_fj // p.time_ns)) for p in each])
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+    times, energies, _, rows = zip(*map(kept.__getitem__, order), strict=True)
+    flat = [one for k in order for one in slices[k]]
+    return replace(
+        table,
+        frequency_mhz=table.frequency_mhz[list(rows)],
+        config=tuple(table.config[k] for k in rows),
+        time_ns=frozen(times),
+        energy_fj=frozen(energies),
+        left_mhz=table.left_mhz[list(rows)],
+        changes_clock=table.changes_clock[list(rows)],
+        first_config=tuple(table.first_config[k] for k in rows),
+        slices=Slices(
+            np.cumsum([0, *(len(slices[k]) for k in order)]), *np.array(flat, np.int64).T
+        ),
+    )
 
 
 def noise_of(stds: Sequence[float | None], values: Sequence[float], usual: float) -> float:

@@ -37,19 +37,21 @@ class Clocks:
         self.mark: Callable[[], Moment] = perf_counter_ns if marker is None else _recorder(marker)
         self.asked = 0
         self.requests = 0
-        self._closed = False
-        self._queue: SimpleQueue[tuple[int, Moment] | Callable[[], None] | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._queue: SimpleQueue[tuple[int, Moment, int] | Callable[[], None] | None]
+        self._queue = SimpleQueue()
         self._thread: threading.Thread | None = None
         if marker is not None:
-            self._thread = threading.Thread(target=self._run, name="envplan-clocks", daemon=True)
-            self._thread.start()
+            self._start()
 
-    def ask(self, mhz: int, moment: Moment) -> None:
-        """Have the clock set when the device has got to a moment."""
+    def ask(self, mhz: int, moment: Moment, delay_ns: int = 0) -> None:
+        """Have the clock set when the device has got to a moment, or so long after that, ns."""
         self.asked = mhz
         self.requests += 1
+        if delay_ns and self._thread is None:
+            self._start()
         if self._thread is not None:
-            self._queue.put((mhz, moment))
+            self._queue.put((mhz, moment, delay_ns))
         elif self.guard is not None:
             self.guard.request(mhz)
 
@@ -62,7 +64,7 @@ class Clocks:
 
     def close(self) -> None:
         """Ask for nothing more and have the clock given back, though the device may hang."""
-        self._closed = True
+        self._closed.set()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(_CLOSE_S)
@@ -75,16 +77,23 @@ class Clocks:
                     item()
         self._queue.put(None)
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="envplan-clocks", daemon=True)
+        self._thread.start()
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if not isinstance(item, tuple):
                 item()
                 continue
-            mhz, moment = item
-            if not isinstance(moment, int) and not self._closed:
+            mhz, moment, delay_ns = item
+            if not isinstance(moment, int) and not self._closed.is_set():
                 with suppress(Exception):  # a device that fails says so to the training itself
                     moment.synchronize()
-            if self.guard is not None and not self._closed:
+            if delay_ns:
+                begun = moment if isinstance(moment, int) else perf_counter_ns()
+                self._closed.wait(max(0, begun + delay_ns - perf_counter_ns()) / 1e9)
+            if self.guard is not None and not self._closed.is_set():
                 self.guard.request(mhz)
 
 

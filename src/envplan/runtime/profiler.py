@@ -60,7 +60,7 @@ from envplan.runtime.windows import Span, Window, measure, on_host
 
 __all__ = ["Profiler", "merge_parts"]
 
-#: Windows at one clock that may be spoiled by clock errors before the clock is passed over.
+#: Iterations at one clock that clock errors may spoil before the clock is passed over.
 _TRIES: Final = 3
 #: A clock seen at more than this times what was asked for was never set.
 _IN_FORCE: Final = 1.02
@@ -94,7 +94,7 @@ class Profiler:
         frequencies: clocks to measure at, MHz; default: all that the GPU supports, `step` apart.
         step: MHz between clocks at least.
         iterations_per_frequency: that count at each clock.
-        settle: iterations after a change of clock that do not count.
+        settle: iterations after a change of clock that do not count, from when it is in force.
         lock: whether clocks may be touched; otherwise the current one alone is measured.
         warm_up: iterations at the beginning that do not count: memory is allocated in them.
         rises: the sweep ends after so many clocks in a row above the least energy.
@@ -230,8 +230,12 @@ class Profiler:
             return
         assert self._worker is not None
         self._clocks.then(self._listen)
-        if self._problems:
+        guard = self._clocks.guard
+        if self._problems or (guard is not None and guard.failing):
             self._spoil()
+        elif guard is not None and guard.done < self._clocks.requests:
+            # The clock is on its way: it may come within the next iteration, which is none either.
+            self._skip = max(self._skip, self._settle, 1)
         elif self._skip:
             self._skip -= 1
         else:
@@ -239,7 +243,6 @@ class Profiler:
             if len(self._window) == self._iterations:
                 self._worker.measure(Window(self._frequencies[self._at], self._window))
                 self._next_clock()
-        guard = self._clocks.guard
         if self._worker.enough or (guard is not None and not guard.alive):
             self._finish()
 

@@ -65,7 +65,7 @@ class _Rung:
     iteration_s: float
     clocks: tuple[int, ...]
     configs: tuple[str, ...]
-    parts: tuple[dict[str, Change], ...]
+    parts: tuple[dict[str, list[Change]], ...]
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Shim:
             self._began_ns = perf_counter_ns()
         self._begun = begun = self._clocks.mark()
         if parts := self._rung.parts[at]:
-            self._config = next(iter(parts.values())).config
+            self._config = next(iter(parts.values()))[0].config
         clock = self._rung.clocks[at]
         if clock != self._clocks.asked and clock:
             self._ask(clock, begun)
@@ -247,19 +247,21 @@ class Shim:
         return frozenset(name for rung in self._rungs for parts in rung.parts for name in parts)
 
     def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins: ask for its clock, if it has one of its own.
+        """A part of the operation that runs begins: ask for the clocks that are due then or soon
+        after.
 
         Args:
             name: such as a module's.
             backward: whether its backward begins; what a backward recomputes does not count.
         """
         at = self._at
-        change = self._rung.parts[at].get(name)
-        if change is None or self._begun is None or backward != self._is_backward[at]:
+        changes = self._rung.parts[at].get(name)
+        if changes is None or self._begun is None or backward != self._is_backward[at]:
             return
-        self._config = change.config
-        if change.frequency_mhz != self._clocks.asked:
-            self._ask(change.frequency_mhz, self._clocks.mark())
+        for change in changes:
+            self._config = change.config
+            if change.frequency_mhz != self._clocks.asked:
+                self._ask(change.frequency_mhz, self._clocks.mark(), change.delay_ns)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
@@ -380,8 +382,8 @@ class Shim:
         self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
         self._max_clock = info.max_clock
 
-    def _ask(self, clock: int, moment: Moment) -> None:
-        self._clocks.ask(clock, moment)
+    def _ask(self, clock: int, moment: Moment, delay_ns: int = 0) -> None:
+        self._clocks.ask(clock, moment, delay_ns)
         self._asks.append((self._at, self._clocks.requests))
 
     def _hear(self, done: _Step | None) -> None:
@@ -501,9 +503,12 @@ def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | No
 
 
 @lru_cache(maxsize=65536)
-def _parts(config: str) -> dict[str, Change]:
-    """What each part that has a clock of its own asks for."""
-    return {change.part: change for change in changes_of(config)}
+def _parts(config: str) -> dict[str, list[Change]]:
+    """What is asked for as each part begins, or so long after that."""
+    found: dict[str, list[Change]] = {}
+    for change in changes_of(config):
+        found.setdefault(change.part, []).append(change)
+    return found
 
 
 def _log_path(

@@ -1,7 +1,8 @@
 """Spending seconds on a plan: more annealing, then CP-SAT from the plan found.
 
 A small pipeline goes to CP-SAT whole, which also proves a bound of its own. A larger one goes there
-window by window: the operations of a stretch of time are free, all others stay.
+window by window: the operations of a stretch of time are free, all others stay. Before, if it is
+long, the rounds in its middle are chosen once and repeated (rounds.py).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from envplan.frontier import Network
+from envplan.pipeline import Pipeline
 from envplan.profile import CostCurve
 from envplan.solve.rounding import HEATS, Rounding
+from envplan.solve.rounds import JOINT_HEATS, ROUND_OPTIONS, SteadyRounds
 
-_ANNEALING_SHARE = 0.5
+_ROUNDS_SHARE = 0.6
+_ANNEALING_SHARE = 0.5  # of what is left
 _WHOLE_OPERATIONS = 128  # up to here CP-SAT gets all operations at once
 _WINDOW_OPERATIONS = 48
 _WINDOW_SECONDS = 2.0
@@ -30,6 +34,7 @@ _UNIT_FJ = 10**5  # CP-SAT counts energy in 0.1 nJ
 
 
 def polish_plan(
+    pipeline: Pipeline,
     rounding: Rounding,
     network: Network,
     flows: NDArray[np.int64],
@@ -47,15 +52,18 @@ def polish_plan(
     Returns:
         The best lower bound known on energy, fJ: bound_fj, or more where CP-SAT proved it.
     """
-    begin = time.monotonic()
-    _anneal_until(rounding, begin + seconds * _ANNEALING_SHARE)
+    end = time.monotonic() + seconds
     problem = _Problem(rounding, network, flows, power_uw)
+    steady = SteadyRounds.of(pipeline, rounding)
+    if steady is not None and len(rounding.order) > _WHOLE_OPERATIONS:
+        problem.repeat_rounds(steady, end - seconds * (1 - _ROUNDS_SHARE))
+    _anneal_until(rounding, end - (end - time.monotonic()) * (1 - _ANNEALING_SHARE))
     if len(rounding.order) <= _WHOLE_OPERATIONS:
         # A plan costs at least the relaxed optimum plus each option's own excess, so no better
         # plan has an option whose excess alone is more than the whole of this plan's.
         worth_trying = problem.options_within(problem.energy() - bound_fj)
-        return max(bound_fj, problem.solve_whole(begin + seconds, worth_trying))
-    _slide_until(problem, begin + seconds)
+        return max(bound_fj, problem.solve_whole(end, worth_trying))
+    _slide_until(problem, end)
     return bound_fj
 
 
@@ -98,6 +106,7 @@ class _Problem:
         self, rounding: Rounding, network: Network, flows: NDArray[np.int64], power_uw: int
     ) -> None:
         self.count = len(rounding.order)
+        self._rounding = rounding
         self._choice = rounding.choice
         self._deadline = rounding.deadline_ns
         self._power = power_uw
@@ -115,7 +124,7 @@ class _Problem:
 
     def energy(self) -> int:
         """Energy of the choice, whose iteration is over when its last operation is, fJ."""
-        makespan = max(start + self._time(i) for i, start in enumerate(self._earliest_starts()))
+        makespan = max(self._finishes(self._choice))
         return self._cost(range(self.count), self._choice.tolist()) + self._power * makespan
 
     def options_within(self, excess: int) -> list[list[int]]:
@@ -128,6 +137,31 @@ class _Problem:
             sorted(sorted(range(len(o.excess)), key=o.excess.__getitem__)[:count])
             for o in self._options
         ]
+
+    def repeat_rounds(self, steady: SteadyRounds, end: float) -> None:
+        """Repeat rounds in the middle, if a plan with them is cheaper.
+
+        Args:
+            end: when to stop, time.monotonic().
+        """
+        likely = self.likeliest_options(ROUND_OPTIONS)
+        times, costs = [o.time for o in self._options], [o.cost for o in self._options]
+        everything = range(self.count)
+        best = self._choice.copy()
+        for pattern in steady.repeat(times, costs, likely, _UNIT_FJ, end):
+            least = math.inf
+            start = best.copy()
+            for choice in steady.put(start, pattern):
+                cost = self._cost(everything, choice.tolist())
+                if cost < least and max(self._finishes(choice)) <= self._deadline:
+                    least, self._choice[:] = cost, choice
+            for seed, heat in enumerate(JOINT_HEATS):
+                self._rounding.improve(heat, seed)
+            if self._cost(everything, self._choice.tolist()) < self._cost(
+                everything, best.tolist()
+            ):
+                best = self._choice.copy()
+        self._choice[:] = best
 
     def solve_window(self, window: range, end: float, allowed: Sequence[Sequence[int]]) -> None:
         """Choose anew within a window of operations, all others staying as they are.
@@ -189,10 +223,14 @@ class _Problem:
     def _cost(self, operations: Iterable[int], choice: Iterable[int]) -> int:
         return sum(self._options[i].cost[k] for i, k in zip(operations, choice, strict=True))
 
-    def _earliest_starts(self) -> list[int]:
+    def _finishes(self, choice: NDArray[np.int32]) -> list[int]:
+        times = [o.time[k] for o, k in zip(self._options, choice.tolist(), strict=True)]
+        return [a + b for a, b in zip(self._earliest_starts(times), times, strict=True)]
+
+    def _earliest_starts(self, times: Sequence[int] | None = None) -> list[int]:
         starts = [0] * self.count
         for i in range(self.count):
-            finish = starts[i] + self._time(i)
+            finish = starts[i] + (times[i] if times else self._time(i))
             for j, lag in self._after[i]:
                 starts[j] = max(starts[j], finish + lag)
         return starts

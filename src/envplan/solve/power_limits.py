@@ -55,8 +55,10 @@ class PowerLimited:
         self._machine = machine
         self._cap_uw = cap_uw
         problem = frontier.problem
-        self._powers = [-(-t.energy_fj // t.time_ns) for t in problem.tables]
+        self._powers = [table.peak_uw for table in problem.tables]
         least = np.array([int(powers.min()) for powers in self._powers], np.int64)
+        floor = np.array([int(t.slices.power_uw.min()) for t in problem.tables], np.int64)
+        self._floor = floor[problem.table]
         most = np.array([int(powers.max()) for powers in self._powers], np.int64)
         self._least, self._most = least[problem.table], most[problem.table]
         self._waiting = problem.blocking_power_uw[problem.stage]
@@ -90,18 +92,16 @@ class PowerLimited:
     def least_peak_uw(self) -> int:
         """A power that every plan reaches at some moment, uW, of one GPU a stage together.
 
-        While an operation runs it draws at least the power of its thriftiest option, and every
-        other stage at least its blocking power or that of its thriftiest operation, whichever is
-        less.
+        At some moment of an operation it draws at least the most power of its thriftiest option,
+        and every other stage then draws at least its blocking power or the least power of any of
+        its options.
         """
         problem = self._frontier.problem
-        highest = [0] * problem.pipeline.num_stages
-        floor = problem.blocking_power_uw.tolist()
-        for stage, power in zip(problem.stage.tolist(), self._least.tolist(), strict=True):
-            highest[stage] = max(highest[stage], power)
-            floor[stage] = min(floor[stage], power)
-        peaks = (sum(floor) - low + high for low, high in zip(floor, highest, strict=True))
-        return int(max(peaks))
+        highest = np.zeros(problem.pipeline.num_stages, np.int64)
+        np.maximum.at(highest, problem.stage, self._least)
+        floor = problem.blocking_power_uw.copy()
+        np.minimum.at(floor, problem.stage, self._floor)
+        return int((floor.sum() - floor + highest).max())
 
     @property
     def thriftiest(self) -> Rows:

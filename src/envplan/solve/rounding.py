@@ -28,6 +28,7 @@ class Rounding:
         table: int32 (N,), each operation's option table, an index into network.cost_curves.
         choice: int32 (N,), the best options so far, indices into the table's Pareto options.
         deadline_ns: when everything must be finished.
+        finish_ns, relaxed_ns: int64 (N,), relaxed finish and duration, in new numbers.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Rounding:
             deadline_ns,
         )
         self.deadline_ns = deadline_ns
+        self.finish_ns: NDArray[np.int64] = finish[self.order]
+        self.relaxed_ns: NDArray[np.int64] = self.finish_ns - start[self.order]
         self.choice: NDArray[np.int32] = self._kernel.round()
 
     def improve(self, heat: float, seed: int, moves: int = _MOVES) -> bool:

@@ -548,7 +548,13 @@ class _Search:
         if waits:
             power, least_fj = 0, frontier.effective_bound_fj(own_ns)
         proved = polish_plan(
-            start.rounding, frontier.network, start.flows, power, least_fj, seconds
+            frontier.pipeline,
+            start.rounding,
+            frontier.network,
+            start.flows,
+            power,
+            least_fj,
+            seconds,
         )
         replay = frontier.problem.replay(start.rounding.rows)
         if replay.energy_fj > candidate.replay.energy_fj and not waits:

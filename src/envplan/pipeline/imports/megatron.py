@@ -19,6 +19,8 @@ from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
 
+#: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
+_PARTS: Final = ("model", "train", "trainer", "comm_overlap")
 #: What gives another order, or runs operations at the same time.
 _OTHER_ORDERS: Final = ("overlap_moe_expert_parallel_comm",)
 
@@ -146,7 +148,7 @@ def _value(config: Any, name: str) -> Any:
     """What a configuration says under a name, at its top or in one of its parts."""
     if not isinstance(config, Mapping):
         return getattr(config, name, None)
-    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    parts = [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
     found = {shown(part[name]): part[name] for part in parts if part.get(name) is not None}
     if len(found) > 1:
         raise InputError(f"says two things under {name}: {' and '.join(found)}")

@@ -39,7 +39,7 @@ function energyUnit(joules) {
 }
 function joules(value) {
   const [factor, unit] = energyUnit(value);
-  return `${shown(value / factor, 5)} ${unit}`;
+  return `${shown(value / factor, 4)} ${unit}`;
 }
 
 function make(parent, kind, attributes, text) {
@@ -170,7 +170,7 @@ function lookUp(data, time) {
 
 function sayStraggler(answer, data, { straggler: time, own }) {
   if (own) {
-    answer.textContent = `This plan takes ${shown(own.time, 6)} s; ${joules(own.energy)} instead of ${joules(data.baseline.energy)} at maximum frequency, `;
+    answer.textContent = `This plan takes ${shown(own.time, 4)} s; ${joules(own.energy)} instead of ${joules(data.baseline.energy)} at maximum frequency, `;
     html(answer, "strong", "", `${own.saved.toFixed(1)}% saved`);
     answer.append(`${data.modelled ? " (modelled)" : ""}. Move the line to a straggler's time to see which plan to follow then.`);
     return;
@@ -179,8 +179,8 @@ function sayStraggler(answer, data, { straggler: time, own }) {
   const before = data.baseline.energy + data.waiting_w * Math.max(0, time - data.baseline.time);
   const saved = 100 * (1 - energy / before);
   answer.textContent = time <= data.baseline.time * (1 + 1e-9)
-    ? "No straggler: " : `A straggler takes ${shown(time, 5)} s: `;
-  answer.append(`follow the plan of ${shown(plan.time, 6)} s; ${joules(energy)} with waiting instead of ${joules(before)} at maximum frequency, `);
+    ? "No straggler: " : `A straggler takes ${shown(time, 4)} s: `;
+  answer.append(`follow the plan of ${shown(plan.time, 4)} s; ${joules(energy)} with waiting instead of ${joules(before)} at maximum frequency, `);
   html(answer, "strong", "", `${saved.toFixed(1)}% saved`);
   answer.append(data.modelled ? " (modelled)." : ".");
 }
@@ -200,11 +200,9 @@ function legendOfFrontier(legend, data) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
     entry((s) => symbol(s, shape, 9, 8, 5, colour), point.label);
   }
-  for (const planner of Object.keys(data.curves)) {
-    const dash = planner === "envpipe" ? { "stroke-dasharray": "5 3" } : {};
-    entry((s) => make(s, "line", { x1: 0, x2: 18, y1: 8, y2: 8, stroke: SHAPES[planner][1], "stroke-width": 2, ...dash }),
-      planner === "envpipe" ? "lower bound of EnvPipe's schedule" : `all plans of ${planner.replace("zeus_", "Zeus, ").replace("_", " ")}`);
-  }
+  // A line in the colour of a planner's mark is all of its plans.
+  if (data.curves.envpipe)
+    entry((s) => make(s, "line", { x1: 0, x2: 18, y1: 8, y2: 8, stroke: SHAPES.envpipe[1], "stroke-width": 2, "stroke-dasharray": "5 3" }), "lower bound of EnvPipe's schedule");
 }
 
 function drawFrontier(host, data, state, last, moveTo) {
@@ -251,7 +249,7 @@ function drawFrontier(host, data, state, last, moveTo) {
   for (const point of data.points) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
     const cx = x.at(point.time), cy = y.at(point.energy / factor);
-    symbol(svg, shape, cx, cy, shape === "cross" ? 10 : 7, colour);
+    symbol(svg, shape, cx, cy, { cross: 10, square: 10 }[shape] || 7, colour);
     spots.push([cx, cy, describePlan(point, point.label)]);
   }
   noteSavings(svg, data, area, x, y, factor);
@@ -282,7 +280,7 @@ function nameEnds(svg, data, area, x) {
   if (data.t_min === data.t_star) ends.splice(0, 2, [data.t_min, "T_min = T_star", "start"]);
   for (const [time, name, anchor] of ends) {
     make(svg, "line", { x1: x.at(time), x2: x.at(time), y1: area.top - 8, y2: area.bottom, stroke: "var(--muted)", "stroke-dasharray": "2 4" });
-    const label = make(svg, "text", { x: x.at(time), y: area.top - 12, "text-anchor": anchor, class: "muted end" }, `${name}: ${shown(time, 5)} s`);
+    const label = make(svg, "text", { x: x.at(time), y: area.top - 12, "text-anchor": anchor, class: "muted end" }, `${name}: ${shown(time, 4)} s`);
     const wide = label.getComputedTextLength();
     if (anchor === "end") label.setAttribute("x", Math.max(x.at(time), wide + 2));
     else label.setAttribute("x", Math.min(x.at(time), area.right + 14 - wide));
@@ -314,7 +312,7 @@ function noteSavings(svg, data, area, x, y, factor) {
 }
 
 function describePlan(plan, name) {
-  const lines = [name, `${shown(plan.time, 7)} s, ${joules(plan.energy)}`,
+  const lines = [name, `${shown(plan.time, 4)} s, ${joules(plan.energy)}`,
     `${plan.saved.toFixed(2)}% saved, ${plan.slower.toFixed(2)}% slower`];
   if (plan.gap !== null && plan.gap !== undefined) lines.push(`certified gap ${(100 * plan.gap).toFixed(3)}%`);
   if (plan.power) lines.push(`average ${shown(plan.power, 4)} W`);
@@ -329,7 +327,7 @@ function onCurve(data, time) {
   const k = Math.max(1, points.findIndex((p) => p[0] >= time));
   const [a, b] = [points[k - 1], points[k]];
   const share = b[0] > a[0] ? (time - a[0]) / (b[0] - a[0]) : 0;
-  return `by ${shown(time, 6)} s no plan uses less than\n${joules(a[1] + share * (b[1] - a[1]))}`;
+  return `by ${shown(time, 4)} s no plan uses less than\n${joules(a[1] + share * (b[1] - a[1]))}`;
 }
 
 // ---- timeline: one row a stage, to scale; zoom, pan, select, search
@@ -568,6 +566,7 @@ function drawTimeline(chart, view, range, key) {
   const outlines = [], marked = [];
   c.textAlign = "center";
   c.font = "10px system-ui, sans-serif";
+  c.strokeStyle = css("--edge"); c.lineWidth = 0.7;
   let drawn = 0;
   for (let i = 0; i < ops.stage.length; i++) {
     if (ops.start[i] > view.to || ops.start[i] + ops.time[i] < view.from) continue;
@@ -579,6 +578,7 @@ function drawTimeline(chart, view, range, key) {
     c.globalAlpha = chart.hits.size && !chart.hits.has(i) ? 0.3 : 1;
     c.fillStyle = ops.mhz[i] ? rgb(colour) : css("--constant");
     c.fillRect(from, top, Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4), tall);
+    if (wide > 3) c.strokeRect(from + 0.5, top + 0.5, wide - 1.8, tall - 1);
     for (const [begin, end, mhz, watts] of wide > 12 ? timeline.parts[i] || [] : []) {
       c.fillStyle = mhz ? rgb(cividis(shareOf(key === "mhz" ? mhz : watts, range))) : css("--constant");
       c.fillRect(x.at(begin), top, x.at(end) - x.at(begin), tall);
@@ -753,12 +753,12 @@ function seriesChart(host, data) {
       const svg = make(canvas, "svg", { width, height, role: "img", "aria-label": `${panel.label} over time` });
       const area = { left: 52, right: width - 12, top: 8, bottom: height - (last ? 48 : 8) };
       area.width = area.right - area.left; area.height = area.bottom - area.top;
-      const all = panel.lines.flat(), high = all.reduce((a, b) => Math.max(a, b), 0), low = panel.from_zero ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity);
+      const all = panel.lines.flat().filter((value) => value !== null), high = all.reduce((a, b) => Math.max(a, b), 0), low = panel.from_zero ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity);
       const room = (high - low || 1) * 0.06;
       const x = scale(0, end, area.left, area.right), y = scale(panel.from_zero ? 0 : low - room, high + room, area.bottom, area.top);
       axes(svg, area, x, y, last ? data.label : "", "", last);
       panel.lines.forEach((line, n) => {
-        const d = "M" + line.map((value, i) => `${x.at(times[i]).toFixed(1)} ${y.at(value).toFixed(1)}`).join("L");
+        const d = "M" + line.flatMap((value, i) => (value === null ? [] : [`${x.at(times[i]).toFixed(1)} ${y.at(value).toFixed(1)}`])).join("L");
         const alone = panel.lines.length === 1 && data.names.length > 1;
         if (alone) make(svg, "path", { d: `${d}L${x.at(end)} ${area.bottom}L${x.at(times[0])} ${area.bottom}Z`, fill: "var(--muted)", "fill-opacity": 0.4 });
         else make(svg, "path", { d, fill: "none", stroke: lineColour(data.colours[n]), "stroke-width": 1.6, "stroke-dasharray": data.dashes[n], class: "series" });
@@ -798,7 +798,7 @@ function animationChart(host, data) {
     const frame = data.frames[slider.value], plan = data.frontier.plans[slider.value];
     timeline.chart.timeline = frame;
     timeline.chart.title.textContent = frame.title;
-    says.textContent = `${shown(plan.time, 5)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}${data.frontier.modelled ? " (modelled)" : ""}`;
+    says.textContent = `${shown(plan.time, 4)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}${data.frontier.modelled ? " (modelled)" : ""}`;
     timeline.draw();
     drawFrontier(curve, data.frontier, { straggler: plan.time, own: plan }, data.frontier.t_star);
   };

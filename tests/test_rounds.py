@@ -1,0 +1,90 @@
+"""The rounds in the middle of a long pipeline, repeated."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from envplan import Frontier, Pipeline, Profile, trace_frontier, verify_plan
+from envplan.replay import Machine
+from envplan.solve.candidates import Candidates
+from envplan.solve.rounding import Rounding
+from envplan.solve.rounds import ROUND_OPTIONS, SteadyRounds
+
+STAGES = 3
+
+
+def profile(rows: int = 24) -> Profile:
+    """Nearly equal stages, the last the slowest; no two options of a stage fill its round."""
+    table = []
+    for stage in range(STAGES):
+        for instruction, work in (("forward", 0.010), ("backward", 0.021)):
+            for k in range(rows):
+                clock = 1400 - 30 * k
+                seconds = (work + 0.0007 * (stage == STAGES - 1)) * (0.3 + 0.7 * 1400 / clock)
+                watts = 60 + 240 * (clock / 1400) ** 3
+                table.append((stage, instruction, clock, seconds, seconds * watts))
+    return Profile.from_rows(table)
+
+
+def rounded(frontier: Frontier) -> Rounding:
+    found = Candidates.of(frontier, Machine(), ()).rounded(frontier.min_time_ns).rounding
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", STAGES, 60), profile(), blocking_power=60.0)
+
+
+def test_rounds_of_a_long_pipeline_are_those_of_its_slowest_stage(frontier: Frontier) -> None:
+    steady = SteadyRounds.of(frontier.pipeline, rounded(frontier))
+    assert steady is not None
+    slowest = [
+        frontier.profile.table(STAGES - 1, instruction).time_ns.min()
+        for instruction in ("forward", "backward")
+    ]
+    assert steady.round_ns == sum(slowest)
+    assert len(steady.number) == 2 * STAGES
+    assert steady.number.shape[1] > 40
+    assert len(np.unique(steady.number)) == steady.number.size
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline("1f1b", STAGES, 6), Pipeline("gpipe", STAGES, 60)])
+def test_short_pipelines_and_those_without_rounds_have_none(pipeline: Pipeline) -> None:
+    frontier = trace_frontier(pipeline, profile(), blocking_power=60.0)
+    assert SteadyRounds.of(pipeline, rounded(frontier)) is None
+
+
+def test_repeated_rounds_keep_the_deadline_between_joints(frontier: Frontier) -> None:
+    rounding = rounded(frontier)
+    steady = SteadyRounds.of(frontier.pipeline, rounding)
+    assert steady is not None
+    curves = [frontier.network.cost_curves[table] for table in rounding.table.tolist()]
+    times, costs = [c.time_ns.tolist() for c in curves], [c.cost_fj.tolist() for c in curves]
+    likely = [
+        np.argsort(np.abs(c.time_ns - relaxed))[:ROUND_OPTIONS].tolist()
+        for c, relaxed in zip(curves, rounding.relaxed_ns.tolist(), strict=True)
+    ]
+    patterns = steady.repeat(times, costs, likely, 10**5, time.monotonic() + 4)
+    assert patterns
+    for pattern in patterns:
+        *_, last = steady.put(rounding.choice, pattern)  # the widest joints
+        rows = rounding.choice.copy()
+        rounding.choice[:] = last
+        replay = frontier.problem.replay(rounding.rows)
+        rounding.choice[:] = rows
+        assert replay.makespan_ns <= frontier.min_time_ns
+        middle = steady.number[:, 8:-8]
+        assert {tuple(column) for column in last[middle].T.tolist()} <= {
+            tuple(column) for column in pattern.T.tolist()
+        }
+
+
+def test_polished_long_plan_costs_no_more_and_is_proved(frontier: Frontier) -> None:
+    plain, polished = frontier.plan(), frontier.plan(polish=4)
+    assert polished.energy <= plain.energy
+    verify_plan(polished, frontier.profile)
