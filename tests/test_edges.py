@@ -82,6 +82,14 @@ def test_many_stages_are_planned_and_proved(stages: int, microbatches: int, tmp_
     assert envplan("check", "plan.json", cwd=tmp_path).code == 0
 
 
+def test_more_operations_than_can_be_are_refused_at_once(tmp_path: Path) -> None:
+    small_profile(128, clocks=(1740, 780)).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", "-m", 4097, cwd=tmp_path)
+    assert ran.code == 2
+    assert "make 1048832 operations; at most 1048576 are possible" in ran.err
+    assert ran.err.count("\n") == 1
+
+
 #: Commands whose files are compared, each after the one before.
 COMMANDS = (
     "solve a40-gpt3-1.3b-4stage --microbatches 8 --slowdown 2 --ladder 3 -o plan.json",
