@@ -127,9 +127,9 @@ def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
 
 
 def python_of(version: str) -> str | None:
-    """An interpreter of a version, on the path or of pyenv."""
+    """An interpreter of a version, of pyenv or on the path."""
     places = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    return shutil.which(f"python{version}") or next((str(place) for place in places), None)
+    return str(places[-1]) if places else shutil.which(f"python{version}")
 
 
 @pytest.mark.slow
