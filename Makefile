@@ -35,14 +35,20 @@ MINUTES ?= 30
 soak: $(VENV)/.installed-test
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
-# Random input: EXAMPLES for every reader, SECONDS for the compiled core, which sanitizers watch.
-EXAMPLES ?= 1000
+# Random input for SECONDS: every reader of files; and the compiled core, which sanitizers watch, with
+# libFuzzer, where Clang and its runtime are (Debian: clang and libclang-rt-14-dev).
 SECONDS ?= 60
+CLANG ?= clang++
 fuzz: $(VENV)/.installed-test
-	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
-	$(BIN)/cmake -S csrc -B build/fuzz -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/fuzz.log
-	$(BIN)/cmake --build build/fuzz >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	build/fuzz/fuzz_core $(SECONDS)
+	FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
+ifeq ($(shell command -v $(CLANG)),)
+	@echo "the core is not fuzzed: there is no $(CLANG)"
+else
+	CXX=$(CLANG) $(BIN)/cmake -S csrc -B build/libfuzzer -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/libfuzzer.log
+	$(BIN)/cmake --build build/libfuzzer >> build/libfuzzer.log || { cat build/libfuzzer.log; exit 1; }
+	mkdir -p build/libfuzzer/corpus
+	build/libfuzzer/fuzz_core -max_total_time=$(SECONDS) -max_len=2048 -print_final_stats=1 build/libfuzzer/corpus
+endif
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

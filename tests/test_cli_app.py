@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -400,3 +401,21 @@ def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     assert energies["sosp24-a100-gpt3-xl-4stage"] == "identified"
     assert energies["sosp24-a100sxm-gpt3-175b-8stage"] == "measured"
     assert energies["a40-gpt3-1.3b-4stage"] == "modelled"
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envplan.cli.output._REPORT_PERIOD_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["frontier", "a40-gpt3-1.3b-4stage", "-m", "32"]
+    assert app._run(arguments) == 0
+    said = capsys.readouterr().err
+    assert "Tracing the frontier of a40-gpt3-1.3b-4stage: 0.0% done after 0 min\n" in said
+    told = r"^choosing frequencies: [\d.]+% done after 0 min, about 0 min left$"
+    assert re.search(told, said, re.MULTILINE)
+    assert app._run([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    source = Path(__file__).parents[1] / "profiles" / "sosp24-a100-gpt3-xl-4stage.csv"
+    assert app._run(["smooth", str(source)]) == 0
+    assert re.search(r"\d of \d+ operations: [\d.]+% done", capsys.readouterr().err)

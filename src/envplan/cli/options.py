@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
+#: What takes minutes to plan.
+_MANY_OPERATIONS = 2**17
 
 #: What several commands take, each where a field or a parameter has its name.
 SHARED = share(
@@ -174,6 +176,13 @@ class JobOptions(ParallelOptions):
         profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
+            from envplan.cli.output import warn
+
+            warn(
+                f"{count} operations: planning may take hours and gigabytes; plans of long "
+                "iterations repeat, so some microbatches for each stage tell nearly as much"
+            )
         needed = {op.instruction for op in pipeline.operations}
         by_parts = self.by_parts(profile)
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
