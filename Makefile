@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
 .PHONY: demo test test-slow test-versions soak fuzz lint format docs package bench profiles results \
-	validate compat gpu clean
+	results-training results-serving validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -78,18 +78,23 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.enforce.freqplan
-	$(BIN)/python -m envplan.serving.plan
-	$(BIN)/python -m envplan.serving.apply
+	$(BIN)/python -m envplan.serving
 
-# Sets every planner beside the published figures on every built-in workload, replays weeks of
-# serving (most of an hour), and draws the picture of the README.
-results: $(VENV)/.installed
+# Both pages of results.
+results: results-training results-serving
+
+# Sets every planner beside the published figures on every measured workload (ten minutes), and draws
+# the picture of the README.
+results-training: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
-	$(BIN)/python -m benchmarks.serving_runs
-	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 	@mkdir -p build
 	$(BIN)/envplan solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --quiet -o build/overview.plan.json
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
+
+# Replays weeks of serving (most of an hour).
+results-serving: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.serving_runs
+	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
 # measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.

@@ -4,13 +4,17 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from cli_helpers import COMMAND, assert_refused, envplan, installed, small_profile
 from envplan.cli import app, output
 from envplan.cli.commands import PANELS
+from envplan.cli.commands import app as every_command
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
@@ -71,6 +75,23 @@ def test_help_lists_the_commands_and_an_example(tmp_path: Path) -> None:
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run([command, "--help"]) == 0
     assert f"Example:\n    envplan {command}" in capsys.readouterr().out
+
+
+def test_every_command_takes_json_and_quiet_and_says_in_a_line_what_it_does() -> None:
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        names = {name for param in command.params for name in param.opts}
+        assert {"--json", "--quiet"} <= names, path
+        if path.count(" ") == 2:  # a list of commands shows its first sentence
+            assert not command.get_short_help_str(66).endswith("..."), path
+
+
+def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands that do something themselves."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        yield from leaves(f"{path} {name}", inner)
 
 
 def test_version_is_that_of_the_package(tmp_path: Path) -> None:

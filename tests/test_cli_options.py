@@ -213,5 +213,5 @@ def test_tensor_parallelism_comes_from_the_sidecar_and_a_contradiction_is_told(
     assert plan(folder).job.gpus_per_stage == 4
     ran = envplan("solve", "--tp", 2, "--cp", 2, cwd=folder)
     assert ran.code == 0
-    assert "warning: profile profile was made with --tp 4, not 2" in ran.err
+    assert "warning: profile.csv was made with --tp 4, not 2" in ran.err
     assert Plan.load(folder / "plan.json").job.gpus_per_stage == 4

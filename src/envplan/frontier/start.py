@@ -49,9 +49,10 @@ _REPEATING: Final = (
     "zb-v",
     "dualpipe-v",
 )
-# Of the pipeline that stands for a long one, in rounds. With so many its middle is steady even near
-# T_min, on all profiles that were tried: the repair of the long one finds next to nothing to do.
-_STEADY_ROUNDS: Final = 4.0
+# Of the pipeline that stands for a long one, in rounds. With four its middle is steady even near
+# T_min, on all profiles that were tried, and the repair of the long one finds little to do. Near
+# T_star fewer are enough, so for those four fewer stand.
+_STEADY_ROUNDS: Final = (4.0, 2.5)
 _FEWEST_ROUNDS: Final = 3  # the same where whole rounds repeat
 _ROUNDS: Final = 4
 # Every so many-th level is kept where curves are made coarse, as long as so many are left.
@@ -226,8 +227,11 @@ def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     if few or pipeline.schedule not in _REPEATING:
         return None
     if _round_length(pipeline) == 1:
-        short = max(4, int(_STEADY_ROUNDS * stages))
-        return pipeline.with_microbatches(short) if short + stages <= microbatches else None
+        for rounds in _STEADY_ROUNDS:
+            short = max(4, int(rounds * stages))
+            if short + stages <= microbatches:
+                return pipeline.with_microbatches(short)
+        return None
     rounds = min(_ROUNDS, microbatches // stages - 1)
     if rounds < _FEWEST_ROUNDS:
         return None

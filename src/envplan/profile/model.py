@@ -29,7 +29,7 @@ from envplan.profile.options import (
 from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
-from envplan.profile.smoothing import noise_is_clear
+from envplan.profile.smoothing import jump_clocks, noise_is_clear
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +101,11 @@ class Profile:
     @cached_property
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
         return adjusted_tables(self._measured, self.adjustments, self._parts)
+
+    @property
+    def jumps(self) -> dict[str, int]:
+        """Instructions that are, as measured, faster up to a clock, MHz, than right above it."""
+        return jump_clocks(self._measured.values())
 
     @property
     def clocks_mhz(self) -> list[int]:
@@ -412,7 +417,7 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
             "profiles` lists them)",
             path=path_or_name,
         )
