@@ -66,11 +66,11 @@ _FINDINGS = """## What DynamoLLM finds, and what we find
 - **A pool for each class saves energy.** Not reproduced: MultiPool uses more than SinglePool
   everywhere, because it cuts a fleet into smaller ones that each need room for their own bursts.
   For each service the loss falls with the size of the fleet: {losses} (GPUs of SinglePool in
-  brackets). On the hour of code, MultiPool has {more_gpus} GPUs more, whose idle power of 100 W each is {idle:.1f} kWh; it
-  uses {more:.1f} kWh more. With chunked prefill and the nearest deadline first, short requests
-  hardly wait for long ones in a common pool, so pools by class gain little that could pay for this.
-  Over all ways to sort classes into pools (`static`, `exact`: branch and bound, by what the bursts
-  of each pool need), one common pool was the best in both hours.
+  brackets). On the hour of code, MultiPool has {more_gpus} GPUs more, whose idle power of 100 W
+  each is {idle:.1f} kWh; it uses {more:.1f} kWh more. With chunked prefill and the nearest deadline
+  first, short requests hardly wait for long ones in a common pool, so pools by class gain little
+  that could pay for this. Over all ways to sort classes into pools (`static`, `exact`: branch and
+  bound, by what the bursts of each pool need), one common pool was the best in both hours.
 - **More pools are better up to a point, then fragmentation costs more.** In part: energy rises with
   the number of pools (above), and one pool is the best.
 - **Scaling instances saves most.** Reproduced for cost, not for energy. Over coding-week, ScaleInst
