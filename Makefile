@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.pyx csrc/CMakeLists.txt)
 
 .PHONY: demo test test-slow test-versions soak fuzz lint format docs package bench profiles results \
-	validate compat gpu clean
+	results-training results-serving validate compat gpu clean
 
 # What a newcomer should see first: frontier, picture, plan, proof, on shipped measurements.
 demo: $(VENV)/.installed
@@ -35,14 +35,20 @@ MINUTES ?= 30
 soak: $(VENV)/.installed-test
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
-# Random input: EXAMPLES for every reader, SECONDS for the compiled core, which sanitizers watch.
-EXAMPLES ?= 1000
+# Random input for SECONDS: every reader of files; and the compiled core, which sanitizers watch, with
+# libFuzzer, where Clang and its runtime are (Debian: clang and libclang-rt-14-dev).
 SECONDS ?= 60
+CLANG ?= clang++
 fuzz: $(VENV)/.installed-test
-	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
-	$(BIN)/cmake -S csrc -B build/fuzz -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/fuzz.log
-	$(BIN)/cmake --build build/fuzz >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	build/fuzz/fuzz_core $(SECONDS)
+	FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile free tests/test_fuzzing.py
+ifeq ($(shell command -v $(CLANG)),)
+	@echo "the core is not fuzzed: there is no $(CLANG)"
+else
+	CXX=$(CLANG) $(BIN)/cmake -S csrc -B build/libfuzzer -DENVPLAN_EXTENSION=OFF -DENVPLAN_FUZZ=ON > build/libfuzzer.log
+	$(BIN)/cmake --build build/libfuzzer >> build/libfuzzer.log || { cat build/libfuzzer.log; exit 1; }
+	mkdir -p build/libfuzzer/corpus
+	build/libfuzzer/fuzz_core -max_total_time=$(SECONDS) -max_len=2048 -print_final_stats=1 build/libfuzzer/corpus
+endif
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
@@ -78,18 +84,23 @@ profiles: $(VENV)/.installed
 	$(BIN)/python -m tools.builtin_profiles profiles docs/profiles.md
 	$(BIN)/python -m envplan.plan
 	$(BIN)/python -m envplan.enforce.freqplan
-	$(BIN)/python -m envplan.serving.plan
-	$(BIN)/python -m envplan.serving.apply
+	$(BIN)/python -m envplan.serving
 
-# Sets every planner beside the published figures on every built-in workload, replays weeks of
-# serving (most of an hour), and draws the picture of the README.
-results: $(VENV)/.installed
+# Both pages of results.
+results: results-training results-serving
+
+# Sets every planner beside the published figures on every measured workload (ten minutes), and draws
+# the picture of the README.
+results-training: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.results docs/results.md
-	$(BIN)/python -m benchmarks.serving_runs
-	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 	@mkdir -p build
 	$(BIN)/envplan solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --quiet -o build/overview.plan.json
 	$(BIN)/envplan timeline build/overview.plan.json --quiet -o docs/overview.png
+
+# Replays weeks of serving (most of an hour).
+results-serving: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.serving_runs
+	$(BIN)/python -m benchmarks.serving_results docs/results-serving.md
 
 # Holds predictions against the published real runs: writes docs/validation.md and its pictures. The
 # measured profiles themselves come from `python -m tools.sosp24`. Two minutes each.

@@ -452,17 +452,22 @@ bool Trace::run(std::uint64_t work, Time until) {
   return true;
 }
 
+std::size_t Trace::most_snapshots() const {
+  const std::size_t bytes = walk_.num_nodes() * sizeof(Time) + walk_.num_arcs() * sizeof(Power);
+  return std::clamp(kSnapshotBytes / bytes, kMinSnapshots, kMaxSnapshots) / 2 * 2;
+}
+
 void Trace::record() {
   if (!times_.empty() && times_.back() == walk_.time()) {
     flows_.back() = walk_.flow();
     return;
   }
   if (times_.size() % stride_ == 0) {
-    if (snapshots_.size() == kMaxSnapshots) {
+    if (snapshots_.size() == most_snapshots()) {
       for (std::size_t k = 0; 2 * k < snapshots_.size(); ++k) {
         if (k > 0) snapshots_[k] = std::move(snapshots_[2 * k]);
       }
-      snapshots_.resize(kMaxSnapshots / 2);
+      snapshots_.resize(snapshots_.size() / 2);
       stride_ *= 2;
     }
     snapshots_.push_back(walk_.snapshot());

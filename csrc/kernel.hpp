@@ -84,6 +84,7 @@ class Walk {
   Power flow() const { return flow_; }
   Energy cost() const { return cost_; }
   Index num_nodes() const { return static_cast<Index>(position_.size()); }
+  Index num_arcs() const { return static_cast<Index>(arcs_.size()); }
   std::uint64_t touched() const { return touched_; }
 
   // Event times in the caller's numbering, source at 0: of all optimal ones those with every event
@@ -194,7 +195,9 @@ class Trace {
  private:
   void record();
 
-  static constexpr std::size_t kMaxSnapshots = 256;
+  // Fewer of a large network: a GiB of them together, but 8 at least.
+  static constexpr std::size_t kMaxSnapshots = 256, kMinSnapshots = 8, kSnapshotBytes = 1 << 30;
+  std::size_t most_snapshots() const;
   Walk walk_, cursor_;
   Power from_flow_;
   std::vector<Time> times_;

@@ -108,10 +108,10 @@ def follow(folder: Path, fake: FakeNvml, seconds: float) -> None:
         time.sleep(0.01)
     promise(not left, f"{len(left)} threads left {[thread.name for thread in left]}")
     promise(fake.wait_until_free(10.0) is not None, "the clock was given back")
-    dropped = shim._log.dropped
+    dropped = shim._log.dropped  # events as well
     promise(
-        heard + dropped == shim.steps,
-        f"{heard} of {shim.steps} steps handed over, {dropped} dropped",
+        shim.steps - dropped <= heard <= shim.steps,
+        f"{heard} of {shim.steps} steps handed over, {dropped} lines of the log dropped",
     )
     files = sorted(folder.glob("run.jsonl*"))
     lines = sum(1 for _ in read_run_log(files))

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from cli_helpers import COMMAND, assert_refused, envplan, installed, small_profile
 from envplan.cli import app, output
 from envplan.cli.commands import PANELS
+from envplan.cli.commands import app as every_command
 
 # What a command may import only once it needs it.
 HEAVY = {"numpy", "pandas", "pydantic", "ortools", "matplotlib", "rich"}
@@ -71,6 +76,23 @@ def test_help_lists_the_commands_and_an_example(tmp_path: Path) -> None:
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run([command, "--help"]) == 0
     assert f"Example:\n    envplan {command}" in capsys.readouterr().out
+
+
+def test_every_command_takes_json_and_quiet_and_says_in_a_line_what_it_does() -> None:
+    for path, command in leaves("envplan", typer.main.get_command(every_command)):
+        names = {name for param in command.params for name in param.opts}
+        assert {"--json", "--quiet"} <= names, path
+        if path.count(" ") == 2:  # a list of commands shows its first sentence
+            assert not command.get_short_help_str(66).endswith("..."), path
+
+
+def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands that do something themselves."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        yield from leaves(f"{path} {name}", inner)
 
 
 def test_version_is_that_of_the_package(tmp_path: Path) -> None:
@@ -379,3 +401,21 @@ def test_profiles_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     assert energies["sosp24-a100-gpt3-xl-4stage"] == "identified"
     assert energies["sosp24-a100sxm-gpt3-175b-8stage"] == "measured"
     assert energies["a40-gpt3-1.3b-4stage"] == "modelled"
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envplan.cli.output._REPORT_PERIOD_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["frontier", "a40-gpt3-1.3b-4stage", "-m", "32"]
+    assert app._run(arguments) == 0
+    said = capsys.readouterr().err
+    assert "Tracing the frontier of a40-gpt3-1.3b-4stage: 0.0% done after 0 min\n" in said
+    told = r"^choosing frequencies: [\d.]+% done after 0 min, about 0 min left$"
+    assert re.search(told, said, re.MULTILINE)
+    assert app._run([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    source = Path(__file__).parents[1] / "profiles" / "sosp24-a100-gpt3-xl-4stage.csv"
+    assert app._run(["smooth", str(source)]) == 0
+    assert re.search(r"\d of \d+ operations: [\d.]+% done", capsys.readouterr().err)

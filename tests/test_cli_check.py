@@ -43,6 +43,22 @@ def test_plan_is_proved_line_by_line(folder: Path) -> None:
         assert word in ran.out
 
 
+def test_what_holds_comes_with_what_to_do_with_it(folder: Path) -> None:
+    assert envplan("apply", "-q", cwd=folder).code == 0
+    assert envplan("frontier", "-q", "-o", "frontier.csv", cwd=folder).code == 0
+    dag = ("schedule", "export", "1f1b", "-s", 2, "-m", 2, "--format", "dag", "-q")
+    assert envplan(*dag, cwd=folder).code == 0
+    for file, following in (
+        ("plan.json", "apply plan.json"),
+        ("profile.csv", "frontier profile.csv"),
+        ("run.freqplan.json", "devices"),
+        ("frontier.csv", "solve PROFILE"),
+        ("pipeline.dag.json", "frontier PROFILE --dag pipeline.dag.json"),
+    ):
+        ran = envplan("check", file, cwd=folder)
+        assert ran.out.endswith(f"\nnext: envplan {following}\n"), ran.out + ran.err
+
+
 def test_plan_is_found_from_another_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_price_and_carbon_are_shown_for_an_iteration_and_for_the_run(folder: Pat
     for words in (
         "cost (EUR)",
         "carbon (g CO2)",
-        "The run: 1000 iterations, all GPUs, modelled",
+        "The run: 1,000 iterations, all GPUs, modelled",
         "energy (kWh)",
         "carbon (kg CO2)",
         "saved (%)",
@@ -216,7 +216,7 @@ def test_replays_are_priced_on_average_and_waiting_too(
     assert noisy["costs"]["iteration"]["energy_kwh"] != noisy["energy_j"] / 3.6e6
     assert app._run(["simulate", *prices, "--currency", "EUR"]) == 0
     out = capsys.readouterr().out
-    assert "1000 iterations cost " in out
+    assert "1,000 iterations cost " in out
     assert " EUR" in out
 
 
@@ -245,7 +245,7 @@ def test_planners_are_compared_by_what_their_runs_cost(
     work = ["compare", "--price", "day.csv", "--carbon", "400", "--iterations", "5000"]
     assert app._run(work) == 0
     said = capsys.readouterr().out
-    for words in ("The run: 5000 iterations, all GPUs, modelled", "cost (USD)", "CO2"):
+    for words in ("The run: 5,000 iterations, all GPUs, modelled", "cost (USD)", "CO2"):
         assert words in said
     assert app._run([*work, "--json"]) == 0
     planners = json.loads(capsys.readouterr().out)["planners"]
@@ -297,4 +297,4 @@ def test_clusters_and_unlike_replicas_are_priced_as_a_whole(
     assert both["costs"]["plan"]["money"] == pytest.approx(200 * both["energy_j"] / 3.6e6)
     table = app._run([*prices[:-1], "--dp", "4", "--straggler", "1.3", "--currency", "EUR"])
     assert table == 0
-    assert "The run: 1000 iterations, all GPUs" in capsys.readouterr().out
+    assert "The run: 1,000 iterations, all GPUs" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_solve_apply_and_hold_in_a_row(tmp_path: Path) -> None:
         "serving", "solve", "--load", LOAD, "--gpus", 32, *quick, "--plot", cwd=tmp_path
     )
     assert solved.code == 0, solved.err
-    assert "gap" in solved.out
+    assert "certified gap" in solved.out or "with no proof" in solved.out  # on a busy machine
     plan = json.loads((tmp_path / "serving-plan.json").read_text())
     assert plan["schema"] == "envplan/serving-plan/v1"
     assert (tmp_path / "serving-plan.png").exists()
@@ -242,6 +242,22 @@ def test_simulate_writes_what_happens_over_time(inside: Inside, tmp_path: Path) 
     assert "energy (kWh)" in table.out
 
 
+def test_costs_count_gpu_hours_and_what_the_site_draws_besides(inside: Inside) -> None:
+    trace = ("--trace", "azure-2023-code", "--past", "45min", "--json")
+    plain = json.loads(inside("simulate", *trace, "--price", "0.5", "--carbon", "400").out)
+    assert plain["requests"] < 8819 / 2
+    money = ("--price", "0.5", "--carbon", "400", "--pue", "1.5", "--gpu-hour", "2")
+    full = json.loads(inside("simulate", *trace, *money, "--currency", "EUR").out)
+    assert full["energy_j"] == plain["energy_j"]
+    assert full["EUR"] == pytest.approx(1.5 * plain["money"] + 2 * plain["gpu_hours"])
+    assert full["carbon_g"] == pytest.approx(1.5 * plain["carbon_g"])
+    hosts = json.loads(inside("simulate", *trace, "--price", "0.5", "--host-power", "100").out)
+    more = 0.5 * 0.1 * plain["gpu_hours"]
+    assert hosts["money"] == pytest.approx(plain["money"] + more)
+    late = inside("simulate", *trace[:2], "--past", "2h")
+    assert_refused(late, 2, "no request comes after a past")
+
+
 def test_compare_reads_azures_files_and_puts_policies_side_by_side(
     inside: Inside, tmp_path: Path
 ) -> None:
@@ -253,8 +269,8 @@ def test_compare_reads_azures_files_and_puts_policies_side_by_side(
     names = "SinglePool,MultiPool,DynamoLLM,envplan,exact"
     ran = inside("compare", "--trace", "trace.csv", "--policies", names, "--plot", "page.html")
     assert ran.code == 0, ran.err
-    for policy in names.split(","):
-        assert policy in ran.out
+    for word in ("on h100-llama2-70b (identified)", *names.split(",")):
+        assert word in ran.out
     assert "against SinglePool" in (tmp_path / "page.html").read_text()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress((tmp_path / "trace.csv").read_bytes()))
     document = json.loads(
@@ -321,7 +337,7 @@ def test_what_cannot_be_solved_is_one_line(
     ("lines", "words"),
     [
         (["XL5,2,1000,0,,100,0.1,0.01"], ["p.csv:2, column class", "no class 'XL5'"]),
-        (["SS,2,1000,0,,100,,0.01"], ["p.csv:2, column ttft_s", "no holes"]),
+        (["SS,2,1000,0,,100,,0.01"], ["p.csv:2, column ttft_s", "is empty"]),
         (
             [
                 "SS,2,1000,0,,1,0.1,0.01",
@@ -399,7 +415,7 @@ def test_a_trace_with_mistakes_is_one_line(
         (["--ready", "vm,coffee"], 2, ["--ready must name some of vm, weights, snapshot"]),
         (["--pools", "0"], 2, ["--pools"]),
         (["--squash", "soon"], 2, ["--squash"]),
-        (["--gpu-price", "-1"], 2, ["--gpu-price"]),
+        (["--gpu-hour", "-1"], 2, ["--gpu-hour"]),
         (["--seed", "-1"], 2, ["--seed"]),
         (["--slo", "LM=0.001,0.1"], 1, ["LM its first token"]),
     ],

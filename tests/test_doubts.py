@@ -9,6 +9,7 @@ import pytest
 
 from cli_helpers import envplan, small_profile
 from envplan import DoubtWarning, Pipeline, Profile, builtin_profiles, trace_frontier
+from envplan.cli import app
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,17 @@ def test_a_doubt_is_one_line_and_the_plan_is_made(
     assert words in ran.err
     assert ran.err.count("\n") == 1
     assert (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_that_takes_hours_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envplan.cli.options._MANY_OPERATIONS", 32)
+    monkeypatch.chdir(tmp_path)
+    for microbatches, words in (("4", ""), ("5", "40 operations: planning may take hours")):
+        arguments = ["solve", "a40-gpt3-1.3b-4stage", "-m", microbatches]
+        assert app._run(arguments) == 0
+        assert words in capsys.readouterr().err
 
 
 def test_an_error_stands_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +82,32 @@ def test_many_stages_are_planned_and_proved(stages: int, microbatches: int, tmp_
     assert envplan("check", "plan.json", cwd=tmp_path).code == 0
 
 
+def test_more_operations_than_can_be_are_refused_at_once(tmp_path: Path) -> None:
+    small_profile(128, clocks=(1740, 780)).save_csv(tmp_path / "profile.csv")
+    ran = envplan("solve", "-m", 4097, cwd=tmp_path)
+    assert ran.code == 2
+    assert "make 1048832 operations; at most 1048576 are possible" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+#: Commands whose files are compared, each after the one before.
+COMMANDS = (
+    "solve a40-gpt3-1.3b-4stage --microbatches 8 --slowdown 2 --ladder 3 -o plan.json",
+    "solve sosp24-a100-gpt3-xl-4stage --microbatches 8 --switch-latency 5ms -o late.json",
+    "apply plan.json -o run.freqplan.json",
+    "frontier a40-gpt3-1.3b-4stage --microbatches 8 -o frontier.json",
+)
+
+
+def files_of(command: Path, folder: Path, **environment: str) -> dict[str, bytes]:
+    """What the commands write, by name."""
+    folder.mkdir()
+    for line in COMMANDS:
+        words = [str(command), *line.split(), "--quiet"]
+        subprocess.run(words, cwd=folder, env={**os.environ, **environment}, check=True)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
     pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=12)
     profile = Profile.builtin("a40-gpt3-1.3b-4stage")
@@ -91,12 +118,29 @@ def test_threads_do_not_change_a_byte(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert len({*pool.map(plan, range(8)), plan(0)}) == 1
-    small_profile().save_csv(tmp_path / "profile.csv")
-    files = set()
-    for threads in ("1", "8"):
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONHASHSEED": threads}
-        command = [COMMAND, "solve", "-m", "8", "--slowdown", "3", "-q", "-o", "plan.json"]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-        files.add((tmp_path / "plan.json").read_bytes())
-    assert len(files) == 1
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    files = [
+        files_of(COMMAND, tmp_path / n, **dict.fromkeys(names, n), PYTHONHASHSEED=n)
+        for n in ("1", "8")
+    ]
+    assert files[0] == files[1]
+
+
+def python_of(version: str) -> str | None:
+    """An interpreter of a version, of pyenv or on the path."""
+    places = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    return str(places[-1]) if places else shutil.which(f"python{version}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_versions_of_python_do_not_change_a_byte(version: str, tmp_path: Path) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    binaries = tmp_path / "venv" / "bin"
+    root = Path(__file__).parents[1]
+    subprocess.run([binaries / "python", "-m", "pip", "install", "--quiet", root], check=True)
+    there = files_of(binaries / "envplan", tmp_path / "there")
+    assert there == files_of(COMMAND, tmp_path / "here")

@@ -1,13 +1,15 @@
 """Random damage to every kind of file: it is read, or refused in one line, and nothing else.
 
-A few examples in `make test`; `make fuzz` draws many (FUZZ_EXAMPLES of each). The samples are the
-files of a release, and what other tools write.
+A few examples of each in `make test`; `make fuzz` draws anew until it has spent FUZZ_SECONDS on all
+of them. The samples are the files of a release, and what other tools write.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ from envplan.pipeline.imports import as_torch_csv, read_deepspeed, read_torch_cs
 from envplan.pipeline.imports.chrome import TraceMapping, read_chrome_traces
 from envplan.plan import Plan
 from envplan.profile import Profile, ProfileMetadata
+from envplan.profiling.huggingface import read_model
 from envplan.runtime.locks import Mark
 from envplan.runtime.runlog import read_run_log
 from envplan.serving.apply import ServingApplied
@@ -36,9 +39,11 @@ from envplan.serving.plan import ServingPlan
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 from envplan.sweep import read_config
+from envplan.sweep.journal import Journal
 from test_imports_chrome import PYTORCH, traced
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0")) or 30
+EXAMPLES = 30
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
 SCHEDULES = Path(__file__).parents[1] / "examples" / "schedules"
 PIPELINE = Pipeline("1f1b", num_stages=2, num_microbatches=4)
@@ -53,6 +58,26 @@ AZURE = (
 ZEUS = (
     b"[\n  [('forward', 1740), ('backward', 1500)],\n  [('forward', 1260), ('backward', 780)],\n]\n"
 )
+OVERLAPS = repr(
+    [[(("forward", "norm_0-none-12-1024"), ("backward", "rope_0-none-6-1024"))] * 4] * 2
+).encode()
+CONFIG = json.dumps(
+    {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
+).encode()
 CLOCKS = b"stage,position,frequency\n" + b"".join(
     b"%d,%d,%d\n" % (stage, position, 1740 - 60 * position)
     for stage in range(2)
@@ -64,6 +89,18 @@ STRAGGLERS = b"iteration,replica,slowdown\n0,1,1.2\n1,0,1\n"
 
 def released(name: str) -> bytes:
     return (RELEASED / name).read_bytes()
+
+
+def read_overlaps(path: Path) -> Any:
+    path.replace(path.with_name("scheds_1.py"))
+    clocks = path.with_name("freqs_1.py")
+    clocks.write_text(repr([[1740] * 8] * 2))
+    return read_clocks(clocks, PIPELINE)
+
+
+def read_journal(path: Path) -> Any:
+    with Journal(path) as journal:
+        return journal.rows
 
 
 #: What each kind of file is, its suffix and what reads it.
@@ -82,6 +119,9 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "serving profile": (SERVING, ".csv", ServingProfile.read_csv),
     "Azure's trace": (AZURE, ".csv", Trace.read_csv),
     "lists of clocks": (ZEUS, ".py", lambda path: read_clocks(path, PIPELINE)),
+    "Kareus's overlaps": (OVERLAPS, ".py", read_overlaps),
+    "config.json of a model": (CONFIG, ".json", read_model),
+    "journal of a sweep": (released("sweep.csv.journal"), "", read_journal),
     "table of clocks": (CLOCKS, ".csv", lambda path: read_clocks(path, PIPELINE)),
     "clocks of a plan": (
         released("run.freqplan.json"),
@@ -103,6 +143,8 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
     "stragglers": (STRAGGLERS, ".csv", lambda path: read_slowdowns(path, 2)),
     "mark of a guard": (b"123 456 1200 zeusd\n", "", lambda path: Mark.parse(path.read_bytes())),
 }
+
+CHECKED = ("plan.json", "frontier.json", "run.freqplan.json", "profile.csv")
 
 WEIRD = [
     *(
@@ -186,35 +228,44 @@ def test_sample_is_read(kind: str, tmp_path: Path) -> None:
     assert read(path) is not None
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_damaged_file_is_read_or_refused_in_a_line(
-    kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    sample, suffix, read = READERS[kind]
-    path = tmp_path_factory.mktemp("fuzz") / f"file{suffix}"
+def fuzz(sample: bytes, try_out: Callable[[bytes], None], name: str, share: float) -> None:
+    """Try damaged samples: a few, or for a share of the seconds that there are."""
+    tried, end = 0, time.monotonic() + share * SECONDS
 
     @settings(max_examples=EXAMPLES)
     @given(damaged(sample))
     def check(data: bytes) -> None:
+        nonlocal tried
+        tried += 1
+        try_out(data)
+
+    check()
+    while time.monotonic() < end:
+        check()
+    if SECONDS:
+        print(f"\n{name}: {tried} damaged files", file=sys.__stderr__, flush=True)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_damaged_file_is_read_or_refused_in_a_line(kind: str, tmp_path: Path) -> None:
+    sample, suffix, read = READERS[kind]
+    path = tmp_path / f"file{suffix}"
+
+    def try_out(data: bytes) -> None:
         path.write_bytes(data)
         read_or_refused(path, read)
 
-    check()
+    fuzz(sample, try_out, kind, 0.8 / len(READERS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plan.json", "frontier.json", "run.freqplan.json", "profile.csv"])
-def test_damaged_file_is_proved_or_refused_by_check(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("fuzz")
+@pytest.mark.parametrize("name", CHECKED)
+def test_damaged_file_is_proved_or_refused_by_check(name: str, tmp_path: Path) -> None:
     for file in ("profile.csv", "profile.meta.json", name):
-        (folder / file).write_bytes(released(file))
+        (tmp_path / file).write_bytes(released(file))
 
-    @settings(max_examples=EXAMPLES)
-    @given(damaged(released(name)))
-    def check(data: bytes) -> None:
-        (folder / name).write_bytes(data)
-        read_or_refused(folder / name, check_file)
+    def try_out(data: bytes) -> None:
+        (tmp_path / name).write_bytes(data)
+        read_or_refused(tmp_path / name, check_file)
 
-    check()
+    fuzz(released(name), try_out, f"check {name}", 0.2 / len(CHECKED))

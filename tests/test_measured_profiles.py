@@ -281,7 +281,7 @@ def test_powers_predict_runs_that_they_were_found_without(synthetic: Runs) -> No
     left = index % 4 == 3
     powers = find_powers(synthetic.take(~left), times)
     runs = synthetic.take(left)
-    energy = (powers.of(runs) * runs.time_s).sum(1)
+    energy = (runs.by_clock(powers.power_w, powers.clocks_mhz) * runs.time_s).sum(1)
     waiting = SMALL.waiting_w * (4 * runs.iteration_time_s - runs.time_s.sum(1))
     assert np.abs((energy + waiting) / runs.energy_j - 1).max() < 0.01
     assert np.all(np.diff(powers.power_w, axis=2) >= -1e-9)
@@ -361,6 +361,7 @@ def test_a_plan_says_what_taking_out_noise_does_to_it(tmp_path: Path) -> None:
     (line,) = [line for line in ran.out.splitlines() if "rows are noisy" in line]
     late = float(line.split("take ")[1].split("%")[0])
     assert late < 0.3
+    assert line.endswith("and counts on backward up to 960 MHz being faster than right above)")
     assert Plan.load(plan).gap < 0.0035
     assert "noise taken out" in envplan("check", str(plan), cwd=tmp_path).out
     ran = envplan(*job, "--raw", "-o", str(raw), cwd=tmp_path)
@@ -383,6 +384,7 @@ def test_rows_below_a_jump_go_on_from_those_above_at_their_own_power(
     times, smooth = (t.time_ns[r] * 1e-9 for t, r in zip(tables, rising, strict=True))
     powers = [t.energy_fj[r] / t.time_ns[r] * 1e-6 for t, r in zip(tables, rising, strict=True)]
     assert [clocks[k] for k in jumps(times)] == [below]
+    assert Profile.builtin(name).jumps == {instruction: below}
     under = clocks <= below
     assert np.all(smooth[under] > times[under])  # no plan promises the faster state
     assert np.median(np.abs(powers[1] / powers[0] - 1)[under]) < 0.01

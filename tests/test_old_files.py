@@ -53,6 +53,7 @@ RELEASED = Path(__file__).parent / "fixtures" / "v0.1"
     [
         *("profile.csv", "plan.json", "frontier.json", "frontier.csv", "run.freqplan.json"),
         *("job.dag.json", "serving-plan.json", "serving.clocks.json"),
+        *("parts/profile.csv", "parts/plan.json", "parts/run.freqplan.json"),
     ],
 )
 def test_a_file_of_a_release_is_proved(file: str) -> None:

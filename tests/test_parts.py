@@ -3,6 +3,7 @@ own, and against the replay; files, plans and bad input."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 from pathlib import Path
@@ -49,16 +50,19 @@ def late(within: float, waiting_uw: int, latency_ns: int, hold_ns: int = 0) -> B
 
 
 @st.composite
-def part_tables(draw: st.DrawFn, most_parts: int = 4) -> list[Part]:
-    """Parts with noisy rows at the same clocks, some of constant time."""
-    count = draw(st.integers(1, most_parts))
+def part_tables(draw: st.DrawFn, most_parts: int = 4, second_knob: bool = True) -> list[Part]:
+    """Parts with noisy rows at the same clocks, some of constant time, maybe in two configs."""
+    knobs = second_knob and draw(st.booleans()) and draw(st.booleans())
+    count = draw(st.integers(1, 3 if knobs else most_parts))
     clocks = CLOCKS[: draw(st.integers(1, len(CLOCKS)))]
     parts = []
     for p in range(count):
         constant = p > 0 and draw(st.booleans()) and draw(st.booleans())
+        configs = ("x y", "z") if knobs and not constant else ("",)
         rows = [
-            (draw(st.integers(1, 40)), draw(st.integers(0, 60)), -mhz, "")
+            (draw(st.integers(1, 40)), draw(st.integers(0, 60)), -mhz, config)
             for mhz in ((0,) if constant else clocks)
+            for config in configs
         ]
         parts.append(Part(f"p{p}", option_table(0, "forward", rows)))
     return parts
@@ -77,18 +81,15 @@ def best(table: OptionTable, waiting_uw: int = 0) -> list[tuple[int, int]]:
 
 
 def all_choices(parts: list[Part], latency: int, hold: int) -> set[tuple[int, int]]:
-    """Time and energy of every choice of a clock for each part that the rules allow, one by one."""
-    clocks = sorted({m for part in parts for m in part.table.frequency_mhz.tolist() if m}) or [0]
-    rows = [{m: (t, e) for m, _, t, e in part.table.rows()} for part in parts]
-    follows = [0 not in row for row in rows]
+    """Time and energy of every choice of a row for each part that the rules allow, one by one."""
     found = set()
-    for chosen in itertools.product(*(clocks if one else [0] for one in follows)):
+    for chosen in itertools.product(*(part.table.rows() for part in parts)):
         now, used, requests, clock = 0, 0, [0], 0
-        for row, mhz in zip(rows, chosen, strict=True):
+        for mhz, _, time, energy in chosen:
             if mhz and clock and mhz != clock:
                 requests.append(now - latency)
             clock = mhz or clock
-            now, used = now + row[mhz][0], used + row[mhz][1]
+            now, used = now + time, used + energy
         apart = [b - a for a, b in itertools.pairwise(requests)]
         kept = now - requests[-1] - latency >= hold
         if not apart or (min(apart) >= max(latency, hold) and kept):
@@ -207,7 +208,7 @@ def parts_profile(
 @given(st.data())
 def test_the_frontier_is_that_of_parts_as_operations_of_their_own(data: st.DataObject) -> None:
     tables = {
-        (stage, name): data.draw(part_tables(3))
+        (stage, name): data.draw(part_tables(3, second_knob=False))
         for stage in (0, 1)
         for name in ("forward", "backward")
     }
@@ -288,6 +289,33 @@ def test_simulated_operations_show_their_parts() -> None:
     assert {part.part for part in timed.slices} >= {"attention0", "mlp2"}
 
 
+def test_a_cap_on_the_peak_counts_what_parts_draw() -> None:
+    profile, cap = parts_profile(microbatches=3), 400.0
+    for how in (ByParts(), None):
+        frontier = trace_frontier(Pipeline("1f1b", 2, 3), profile.adjusted(by_parts=how))
+        plan = frontier.plan(peak_power_cap=cap)
+        timeline = simulate(plan, profile)
+        busy: dict[int, list[tuple[int, int, float]]] = {0: [], 1: []}
+        for one in timeline.operations:
+            parts = profile.parts(one.operation.stage, one.operation.instruction)
+            begin = one.start_ns
+            for part in one.slices if changes_of(one.config) else ():
+                watts = part.energy_fj / (part.finish_ns - part.start_ns) / 1e6
+                busy[one.operation.stage].append((part.start_ns, part.finish_ns, watts))
+            for part in () if changes_of(one.config) else parts:
+                rows = {m: (t, e) for m, _, t, e in part.table.rows()}
+                time, energy = rows[one.frequency_mhz]
+                busy[one.operation.stage].append((begin, begin + time, energy / time / 1e6))
+                begin += time
+        moments = {begin for spans in busy.values() for begin, *_ in spans}
+        peak = max(
+            sum(next((w for a, b, w in spans if a <= at < b), 70.0) for spans in busy.values())
+            for at in moments
+        )
+        assert peak <= cap
+        assert timeline.replay.peak_uw == pytest.approx(peak * 1e6, abs=2)
+
+
 def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
     parts_profile().save_csv(tmp_path / "profile.csv")
     for command in (
@@ -308,6 +336,46 @@ def test_the_commands_work_on_a_profile_with_parts(tmp_path: Path) -> None:
         for name in ("plan.json", "one.json")
     }
     assert energy["plan.json"] < 0.98 * energy["one.json"]
+
+
+def test_a_backward_that_is_derived_has_the_parts_of_what_it_is_made_of() -> None:
+    profile = parts_profile()
+    names = [part.name for part in profile.parts(0, "backward")]
+    split = profile.adjusted(backward_input_share=0.4, by_parts=EXACT)
+    for half, share in (("backward_input", 0.4), ("backward_weight", 0.6)):
+        table = split.table(0, half)
+        assert [part.name for part in table.parts] == names
+        assert table.changes_clock.any()
+        whole = {row[:2]: row[2:] for row in profile.table(0, "backward").rows()}
+        for mhz, config, time, energy in table.rows():
+            if not changes_of(config):
+                assert time == pytest.approx(share * whole[mhz, config][0], abs=len(names))
+                assert energy == pytest.approx(share * whole[mhz, config][1], rel=1e-9)
+    plan = trace_frontier(
+        Pipeline("zb-h1", 2, 3),
+        profile.fitted({"forward", "backward_input", "backward_weight"}, by_parts=ByParts()),
+    ).plan()
+    assert any(changes_of(op.config) for op in plan.stages[0] if op.instruction != "forward")
+    assert verify_plan(plan, profile)
+    # Recomputed forwards run somewhere between the parts of a backward.
+    recomputing = profile.adjusted(recompute=True, by_parts=EXACT)
+    assert not recomputing.table(0, "backward").parts
+    assert recomputing.table(0, "forward").changes_clock.any()
+
+
+def test_halves_of_a_backward_are_joined_part_by_part() -> None:
+    columns = ("stage", "instruction", "frequency", "time", "energy", "part")
+    rows = [
+        (0, name, mhz, work * 1e-3 * 1500 / mhz, work * mhz / 100, part)
+        for name in ("forward", "backward_input", "backward_weight")
+        for mhz in (1500, 1000)
+        for part, work in (("mlp", 2.0), ("attention", 1.0))
+    ]
+    profile = Profile.from_rows(rows, columns=columns)
+    table = profile.adjusted(join_backward=True, by_parts=EXACT).table(0, "backward")
+    assert [part.name for part in table.parts] == ["mlp", "attention"]
+    assert table.changes_clock.any()
+    assert table.time_ns[table.max_frequency_option] == 6_000_000
 
 
 def test_parts_are_scaled_to_what_was_measured_of_the_operation() -> None:
@@ -368,9 +436,51 @@ def test_a_frequency_plan_carries_clocks_by_part_and_checks_them() -> None:
         applied.to_zeus()
     with pytest.raises(InputError, match="solve with --min-dwell instead"):
         apply_plan(plan, profile, topology=topology, min_dwell=0.01)
-    few = Clocks((1260, 1500, 1740), "given", None)
-    with pytest.raises(InputError, match="no clock of the GPU"):
-        apply_plan(plan, profile, topology=topology, clocks=few)
+    with pytest.raises(InputError, match="the highest clock of the GPU is 1000 MHz"):
+        apply_plan(plan, profile, topology=topology, clocks=Clocks((1000,), "given", None))
+
+
+def test_sweeps_plan_by_parts_as_solve_does(tmp_path: Path) -> None:
+    parts_profile().save_csv(tmp_path / "profile.csv")
+    points = ("", "one_clock = true", "parts_within = 0")
+    text = "".join(f'[[points]]\nprofile = "profile.csv"\nslowdown = 2\n{p}\n' for p in points)
+    (tmp_path / "sweep.toml").write_text(text)
+    ran = envplan("sweep", "sweep.toml", "-o", "sweep.csv", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, ""), ran
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines()))
+    for row, options in zip(rows, ((), ("--one-clock",), ("--parts-within", "0")), strict=True):
+        solved = envplan("solve", "--slowdown", "2", "--json", *options, cwd=tmp_path)
+        assert float(row["energy_j"]) == json.loads(solved.out)["predicted"]["energy_j"]
+    assert [row["one_clock"] for row in rows] == ["False", "True", "False"]
+    energies = [float(row["energy_j"]) for row in rows]
+    assert energies[0] < 0.98 * energies[1]
+
+
+@pytest.mark.parametrize("asked", [{}, {"switch_latency": 0.02}, {"min_hold": 0.05}])
+@pytest.mark.parametrize("has", [(1260, 1500, 1740), (1100, 1400, 1800)])
+def test_clocks_of_parts_that_a_gpu_lacks_are_raised(
+    has: tuple[int, ...], asked: dict[str, float]
+) -> None:
+    profile = parts_profile()
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile.adjusted(by_parts=ByParts()))
+    plan = frontier.plan(slowdown=0.05, **asked)
+    wanted = {c.frequency_mhz for s in plan.stages for op in s for c in changes_of(op.config)}
+    assert wanted - set(has)
+    applied = apply_plan(
+        plan, profile, topology=Topology.for_job(plan.job), clocks=Clocks(has, "given", None)
+    )
+    assert applied.iteration_time_s <= plan.target.deadline_s
+    assert FrequencyPlan.from_document(json.loads(applied.to_json())) == applied
+    for rank in applied.ranks:
+        assert rank.configs is not None
+        for before, now in zip(plan.stages[rank.stage], rank.configs, strict=True):
+            assert {c.frequency_mhz for c in changes_of(now)} <= set(has)
+            assert bool(changes_of(before.config)) == bool(changes_of(now))
+        assert set(rank.clocks_mhz) <= set(has)
+    raised = {(one.planned_mhz, one.applied_mhz) for one in applied.raised}
+    assert raised
+    assert all(before < now and now in has for before, now in raised)
+    assert all(one.profiled == (has[0] == 1260) for one in applied.raised)
 
 
 def test_operations_around_the_pipeline_run_at_the_clock_that_suits_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from cli_helpers import envplan, small_profile
+from envplan._words import significant
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.planners import compare
@@ -239,8 +240,8 @@ def test_a_report_tells_money_and_carbon_of_the_run(plan_folder: Path) -> None:
     text = (plan_folder / "report.html").read_text()
     predicted = json.loads((plan_folder / "plan.json").read_text())["predicted"]
     saved_j = (predicted["baseline"]["energy_j"] - predicted["energy_j"]) * 1e6
-    assert f"<b>{saved_j / 3.6e6 * 0.25:,.5g} EUR</b>" in text
-    assert f"<b>{saved_j / 3.6e6 * 0.38:,.4g} kg CO2</b>" in text
+    assert f"<b>{significant(saved_j / 3.6e6 * 0.25)} EUR</b>" in text
+    assert f"<b>{significant(saved_j / 3.6e6 * 0.38)} kg CO2</b>" in text
     assert "Carbon: 380 g CO2 per kWh" in text
 
 

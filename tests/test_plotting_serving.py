@@ -56,6 +56,19 @@ def test_over_time_there_is_a_line_for_each_policy() -> None:
     assert made(figure, "svg") == made(over_time_figure(results, "short"), "svg")
 
 
+def test_where_nothing_is_asked_no_slo_is_missed() -> None:
+    baseline, ours = a_comparison()
+    quiet = ours.series.requests.copy()
+    quiet[::2] = 0
+    series = replace(ours.series, requests=quiet, attained=ours.series.attained * (quiet > 0))
+    figure = over_time_figure([baseline, replace(ours, series=series)], "short")
+    shown = figure.axes[3].lines[1].get_ydata()
+    assert len(shown) == (quiet > 0).sum()
+    page = comparison_page([baseline, replace(ours, series=series)], "short", None)
+    assert "null" in page
+    assert "NaN" not in page
+
+
 def test_a_page_has_cards_a_chart_and_a_table() -> None:
     text = comparison_page(a_comparison(), "short", "modelled")
     assert '<span class="badge modelled">' in text

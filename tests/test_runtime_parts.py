@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 from envplan.runtime import Profiler, Shim
+from envplan.runtime.clocks import Clocks
 from envplan.runtime.parts import hook_parts
 from fake_nvml import FakeNvml, fake_nvml
 from shim_helpers import A40, frequency_plan
@@ -109,6 +111,47 @@ def test_every_part_gets_its_clock_as_it_begins(
     assert not any(
         module._forward_pre_hooks or module._backward_pre_hooks for module in layers.modules()
     )
+
+
+def test_a_clock_is_asked_for_so_long_after_its_part_begins(fake_nvml: FakeNvml) -> None:
+    plan = plan_by_parts()
+    rank = plan.ranks[0]
+    configs = ["@attention=1740 @attention=1020+1500000ns", "@mlp=780 @mlp=1500+9000000ns"] * 2
+    plan = plan.model_copy(update={"ranks": [rank.model_copy(update={"configs": configs})]})
+    plan.check()
+    with Shim(plan, rank=0, world_size=1, every_request=True, log=None) as shim:
+        for microbatch in (0, 1):
+            for instruction, part in (("forward", "attention"), ("backward", "mlp")):
+                shim.begin(instruction, microbatch)
+                shim.part(part, backward=instruction == "backward")
+                time.sleep(0.02)
+                shim.end(instruction, microbatch)
+        shim.step()
+        wait_until_set(shim)
+    assert set_clocks(fake_nvml) == [1740, 1020, 780, 1500] * 2
+
+
+def test_what_is_asked_for_later_waits_its_turn() -> None:
+    class Requests:
+        def request(self, mhz: int) -> None:
+            made.append((time.perf_counter_ns(), mhz))
+
+        def close(self) -> None:
+            pass
+
+    made: list[tuple[int, int]] = []
+    done = threading.Event()
+    clocks = Clocks(Requests(), None)  # type: ignore[arg-type]
+    begun = clocks.mark()
+    clocks.ask(900, begun, 5_000_000)
+    clocks.ask(1200, clocks.mark())
+    clocks.then(done.set)
+    assert done.wait(60)
+    assert [mhz for _, mhz in made] == [900, 1200]
+    assert made[0][0] >= begun + 5_000_000
+    clocks.ask(600, clocks.mark(), 3600 * 10**9)
+    clocks.close()  # does not wait for it, and asks for nothing more
+    assert len(made) == 2
 
 
 def test_a_part_that_is_no_module_is_refused(fake_nvml: FakeNvml) -> None:

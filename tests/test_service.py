@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -138,8 +139,45 @@ def test_service_gives_back_what_nobody_is_left_to_give_back(
             [COMMAND, "guard", "--once"], capture_output=True, text=True, check=True
         )
         assert "GPU 0 (NVIDIA A40): given back; a killed training had left it" in ran.stdout
+        assert ran.stdout.endswith("next: envplan devices\n")
         assert fake_nvml.locked(0) is None
         assert fake_nvml.locked(1) == 900
+
+
+def test_service_gives_back_what_the_end_of_a_container_left(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    script = (
+        "import os, time\n"
+        "from envplan.runtime import Guard\n"
+        "guard = Guard.start('nvml', 0)\n"
+        "guard.request(1005)\n"
+        "while not guard.done: guard.problems(); time.sleep(0.01)\n"
+        "os._exit(3)\n"
+    )
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if "unshare" in ran.stderr:
+        pytest.skip("this user may not make a container")
+    assert ran.returncode == 3, ran.stderr
+    assert fake_nvml.locked() == 1005  # its guard ended with all else in it
+    assert envplan_guard(tmp_path) == 0
+    assert fake_nvml.wait_until_free(60) is not None
+
+
+def test_with_json_the_document_is_all_there_is_on_stdout(fake_nvml: FakeNvml) -> None:
+    kill_both(fake_nvml)
+    ran = subprocess.run(
+        [COMMAND, "guard", "--once", "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(ran.stdout)["schema"] == "envplan/guard/v1"
+    assert "given back" in ran.stderr
+    unit = subprocess.run([COMMAND, "guard", "--unit"], capture_output=True, text=True, check=True)
+    assert unit.stdout.startswith("# /etc/systemd")
+    assert unit.stderr == "next: systemctl enable --now envplan-guard\n"
 
 
 def test_service_that_runs_gives_back_soon_and_stops_when_told(fake_nvml: FakeNvml) -> None:

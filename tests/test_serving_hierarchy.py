@@ -78,11 +78,11 @@ def test_the_gpu_manager_takes_the_clock_that_draws_least_at_the_load() -> None:
         {("SS", 2, 1000): [(0, 10), (4, 50)], ("SS", 2, 2000): [(0, 20), (6, 90)]}
     )
     model = PoolModel(profile, "SS", Slo(1.0, 1.0))
-    assert model.best(2, 40.0).curve.frequency_mhz == 1000
-    assert model.best(2, 41.0).curve.frequency_mhz == 2000
+    assert model.best(2, 40.0).frequency_mhz == 1000
+    assert model.best(2, 41.0).frequency_mhz == 2000
     loads = np.array([0.0, 20.0, 40.0, 50.0, 61.0])
     assert model.least_power(2, loads)[:-1].tolist() == [
-        model.best(2, load).power for load in loads[:-1]
+        model.best(2, load).power_at(load) for load in loads[:-1]
     ]
     assert model.least_power(2, loads)[-1] == np.inf
 

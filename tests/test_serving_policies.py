@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envplan.costs.rates import Rate
-from envplan.errors import NoAnswerError
+from envplan.errors import InputError, NoAnswerError
 from envplan.serving.policies import (
     POLICIES,
     Settings,
@@ -43,6 +43,42 @@ def test_every_policy_keeps_the_slos_of_a_real_hour(hour: str) -> None:
     assert saved["SinglePool"] == 0
     assert saved["envplan"] is not None
     assert saved["envplan"] > 30
+
+
+@pytest.mark.parametrize("hour", HOURS)
+def test_policies_that_scale_keep_the_slos_without_hindsight(hour: str) -> None:
+    trace, past = Trace.open(hour), 900.0
+    scaling = [name for name, policy in POLICIES.items() if policy.scales]
+    for result in compare_policies(
+        ServingProfile.builtin(), trace, Settings(past_s=past), policies=scaling
+    ):
+        assert result.requests == (trace.arrival >= past).sum() == result.series.requests.sum()
+        assert (result.series.time_s[0], result.duration_s) == (past, trace.duration_s - past)
+        assert result.attainment >= 0.999, result.policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_a_past_nothing_knows_what_is_still_to_come(policy: str) -> None:
+    """What is done in the first minutes is the same whether or not anything follows them."""
+    trace, until = Trace.open(HOURS[0]), 2400.0
+    settings = Settings(past_s=900.0, mispredicted=0.0)
+    whole = simulate(ServingProfile.builtin(), trace, policy, settings)
+    begun = trace.part(slice(int(np.searchsorted(trace.arrival, until))))
+    cut = simulate(ServingProfile.builtin(), begun, policy, settings)
+    slots = round((until - settings.past_s) / 60)
+    assert cut.series.gpus[:slots].tolist() == whole.series.gpus[:slots].tolist()
+    assert cut.series.power_w[:slots] == pytest.approx(whole.series.power_w[:slots], rel=1e-9)
+
+
+def test_a_past_must_have_requests_and_so_must_what_follows() -> None:
+    trace = Trace.open(HOURS[0])
+    late = trace.part(trace.arrival > 1800)
+    for known, past, words in (
+        (trace, 3600.0, "after a past of 3600 s"),
+        (late, 600.0, "in a past"),
+    ):
+        with pytest.raises(InputError, match=words):
+            simulate(ServingProfile.builtin(), known, "envplan", Settings(past_s=past))
 
 
 @pytest.mark.parametrize(("factor", "seed"), [(0.3, 1), (2.0, 2)])

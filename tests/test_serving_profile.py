@@ -80,7 +80,7 @@ def test_a_profile_by_load_becomes_phases_by_littles_law() -> None:
     [
         ("3,1980,decode,1,0.1,300", "must be 1, 2, 4 or 8"),
         ("8,1980,decode,1,0.1,300", "does not say in kv_tokens"),
-        ("2,1980,nothing,1,0.1,300", "must be prefill, decode or idle"),
+        ("2,1980,nothing,1,0.1,300", "should be 'prefill', 'decode' or 'idle'"),
         ("2,1980,decode,2,0.1,300", "must be above 4"),
         ("2,1980,decode,8,0,300", "must be a number above 0"),
         ("2,1980,decode,8,0.1,90000", "which none draws"),
@@ -187,10 +187,10 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
     [
         (["XS,2,1000,0,,100,0.1,0.01"], ":2, column class", "no class 'XS'"),
         (["SS,3,1000,0,,100,0.1,0.01"], ":2, column tp", "1, 2, 4 or 8"),
-        (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "a number"),
-        (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "from 0 up"),
+        (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "'fast' is not a whole number"),
+        (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "is negative"),
         (["SS,2,1000,nan,,100,0.1,0.01"], ":2, column load", "nan"),
-        (["SS,2,1000,0,,100,,0.01"], ":2, column ttft_s", "blank"),
+        (["SS,2,1000,0,,100,,0.01"], ":2, column ttft_s", "is empty"),
         (["SS,2,1000,0,,100,0.1,0"], ":2, column tbt_s", "above 0"),
         ([GOOD, "SS,2,1000,10,,,0.1,0.01"], ":3, column energy_per_request_j", "blank"),
         ([GOOD, "SS,2,1000,10,5,5,0.1,0.01"], ":3, column energy_per_request_j", "both"),
@@ -207,7 +207,7 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
             "2000 MHz but none",
         ),
         (["SS,2,1000,0,,12000,0.1,0.01"], ":2, column power_w", "6000 W on each GPU"),
-        (["SS,2,1000"], ":2", "3 cells"),
+        (["SS,2,1000"], ":2, column load", "is empty"),
         ([], "", "no rows"),
     ],
 )
@@ -227,9 +227,9 @@ def test_a_bad_profile_is_refused_with_its_place(
         ({"classes": {"QQ": {}}}, "no class 'QQ'"),
         ({"classes": {"SS": {"ttft_slo_s": 0}}}, "classes.SS.ttft_slo_s"),
         ({"classes": {"SS": {"speed": 1}}}, "classes.SS"),
-        ({"classes": []}, "by class"),
+        ({"classes": []}, "classes should be an object"),
         ({"source": "guessed"}, "measured"),
-        ({"gpu": 7}, "text"),
+        ({"gpu": 7}, "gpu should be a valid string, not 7"),
     ],
 )
 def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -> None:
@@ -249,7 +249,7 @@ def test_the_built_in_profile_without_its_sidecar_is_refused(tmp_path: Path) -> 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("class,tp,frequency,load,power_w,ttft_s\n")
-    with pytest.raises(InputError, match="no column tbt_s"):
+    with pytest.raises(InputError, match="column tbt_s: the column is missing"):
         ServingProfile.open(str(tmp_path / "p.csv"))
     with pytest.raises(InputError, match=BUILTIN):
         ServingProfile.open("nothing-here")

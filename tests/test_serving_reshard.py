@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.serving.apply import CLOCKS_SCHEMA, Instance, ServingApplied
+from envplan.serving.apply import Instance, ServingApplied
 from envplan.serving.reshard import PARTS, move_fleet, transfer_plan
 
 FLEETS = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8).filter(
@@ -81,9 +81,9 @@ def fleet(*nodes: list[int], gpus: int = 8) -> ServingApplied:
                 load_tokens_s=1.0,
             ))  # fmt: skip
             first += tp
-    return ServingApplied(schema=CLOCKS_SCHEMA, plan_sha256="0" * 64, profile_sha256="0" * 64,
-                          gpu=None, clocks_source="profile", gpus_per_node=gpus, nodes=len(nodes),
-                          instances=instances)  # fmt: skip
+    return ServingApplied(schema="envplan/serving-clocks/v1", plan_sha256="0" * 64,
+                          profile_sha256="0" * 64, gpu=None, clocks_source="profile",
+                          gpus_per_node=gpus, nodes=len(nodes), instances=instances)  # fmt: skip
 
 
 def test_a_fleet_stays_on_the_nodes_that_hold_its_weights() -> None:

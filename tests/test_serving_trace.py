@@ -120,6 +120,12 @@ def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> 
         (["timestamp,class", "0,SS", "1,SS,5,5"], "line 3 has 4 cells"),
         (["timestamp,class", "0,SS", "1,SS,5"], ":3: has more cells than the 2 columns"),
         (["class", "SS"], "no column timestamp"),
+        (["TIMESTAMP,ContextTokens,GeneratedTokens", "0,5,-2"], ":2, column GeneratedTokens: must"),
+        (["TIMESTAMP,ContextTokens,GeneratedTokens", "1,5,5", "0,5,5"], ":3, column TIMESTAMP"),
+        (["TIMESTAMP,ContextTokens"], "both ContextTokens and GeneratedTokens"),
+        (["TIMESTAMP,ContextToken,GeneratedTokens"], "is ContextTokens meant"),
+        (["timestamp,input_token,output_tokens"], "is input_tokens meant"),
+        (["Timestamp,Input_Tokens,Output_Tokens", "0,x,5"], ":2, column Input_Tokens: must be"),
     ],
 )  # fmt: skip
 def test_a_bad_trace_is_refused_with_its_place(

@@ -90,7 +90,8 @@ def test_replaying_a_run_on_its_profile_is_replaying_the_profile_s_times() -> No
     model = identify(runs, LATENCY.seconds)
     profile = validate.workload_profile(model, LATENCY, len(runs))
     pipeline = profile.pipeline()
-    expected = Replay(runs.workload)(model.times.of(runs), model.overheads)
+    times = runs.by_clock(model.times.time_s, model.times.clocks_mhz)
+    expected = Replay(runs.workload)(times, model.overheads)
     time, _ = replay_clocks(pipeline, profile, runs.clocks(5))
     assert time == pytest.approx(expected[5], rel=1e-5)
 

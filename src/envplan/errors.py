@@ -81,14 +81,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     Args:
         what: is named, such as "schedule".
     """
-    return f"unknown {what} {shown(name)}; {meant(name, known)}"
+    return f"unknown {what} {shown(name)}{meant(name, known)}"
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """All names that are known, if they are few, and what was meant by one that is not."""
-    listed, names = [], list(known)
+    """What follows an unknown name: all that are known, if they are few, and what was meant."""
+    listed, names = [""], list(known)
     near = _nearest(name, names)
-    if not near or len(names) <= _FEW:
+    if len(names) <= _FEW:
         listed.append(f"known: {', '.join(names)}")
     if near:
         listed.append(f"did you mean {' or '.join(near)}?")

@@ -76,7 +76,7 @@ class Quantity:
             raise InputError(
                 f"{name} must be at least {self._shown(self.least)}, not {self._shown(value)}"
                 if self.whole
-                else f"{name} must be a number from {self.least:g} up, not {text}"
+                else f"{name} must be a number from {self._shown(self.least)} up, not {text}"
             )
         if value > self.most:
             found = self._shown(value) if self.whole else text
@@ -98,7 +98,8 @@ class Quantity:
         return int(total) if total == int(total) else None
 
     def _shown(self, value: float) -> str:
-        return shown(int(value)) if self.whole else f"{value:g}"
+        unit = " s" if value and self.units.get("s") else ""
+        return shown(int(value)) if self.whole else f"{value:g}{unit}"
 
 
 TIME: Final = Quantity(

@@ -161,6 +161,23 @@ class Runs:
             for kind in (0, 1)
         ]
 
+    def by_clock(
+        self,
+        values: FloatArray,
+        clocks_mhz: npt.NDArray[np.int64],
+        asked_mhz: npt.NDArray[np.int64] | None = None,
+    ) -> FloatArray:
+        """What a curve for each stage and instruction says of each operation, (R, N).
+
+        Args:
+            values: of stage, instruction (0 forward, 1 backward) and clock, (S, 2, F).
+            clocks_mhz: ascending, (F).
+            asked_mhz: clocks of the operations, (R, N); default: those asked for.
+        """
+        at = np.searchsorted(clocks_mhz, self.frequency_mhz if asked_mhz is None else asked_mhz)
+        found: FloatArray = values[self.stage, self.backward.astype(int), at]
+        return found
+
     def clocks(self, run: int) -> list[list[int]]:
         """The clocks of one run, a list per stage in execution order."""
         stages = range(self.workload.num_stages)
@@ -168,17 +185,17 @@ class Runs:
 
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Runs:
         """Some of the runs."""
+        each = {name: getattr(self, name)[index] for name in _OF_EACH_RUN}
         return replace(
-            self,
-            keys=tuple(self.keys[k] for k in np.arange(len(self))[index].tolist()),
-            frequency_mhz=self.frequency_mhz[index],
-            time_s=self.time_s[index],
-            time_std_s=self.time_std_s[index],
-            iteration_time_s=self.iteration_time_s[index],
-            iteration_std_s=self.iteration_std_s[index],
-            iterations=self.iterations[index],
-            rank_energy_j=self.rank_energy_j[index],
+            self, keys=tuple(self.keys[k] for k in np.arange(len(self))[index].tolist()), **each
         )
+
+
+#: Fields of Runs that are arrays over the runs.
+_OF_EACH_RUN: Final = (
+    *("frequency_mhz", "time_s", "time_std_s", "iteration_time_s", "iteration_std_s"),
+    *("iterations", "rank_energy_j"),
+)
 
 
 @cache

@@ -38,15 +38,10 @@ KNOT_MHZ: Final = 45
 _ENERGY: Final = 0.003
 #: Of what neighbouring slopes differ by, W at a knot.
 _BEND_W: Final = 6.0
-#: Of the level of a stage against all stages, and of each step of its curve, W.
-_STAGE_W: Final = 15.0
-_STAGE_STEP_W: Final = 3.0
-#: Of the forward's level against the backward's, and of each step, W.
-_KIND_W: Final = 15.0
-_KIND_STEP_W: Final = 3.0
+#: Of a curve's level against those of all stages, or of the other instruction, and of its steps, W.
+_LEVEL_W, _STEP_W = 15.0, 3.0
 #: How far on both sides of a valley the cost is held level, MHz, and how level, W.
-_VALLEY_MHZ: Final = 60
-_VALLEY_W: Final = 3.0
+_VALLEY_MHZ, _VALLEY_W = 60, 3.0
 
 
 @dataclass(frozen=True)
@@ -64,12 +59,6 @@ class PowerCurves:
     power_w: FloatArray
     error_w: FloatArray
     residual: float
-
-    def of(self, runs: Runs) -> FloatArray:
-        """The powers of the runs' operations at the clocks that they asked for, (R, N)."""
-        at = np.searchsorted(self.clocks_mhz, runs.frequency_mhz)
-        powers: FloatArray = self.power_w[runs.stage, runs.backward.astype(int), at]
-        return powers
 
 
 def find_powers(runs: Runs, times: TimeCurves) -> PowerCurves:
@@ -168,12 +157,12 @@ def _priors(stages: int, number: int) -> FloatArray:
         for step in range(number):
             all_stages = [unknown(stage, backward, step) for stage in range(stages)]
             mean = np.mean(all_stages, axis=0)
-            deviation = _STAGE_W if step == 0 else _STAGE_STEP_W
+            deviation = _STEP_W if step else _LEVEL_W
             rows += [(one - mean) / deviation for one in all_stages]
     for stage in range(stages):
         for step in range(number):
             apart = unknown(stage, 0, step) - unknown(stage, 1, step)
-            rows.append(apart / (_KIND_W if step == 0 else _KIND_STEP_W))
+            rows.append(apart / (_STEP_W if step else _LEVEL_W))
         for backward in (0, 1):
             rows += [
                 (unknown(stage, backward, step + 1) - unknown(stage, backward, step)) / _BEND_W

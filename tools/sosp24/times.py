@@ -81,12 +81,6 @@ class TimeCurves:
     error: FloatArray
     count: npt.NDArray[np.int64]
 
-    def of(self, runs: Runs) -> FloatArray:
-        """The times of the runs' operations at the clocks that they asked for, (R, N)."""
-        at = np.searchsorted(self.clocks_mhz, runs.frequency_mhz)
-        times: FloatArray = self.time_s[runs.stage, runs.backward.astype(int), at]
-        return times
-
 
 def find_switch_latency(workloads: Sequence[Runs]) -> SwitchLatency:
     """How late a lower clock comes on a GPU, from the runs of all its workloads."""
@@ -171,9 +165,10 @@ def _previous(runs: Runs) -> npt.NDArray[np.int64]:
 
 def _settled(runs: Runs, curves: TimeCurves, latency_s: float) -> FloatArray:
     """The measured times less what the old clock did to them, (R, N)."""
-    now = curves.of(runs)
-    at = np.searchsorted(curves.clocks_mhz, _previous(runs))
-    before = curves.time_s[runs.stage, runs.backward.astype(int), at]
+    now, before = (
+        runs.by_clock(curves.time_s, curves.clocks_mhz, asked)
+        for asked in (runs.frequency_mhz, _previous(runs))
+    )
     late = np.minimum(latency_s, before)
     corrected: FloatArray = runs.time_s - late * (1 - now / before)
     return corrected

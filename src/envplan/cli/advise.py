@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @takes(
     """
     Most used:
-      --best N  How many to plan of each ranking; default 3.
+      --best N  How many to plan of each ranking; default: 3.
     """,
 )
 def advise(

@@ -148,8 +148,14 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
     declared = _SHARED | own
 
     def made(kind: Kind) -> Kind:
-        _check_used(own, vars(kind).get("__annotations__", {}), kind.__name__)
-        for name in vars(kind).get("__annotations__", {}):
+        names = inspect.get_annotations(kind)
+        for field in getattr(kind, "__dataclass_fields__", {}).values():
+            if field.name in own and field.name not in names:  # of a class that is none of options
+                names[field.name] = field.type
+                setattr(kind, field.name, field.default)
+        kind.__annotations__ = names
+        _check_used(own, names, kind.__name__)
+        for name in names:
             value = vars(kind).get(name, dataclasses.MISSING)
             if isinstance(value, ParameterInfo):  # one that several groups share
                 info, value = value, _initial(value, dataclasses.MISSING)
@@ -246,24 +252,11 @@ def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[s
 
     def named(text: str, name: str) -> Path:
         path = Path(text or default)
-        check_type(path, name, types, hint)
+        if path.suffix.lower() not in types:
+            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
         return path
 
     return named
-
-
-def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
-    """Raises: InputError: the file an option names does not end in one of the types."""
-    if path is not None and path.suffix.lower() not in types:
-        raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
-
-
-def name_bare_plot(arguments: list[str], default: str = "frontier.png") -> list[str]:
-    """Give a `--plot` that no file name follows its default one."""
-    return [
-        f"--plot={default}" if argument == "--plot" and following.startswith("-") else argument
-        for argument, following in pairwise([*arguments, "--"])
-    ]
 
 
 class Command(TyperCommand):

@@ -184,13 +184,14 @@ def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list
 
 
 def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
-    def saved(plan: Plan | None) -> str:
-        return "-" if plan is None else f"{plan.predicted.savings_percent:.2f}"
+    def saved(row: PartsRow, energy_j: float | None) -> str:
+        percent = row.saved_percent(energy_j)
+        return "-" if percent is None else f"{percent:.2f}"
 
     return {
         "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
-        "one clock an operation, saved (%)": [saved(row.one_clock) for row in rows],
-        "by parts, saved (%)": [saved(row.by_parts) for row in rows],
+        "one clock an operation, saved (%)": [saved(row, row.one_clock_j) for row in rows],
+        "by parts, saved (%)": [saved(row, row.by_parts_j) for row in rows],
         "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
     }
 
@@ -265,8 +266,8 @@ def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow])
             {
                 "switch_latency_s": row.switch_latency_s,
                 "deadline_s": row.deadline_s,
-                "one_clock_energy_j": None if row.one_clock is None else row.one_clock.energy,
-                "by_parts_energy_j": None if row.by_parts is None else row.by_parts.energy,
+                "one_clock_energy_j": row.one_clock_j,
+                "by_parts_energy_j": row.by_parts_j,
                 "gained_percent": row.gained_percent,
             }
             for row in parts

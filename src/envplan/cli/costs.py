@@ -33,7 +33,7 @@ def print_costs(plan: Plan) -> None:
         return
     of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
     print_table(
-        titled(f"The run: {costs.iterations} iterations{of}, all GPUs", plan.profile.source),
+        titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
         ("", "max frequency", "plan", "saved", "saved (%)"),
         _run_rows(costs, costs.run),
     )
@@ -97,7 +97,7 @@ def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[st
 
     currency = _unit(run.currency)
     notes = []
-    words = ("an iteration costs", f"{run.iterations} iterations cost")
+    words = ("an iteration costs", f"{run.iterations:,} iterations cost")
     for what, spent in zip(words, spent_on, strict=True):
         if spent is None:
             continue
@@ -135,7 +135,7 @@ def cost_columns(
         carbon = [(one.carbon_g or 0.0) / 1000 for one in spent]
         columns["carbon (kg CO2)"] = [significant(one) for one in carbon]
         columns["avoided (%)"] = [_saved(before.carbon_g / 1000, after) for after in carbon]
-    what = f"The run: {run.iterations} iterations" if run.iterations else "One iteration"
+    what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
     return f"{what}, all GPUs", columns
 
 

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envplan._files import check_writable, same_file
-from envplan.cli.options import DEFAULT_PROFILE as DEFAULT_PROFILE
-from envplan.errors import EnvplanError, InputError, shown
+from envplan.errors import EnvplanError, InputError
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
-
-
-def at_least(count: int, option: str, least: int, most: int = 2**31 - 1) -> int:
-    """`count`, which an option gave.
-
-    Raises:
-        InputError: it is below `least` or above `most`.
-    """
-    if count < least:
-        raise InputError(f"{option} must be at least {least}, not {shown(count)}")
-    if count > most:
-        raise InputError(f"{option} must be at most {most}, not {shown(count)}")
-    return count
-
-
-def finite(
-    value: float, option: str, *, least: float = 0.0, most: float = sys.float_info.max
-) -> float:
-    """`value`, which an option gave.
-
-    Raises:
-        InputError: it is not finite, below `least` or above `most`.
-    """
-    if not math.isfinite(value) or value < least:
-        raise InputError(f"{option} must be a number from {least:g} up, not {value:g}")
-    if value > most:
-        raise InputError(f"{option} must be at most {most:g}, not {value:g}")
-    return value
 
 
 def check_outputs(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
+#: What takes minutes to plan.
+_MANY_OPERATIONS = 2**17
 
 #: What several commands take, each where a field or a parameter has its name.
 SHARED = share(
@@ -66,8 +68,8 @@ SHARED = share(
       --json  Print JSON instead of a table; errors, too.
       -q, --quiet  Print nothing but errors; files are still written.
     """,
-    switch_latency=TIME.plainly("ms"),
-    min_dwell=TIME.plainly("ms"),
+    switch_latency=TIME.plainly("ms").within(0, 3600),
+    min_dwell=TIME.plainly("ms").within(0, 3600),
 )
 
 
@@ -131,7 +133,7 @@ def complete_profiles(incomplete: str) -> list[str]:
           all_gather.
       --one-clock  Give every operation one clock, though the profile splits some into parts.
       --parts-within PCT  Leave out clocks by part that save at most PCT percent of an operation's
-          energy on others no slower; default: 0.5, 0 leaves nothing out.
+          energy on others no slower; default: 0.2, 0 leaves nothing out.
       --blocking-power W  Power of a GPU that waits; default: the profile's blocking rows, else
           70.
     """,
@@ -174,6 +176,13 @@ class JobOptions(ParallelOptions):
         profile = open_profile(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
+            from envplan.cli.output import warn
+
+            warn(
+                f"{count} operations: planning may take hours and gigabytes; plans of long "
+                "iterations repeat, so some microbatches for each stage tell nearly as much"
+            )
         needed = {op.instruction for op in pipeline.operations}
         by_parts = self.by_parts(profile)
         return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
@@ -184,17 +193,11 @@ class JobOptions(ParallelOptions):
         Raises:
             InputError: options contradict each other or the profile.
         """
-        from envplan.profile import ByParts
-
-        if self.parts_within is not None and (self.one_clock or not profile.has_parts):
-            raise InputError(
-                "--parts-within goes with a profile whose operations have parts, and not with "
-                "--one-clock"
-            )
-        if self.one_clock or not profile.has_parts:
-            return None
-        within = {} if self.parts_within is None else {"within": self.parts_within / 100}
-        return ByParts.of(blocking_power_w=self.blocking_power, **within)
+        return profile.by_parts(
+            one_clock=self.one_clock,
+            within_percent=self.parts_within,
+            blocking_power_w=self.blocking_power,
+        )
 
     def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
@@ -252,15 +255,16 @@ class JobOptions(ParallelOptions):
         from envplan.cli.output import warn
 
         known = profile.metadata
-        for name, given, made in (
-            ("--tp", self.tp, known.tensor_parallel),
-            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage),
+        timed = "its times and energies are those of"
+        shared_out = f"its {profile.num_stages} model stages are shared out anew, not as with"
+        for name, given, made, so in (
+            ("--tp", self.tp, known.tensor_parallel, timed),
+            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage, timed),
+            ("--pp", self.pp, known.job.stages, shared_out),
         ):
             if given is not None and made not in (None, given):
-                warn(
-                    f"profile {profile.name} was made with {name} {made}, not {given}: its times "
-                    f"and energies are those of {name} {made}"
-                )
+                made_so = f"{profile.path or profile.name} was made with {name} {made}, not {given}"
+                warn(f"{made_so}: {so} {name} {made}")
                 return
 
     def _from_dag(self) -> Pipeline:
@@ -356,7 +360,7 @@ class TargetOptions:
 @options(
     """
     Target:
-      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s.
+      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s; default: none.
       --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
           appears.
       --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
@@ -400,11 +404,12 @@ class ClockOptions:
           time.
       --carbon G|FILE  gCO2 of a kWh, or a CSV with hour,carbon or time,carbon.
       --currency NAME  What to call the units of --price; default: USD.
-      --pue X  Power usage effectiveness of the site, from 1 up; default 1.
-      --host-power W  What the host draws for each of its GPUs.
-      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of them.
-      --embodied KG  CO2 of making one GPU, kg; goes with --carbon.
-      --lifetime YEARS  Years that --embodied is spread over; default 5.
+      --pue X  Power usage effectiveness of the site, from 1 up; default: 1.
+      --host-power W  What the host draws for each of its GPUs; default: 0.
+      --gpu-hour P  What an hour of a GPU costs besides energy: slower plans take more of
+          them. Default: 0.
+      --embodied KG  CO2 of making one GPU, kg; goes with --carbon. Default: 0.
+      --lifetime YEARS  Years that --embodied is spread over; default: 5.
     """,
     pue=NUMBER.within(1, 100),
     gpu_hour=NUMBER,

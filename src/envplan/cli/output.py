@@ -8,10 +8,11 @@ import shlex
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.solve import Frontier
 
+#: How often work says how far it is where nobody watches a terminal.
+_REPORT_PERIOD_S = 60.0
 _PATIENCE_S = 1.0
 _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
@@ -261,10 +264,12 @@ def describe_configs(plan: Plan) -> list[str]:
 
 @contextmanager
 def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback for trace_frontier that draws a bar on a terminal once a second has passed.
+    """A callback for trace_frontier that shows how far it is once a second has passed.
+
+    A bar on a terminal, else a line a minute.
 
     Yields:
-        The callback (time now, T_min), or None where nobody would see the bar.
+        The callback (time now, T_min), or None where nobody wants to see it.
     """
     first: int | None = None
     with _bar(task, quiet=quiet) as draw:
@@ -274,7 +279,7 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
             first = now_ns if first is None else first
             draw((first - now_ns) / max(1, first - min_ns), task)
 
-        yield update if draw.visible else None
+        yield None if quiet else update
 
 
 @contextmanager
@@ -301,20 +306,67 @@ def spinner(task: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+    """A callback that takes the part done, from 0 to 1, and what is being done."""
+    if quiet:
+        yield lambda part, now: None
+    else:
+        bar = _Bar(task) if sys.stderr.isatty() else _Lines(task)
+        try:
+            yield bar
+        finally:
+            bar.stop()
+
+
+class _Lines:
+    """A line on stderr once a minute, for the logs of long work."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._part = 0.0
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __call__(self, part: float, task: str) -> None:
+        self._part, self._task = part, task
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_REPORT_PERIOD_S):
+            minutes = (time.monotonic() - self._begun) / 60
+            told = f"{self._task}: {self._part:.1%} done after {minutes:.0f} min"
+            if self._part > 0:
+                told += f", about {minutes * (1 / self._part - 1):.0f} min left"
+            with suppress(OSError):
+                print(told, file=sys.stderr, flush=True)
+
+
 class _Bar:
-    """A rich progress bar that is imported only when it is shown."""
+    """A rich progress bar that is imported only when it is shown, after a second."""
 
-    def __init__(self, *, visible: bool) -> None:
-        self.visible = visible
+    def __init__(self, task: str) -> None:
         self._draw: Callable[[float, str], None] | None = None
-        self.stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], None] = lambda: None
+        self._patience = threading.Timer(_PATIENCE_S, self._show, (task,))
+        self._patience.daemon = True
+        self._patience.start()
 
-    def __call__(self, fraction: float, task: str) -> None:
+    def __call__(self, part: float, task: str) -> None:
         if self._draw is not None:
-            self._draw(fraction, task)
+            self._draw(part, task)
 
-    def show(self, task: str) -> None:
-        """Draw it from now on."""
+    def stop(self) -> None:
+        self._patience.cancel()
+        self._patience.join()
+        self._stop()
+
+    def _show(self, task: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -329,20 +381,4 @@ class _Bar:
         row = bar.add_task(task, total=1.0)
         bar.start()
         self._draw = lambda done, task: bar.update(row, completed=done, description=task)
-        self.stop = bar.stop
-
-
-@contextmanager
-def _bar(task: str, *, quiet: bool) -> Iterator[_Bar]:
-    bar = _Bar(visible=not quiet and sys.stderr.isatty())
-    patience = threading.Timer(_PATIENCE_S, bar.show, (task,))
-    patience.daemon = True
-    if bar.visible:
-        patience.start()
-    try:
-        yield bar
-    finally:
-        patience.cancel()
-        if bar.visible:
-            patience.join()
-        bar.stop()
+        self._stop = bar.stop

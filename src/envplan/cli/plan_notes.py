@@ -39,9 +39,11 @@ def _about_raw_rows(frontier: Frontier, plan: Plan) -> list[str]:
     if not frontier.profile.adjustments.smoothed:
         return [f"{noisy}: plans and their bound hang on rows that are too fast by chance"]
     late, dearer = beyond_raw_rows(plan, frontier.profile)
+    fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in frontier.profile.jumps.items())
     return [
         f"{noisy}, so this plan is made on smooth ones; on the rows as measured its clocks take "
-        f"{100 * late:+.2f}% time and {100 * dearer:+.2f}% energy (--raw plans on those)"
+        f"{100 * late:+.2f}% time and {100 * dearer:+.2f}% energy (--raw plans on those"
+        + (f", and counts on {fast} being faster than right above)" if fast else ")")
     ]
 
 

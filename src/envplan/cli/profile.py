@@ -48,7 +48,7 @@ def _known_schedule(name: str, option_name: str) -> str:
           mixtral-8x7b, deepseek-v3, gpt3-175b, or a config.json of Hugging Face.
       --entry MODULE:FUNCTION  Measure the stages that this function returns: pairs of a torch
           module and inputs.
-      --pp, --stages N  Pipeline stages; default 4.
+      --pp, --stages N  Pipeline stages; default: 4.
     Job:
       --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
@@ -160,21 +160,13 @@ class WorkOptions:
 class SizeOptions(Sizes):
     """Sizes of the workload."""
 
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    vocabulary_size: int | None = None
-    sequence_length: int | None = None
-    width_factor: int | None = None
-    image_size: int | None = None
-
 
 @options(
     """
     Measuring:
       --device N  Which GPU, by nvidia-smi; default: CUDA's first.
-      --error PCT  Repeat until time and energy have this standard error; default 1.
-      --time-limit TIME  But at most so long for an operation; default 20s.
+      --error PCT  Repeat until time and energy have this standard error; default: 1.
+      --time-limit TIME  But at most so long for an operation; default: 20s.
       --no-lock  Touch no clock: measure at the current ones only.
       --smooth  Take out noise; raw_time and raw_energy stay.
     """,
@@ -464,6 +456,7 @@ class _Reporter:
 
 
 def _print(profile: Profile) -> None:
+    from envplan._words import counted
     from envplan.cli.output import describe_profile, print_table, say, signed_percent, significant
     from envplan.profiling.remarks import remarks
     from envplan.profiling.sweep import summarize_profile
@@ -492,7 +485,8 @@ def _print(profile: Profile) -> None:
         rows,
         words=2,
     )
-    of = f" of {metadata.microbatch_size} samples" if metadata.microbatch_size else ""
+    size = metadata.microbatch_size
+    of = f" of {counted(size, 'sample')}" if size else ""
     say(
         f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
         f"microbatches{of}, schedule {metadata.schedule}"

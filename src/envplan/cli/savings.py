@@ -26,7 +26,7 @@ def _share(text: str, name: str) -> float:
     """
     Job:
       --gpus N  How many GPUs run such jobs; default: those of the job.
-      --utilization SHARE  Share of the year they train: 0.8 or 80%.
+      --utilization SHARE  Share of the year they train: 0.8 or 80%; default: 1.
     """,
     utilization=_share,
 )

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    file_of,
-    one_of,
-    options,
-    takes,
-)
+from envplan.cli.command import PICTURES, Group, add, argument, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
 from envplan.devices import DeviceError
@@ -32,8 +23,9 @@ from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.costs.rates import Rate
+    from envplan.costs.rates import Kind, Rate
     from envplan.runtime.guard import Guard
+    from envplan.serving.apply import ServingApplied
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
@@ -93,32 +85,38 @@ class ServiceOptions:
             with_slos(profile, given, self.slo_scale) if given or self.slo_scale != 1 else profile
         )
 
-    def check_outputs(self, *outputs: Path | None, trace: str | None = None) -> None:
+    def check_outputs(
+        self, *outputs: Path | None, inputs: Sequence[tuple[str, str | None]] = ()
+    ) -> None:
         """Raises: InputError: an output cannot be written, or would replace what is read."""
-        from envplan.serving.profile import sidecar_path
-
-        path = self.known.path
+        path, sidecar = self.known.path, self.known.sidecar
         check_outputs(
-            *outputs,
-            inputs=[
-                ("the profile", path),
-                ("the profile's sidecar", path and sidecar_path(path)),
-                ("the trace", trace),
-            ],
+            *outputs, inputs=[("the profile", path), ("the profile's sidecar", sidecar), *inputs]
         )
 
-    def say_gaps(self) -> None:
-        """Name what the profile lacks though no SLO explains it."""
-        from envplan.cli.output import say
+    def answer(
+        self, show: OutputOptions, document: Callable[[], Mapping[str, Any]],
+        tell: Callable[[], None], *written: Path | None, then: Sequence[str],
+    ) -> None:  # fmt: skip
+        """End a command: as cli.output.answer, and name what the profile lacks for no SLO's sake.
 
-        if gaps := self.known.gaps():
-            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps[:_MOST_NAMED]]
-            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-            say(
-                f"warning: {self.known.name} has no rows for {', '.join(named)}{more}, but for "
-                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
-                "baselines can use it"
-            )
+        Args:
+            then: what to type next, after `envplan serving`.
+        """
+        from envplan.cli.output import answer, say
+
+        def told() -> None:
+            tell()
+            if gaps := self.known.gaps():
+                named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
+                more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
+                say(
+                    f"warning: {self.known.name} has no rows for "
+                    f"{', '.join(named[:_MOST_NAMED])}{more}, but for fewer GPUs or a lower clock; "
+                    "no SLO explains that, and neither plans nor baselines can use it"
+                )
+
+        answer(show, document, told, written=written, then=["envplan", "serving", *then])
 
 
 def _ready(text: str, name: str) -> str:
@@ -150,6 +148,8 @@ def _ready(text: str, name: str) -> str:
       --headroom PCT  Room above what is needed; default: 10.
       --squash TIME  A first token so much too late is given up; default: 60s.
     Forecast:
+      --past TIME  So much of the trace is what the first fleet is sized by, and is not replayed;
+          default: that fleet is sized by the trace's peak, with hindsight.
       --mispredicted PCT  Requests whose output is predicted one length too short or too long;
           default: 5.
       --underestimated PCT  Of these, the share that is predicted too short; default: 50.
@@ -161,7 +161,6 @@ def _ready(text: str, name: str) -> str:
       --clock-delay TIME  A clock comes so long after it is asked for, as in 30ms or 30
           (milliseconds); default: 30ms.
     Money:
-      --gpu-price P  Price of a GPU for an hour.
       --start TIME  When the trace begins, for files of rates over time.
     """,
     plot=_picture("serving-week.png", ".html"),
@@ -170,14 +169,15 @@ def _ready(text: str, name: str) -> str:
     epoch=TIME.plainly("min").within(1, 6e7),
     slo_quantile=PERCENT.within(0.01, 99.9999),
     headroom=PERCENT.within(0, 1e4),
+    past=TIME.plainly("min"),
     mispredicted=PERCENT.within(0, 100),
     underestimated=PERCENT.within(0, 100),
     seed=WHOLE.within(0, 2**63 - 1),
     ready=_ready,
     clock_delay=TIME.plainly("ms"),
-    gpu_price=NUMBER.within(0, 1e9),
+    start=None,
 )
-class ReplayOptions:
+class ReplayOptions(RateOptions):
     """A trace, and how its replay is run; the defaults are those of Settings."""
 
     trace: str = "azure-2023-conversation"
@@ -188,12 +188,12 @@ class ReplayOptions:
     slo_quantile: float = 99.95
     headroom: float = 10.0
     squash: float = 60.0
+    past: float = 0.0
     mispredicted: float = 5.0
     underestimated: float = 50.0
     ready: str | None = None
     clock_delay: float = 0.03
     seed: int = 0
-    gpu_price: float | None = None
     start: str | None = None
     plot: Path | None = None
 
@@ -207,7 +207,8 @@ class ReplayOptions:
             gpus=self.gpus, epoch_s=self.epoch, late=1 - self.slo_quantile / 100,
             headroom=self.headroom / 100, mispredicted=self.mispredicted / 100,
             underestimated=self.underestimated / 100, pools=self.pools, squash_s=self.squash,
-            seed=self.seed, overheads=Overheads(clock=self.clock_delay, ready=ready),
+            past_s=self.past, seed=self.seed,
+            overheads=Overheads(clock=self.clock_delay, ready=ready),
         )  # fmt: skip
 
 
@@ -223,36 +224,30 @@ class _Replays:
 
     @classmethod
     def of(
-        cls, service: ServiceOptions, options: ReplayOptions, money: RateOptions,
-        names: Sequence[str], *, quiet: bool, output: Path | None = None,
+        cls, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
+        quiet: bool, output: Path | None = None,
     ) -> _Replays:  # fmt: skip
         """Read everything, replay, and draw what --plot asks for."""
-        from envplan.cli.output import progress_bar
+        from envplan.cli.output import counting_bar
         from envplan.costs.rates import read_rate
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
-        service.check_outputs(output, options.plot, trace=options.trace)
-        rates = {}
-        for name, kind, given in (
-            (money.currency or "money", "price", money.price),
-            ("carbon_g", "carbon", money.carbon),
-        ):
-            if given is not None:
-                rates[name] = read_rate(given, kind, start=options.start, repeats=True)  # type: ignore[arg-type]
+        files = [("the trace", options.trace), *options.files]
+        service.check_outputs(output, options.plot, inputs=files)
+        rates: dict[str, Rate] = {}
+        kinds: tuple[Kind, ...] = ("price", "carbon")
+        for kind in kinds:
+            if (given := getattr(options, kind)) is not None:
+                rates[kind] = read_rate(given, kind, start=options.start, repeats=True)
         trace = Trace.open(options.trace)
         if options.load_factor != 1:
             trace = trace.scaled(options.load_factor, options.seed)
-        with progress_bar(f"replaying {trace.name}", quiet=quiet) as bar:
-
-            def progress(done: int, of: int) -> None:
-                if bar is not None:
-                    bar(of - done, 0)
-
-            progress(0, len(names))
+        with counting_bar(f"policies on {trace.name}", quiet=quiet) as bar:
             results = compare_policies(
-                service.known, trace, options.settings(), policies=names, progress=progress
-            )
+                service.known, trace, options.settings(), policies=names,
+                progress=lambda done, count: bar(done, count, 0),
+            )  # fmt: skip
         found = cls(service, options, trace, rates, results)
         if options.plot is not None:
             from envplan.plotting.figures import save_figure
@@ -276,9 +271,14 @@ class _Replays:
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
-        found = {name: result.at_rate(rate) for name, rate in self.rates.items()}
-        if self.options.gpu_price is not None:
-            found["gpus_money"] = result.gpu_hours * self.options.gpu_price
+        beside, found = self.options.overheads(), {}
+        if "price" in self.rates or beside.gpu_hour:
+            hours = beside.hours_cost(3600.0, 1) * result.gpu_hours
+            spent = result.at_rate(self.rates["price"], beside) if "price" in self.rates else 0.0
+            found[self.options.currency or "money"] = spent + hours
+        if "carbon" in self.rates:
+            made = beside.made_g(3600.0, 1) * result.gpu_hours
+            found["carbon_g"] = result.at_rate(self.rates["carbon"], beside) + made
         return found
 
     def document(self, result: Simulation) -> dict[str, Any]:
@@ -340,39 +340,19 @@ def profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    from envplan.cli.output import answer
-
     service.check_outputs(output, plot)
     known = service.known
     if output is not None:
-        _write_copy(known, output)
+        known.save_copy(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure
         from envplan.plotting.serving import serving_profile_figure
 
         save_figure(serving_profile_figure(known), plot)
-
-    def tell() -> None:
-        _print_profile(known, load)
-        service.say_gaps()
-
-    answer(
-        show,
-        lambda: _profile_document(known, load),
-        tell,
-        written=[output, plot],
-        then="envplan serving solve --load SS=20000,MM=8000",
-    )
-
-
-def _write_copy(profile: ServingProfile, output: Path) -> None:
-    from envplan._files import atomic_write
-    from envplan.serving.profile import sidecar_path
-
-    atomic_write(output, profile.content)
-    sidecar = profile.path and sidecar_path(profile.path)
-    if sidecar and sidecar.is_file():
-        atomic_write(sidecar_path(output), sidecar.read_bytes())
+    service.answer(
+        show, lambda: _profile_document(known, load), lambda: _print_profile(known, load),
+        output, plot, then=["solve", "--load", "SS=20000,MM=8000"],
+    )  # fmt: skip
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
@@ -400,9 +380,7 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
                 "frequency_mhz": curve.frequency_mhz,
                 "capacity_tokens_s": curve.capacity(profile.classes[curve.name].slo),
                 "max_load_tokens_s": curve.max_load,
-                "energy_per_request_j": profile.energy_per_request(curve, load)
-                if curve.meets(profile.classes[curve.name].slo, load)
-                else None,
+                "energy_per_request_j": profile.energy_within_slo(curve, load),
             }
             for name in profile.classes
             for curve in profile.of(name)
@@ -421,16 +399,13 @@ def _print_profile(profile: ServingProfile, load: float) -> None:
         say(f"modelled: {profile.modelled}")
     rows = []
     for name, request in profile.classes.items():
-        if not profile.degrees(name):
-            continue
-        row = [name, f"{request.slo.ttft_s:g}", f"{request.slo.tbt_s:g}"]
-        for tp in degrees:
-            for clock in clocks:
-                curve = profile.curves.get((name, tp, clock))
-                met = curve is not None and curve.meets(request.slo, load)
-                energy = profile.energy_per_request(curve, load) / 3600 if curve and met else None
-                row.append("-" if energy is None else f"{energy:.2f}")
-        rows.append(row)
+        if profile.degrees(name):
+            row = [name, f"{request.slo.ttft_s:g}", f"{request.slo.tbt_s:g}"]
+            for key in ((name, tp, clock) for tp in degrees for clock in clocks):
+                curve = profile.curves.get(key)
+                energy = None if curve is None else profile.energy_within_slo(curve, load)
+                row.append("-" if energy is None else f"{energy / 3600:.2f}")
+            rows.append(row)
     headers = ["class", "TTFT (s)", "TBT (s)"]
     headers += [f"TP{tp} {clock}" for tp in degrees for clock in clocks]
     print_table(
@@ -476,7 +451,7 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.cli.output import answer, spinner
+    from envplan.cli.output import spinner
     from envplan.serving.exact import exact_plan
     from envplan.serving.hierarchy import hierarchical_plan
 
@@ -499,18 +474,10 @@ def solve(
         from envplan.plotting.serving import plan_figure
 
         save_figure(plan_figure(plan), plot)
-
-    def tell() -> None:
-        _print_plan(plan)
-        service.say_gaps()
-
-    answer(
-        show,
-        lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
-        tell,
-        written=[output, plot],
-        then=["envplan", "serving", "apply", str(output)],
-    )
+    service.answer(
+        show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
+        lambda: _print_plan(plan), output, plot, then=["apply", str(output)],
+    )  # fmt: skip
 
 
 def _loads(texts: list[str]) -> dict[str, float]:
@@ -575,7 +542,6 @@ def _print_plan(plan: ServingPlan) -> None:
 def simulate(
     service: ServiceOptions,
     replay: ReplayOptions,
-    money: RateOptions,
     show: OutputOptions,
     policy: str = "envplan",
     output: Path | None = None,
@@ -590,17 +556,27 @@ def simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    from envplan.cli.output import answer, print_table, say
-    from envplan.plotting.serving import kwh
-
     # A picture has the baseline in it.
     names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
-    found = _Replays.of(service, replay, money, names, quiet=show.quiet, output=output)
+    found = _Replays.of(service, replay, names, quiet=show.quiet, output=output)
     result = found.results[-1]
-    document = found.document(result)
     if output is not None:
-        _write_series(result, output)
-    rows = [
+        result.series.save_csv(output)
+    about = {"trace": found.trace.name, "profile": service.known.name}
+    service.answer(
+        show, lambda: {**found.document(result), **about},
+        lambda: _print_simulation(found, result), output, replay.plot,
+        then=["compare", "--trace", replay.trace],
+    )  # fmt: skip
+
+
+def _print_simulation(found: _Replays, result: Simulation) -> None:
+    from envplan.cli.output import print_table, say
+    from envplan.plotting.serving import kwh
+
+    document = found.document(result)
+    say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
+    print_table("", ("", "in all"), [
         ["energy (kWh)", kwh(result.energy_j)],
         ["requests", str(result.requests)],
         ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
@@ -614,30 +590,7 @@ def simulate(
         ["requests that another pool took", str(result.helped)],
         ["requests given up", str(result.squashed)],
         *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
-    ]
-
-    def tell() -> None:
-        say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
-        print_table("", ("", "in all"), rows)
-        service.say_gaps()
-
-    answer(
-        show,
-        lambda: {**document, "trace": found.trace.name, "profile": service.known.name},
-        tell,
-        written=[output, replay.plot],
-        then=["envplan", "serving", "compare", "--trace", replay.trace],
-    )
-
-
-def _write_series(result: Simulation, path: Path) -> None:
-    from envplan._files import atomic_write
-
-    columns = ("time_s", "power_w", "load_tokens_s", "gpus", "requests", "attained")
-    lines = [",".join(columns)]
-    arrays = [getattr(result.series, column) for column in columns]
-    lines += [",".join(f"{value:.10g}" for value in row) for row in zip(*arrays, strict=True)]
-    atomic_write(path, "\n".join(lines) + "\n")
+    ])  # fmt: skip
 
 
 @takes(
@@ -648,11 +601,7 @@ def _write_series(result: Simulation, path: Path) -> None:
     """
 )
 def compare(
-    service: ServiceOptions,
-    replay: ReplayOptions,
-    money: RateOptions,
-    show: OutputOptions,
-    policies: str | None = None,
+    service: ServiceOptions, replay: ReplayOptions, show: OutputOptions, policies: str | None = None
 ) -> None:
     """Set all policies side by side on one trace.
 
@@ -664,15 +613,13 @@ def compare(
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
-    from envplan.cli.output import answer, print_table, say
-    from envplan.plotting.serving import HEADERS, comparison_rows
     from envplan.serving.policies import POLICIES
 
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    found = _Replays.of(service, replay, money, names, quiet=show.quiet)
-    results = found.results
+    found = _Replays.of(service, replay, names, quiet=show.quiet)
+    base = found.results[0]
 
     def document() -> dict[str, Any]:
         return {
@@ -681,29 +628,29 @@ def compare(
             "profile": service.known.name,
             "source": service.known.source,
             "policies": [
-                found.document(r) | {"savings_percent": r.saved_percent(results[0])}
-                for r in results
+                found.document(r) | {"savings_percent": r.saved_percent(base)}
+                for r in found.results
             ],
         }
 
-    def tell() -> None:
-        print_table(found.title, HEADERS, comparison_rows(results))
-        if costs := found.costs(results[0]):
-            rows = [
-                [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())] for r in results
-            ]
-            print_table("", ("policy", *costs), rows)
-        for name in names:
-            say(f"{name}: {POLICIES[name].about}")
-        service.say_gaps()
+    service.answer(show, document, lambda: _print_comparison(found), replay.plot,
+                   then=["simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
-    answer(
-        show,
-        document,
-        tell,
-        written=[replay.plot],
-        then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"],
-    )
+
+def _print_comparison(found: _Replays) -> None:
+    from envplan.cli.output import print_table, say
+    from envplan.plotting.serving import HEADERS, comparison_rows
+    from envplan.serving.policies import POLICIES
+
+    print_table(found.title, HEADERS, comparison_rows(found.results))
+    if costs := found.costs(found.results[0]):
+        rows = [
+            [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())]
+            for r in found.results
+        ]
+        print_table("", ("policy", *costs), rows)
+    for result in found.results:
+        say(f"{result.policy}: {POLICIES[result.policy].about}")
 
 
 @takes(
@@ -738,13 +685,11 @@ def apply(
     """
     from hashlib import sha256
 
-    from envplan.cli.output import answer, say
+    from envplan.cli.output import answer
     from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
-    from envplan.serving.tables import read_bytes
 
-    content = read_bytes(plan)
     loaded = ServingPlan.load(plan)
     known = loaded.find_profile(profile)
     check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
@@ -754,34 +699,35 @@ def apply(
         clocks=given_clocks(clocks) if clocks is not None else None,
         gpus_per_node=gpus_per_node,
         force=force,
-        plan_sha256=sha256(content).hexdigest(),
+        plan_sha256=sha256(plan.read_bytes()).hexdigest(),
     )
     applied.save(output)
-
-    def tell() -> None:
-        used = sum(instance.tp for instance in applied.instances)
-        say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
-        changed = {(i.planned_mhz, i.clock_mhz) for i in applied.instances}
-        for asked, given in sorted(changed):
-            if asked != given:
-                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
-        if unproven := [i for i in applied.instances if not i.slo_proven]:
-            numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
-            more = ", ..." if len(unproven) > _MOST_NAMED else ""
-            say(
-                f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
-                f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
-                f"{len(applied.instances)}); measure that clock, then solve again"
-            )
-
     answer(
         show,
         lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
-        tell,
+        lambda: _print_applied(applied),
         written=[output],
         last="on each node K",
         then=["envplan", "serving", "hold", str(output), "--node", "0"],
     )
+
+
+def _print_applied(applied: ServingApplied) -> None:
+    from envplan.cli.output import say
+
+    used = sum(instance.tp for instance in applied.instances)
+    say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+    for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
+        if asked != given:
+            say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+    if unproven := [i for i in applied.instances if not i.slo_proven]:
+        numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
+        more = ", ..." if len(unproven) > _MOST_NAMED else ""
+        say(
+            f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
+            f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
+            f"{len(applied.instances)}); measure that clock, then solve again"
+        )
 
 
 @takes(
@@ -813,16 +759,13 @@ def reshard(
     check_outputs(target, inputs=[("the old fleet", before)])
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
-    plans = [(change, change.plan) for change in changes if change.plan is not None]
-    copies = sum(plan.moved for _, plan in plans)
-
-    def document() -> dict[str, Any]:
-        transfers = [
-            {"node": change.node, **transfer._asdict()}
-            for change, plan in plans
-            for transfer in plan.transfers
-        ]
-        return {"clocks": str(target), "moved_copies": copies, "transfers": transfers}
+    sent = [
+        {"node": change.node, **transfer._asdict()}
+        for change in changes
+        if change.plan is not None
+        for transfer in change.plan.transfers
+    ]
+    copies = sum(change.plan.moved for change in changes if change.plan is not None)
 
     def sizes(tps: tuple[int, ...]) -> str:
         return " + ".join(f"TP{tp}" for tp in tps) or "-"
@@ -839,18 +782,14 @@ def reshard(
             },
             words=3,
         )
-        for change, plan in plans:
-            for part, source, end in plan.transfers:
-                say(f"node {change.node}: GPU {source} sends eighth {part} to GPU {end}")
+        for one in sent:
+            say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
         say(f"{copies:g} copies of the weights in all")
 
     answer(
-        show,
-        document,
-        tell,
-        written=[target],
-        then=["envplan", "serving", "hold", str(target), "--node", "0"],
-    )
+        show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
+        written=[target], then=["envplan", "serving", "hold", str(target), "--node", "0"],
+    )  # fmt: skip
 
 
 @takes(
@@ -882,10 +821,14 @@ def hold(
       envplan serving hold --backend modelled --seconds 1
     """
     from envplan.cli.output import answer, say
+    from envplan.devices.modelled import GPUS
     from envplan.serving.apply import ServingApplied, hold_clocks
 
     applied = ServingApplied.load(file)
-    options = _modelled_options(applied) if backend == "modelled" else {}
+    options: dict[str, Any] = {}
+    if backend == "modelled":
+        key = next((m.key for m in GPUS.values() if m.name == applied.gpu), "h100-sxm")
+        options = {"gpu": key, "count": applied.gpus_per_node}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),  # the usual end of holding
@@ -902,13 +845,6 @@ def hold(
         lambda: say("clocks given back"),
         then="envplan devices",
     )
-
-
-def _modelled_options(applied: Any) -> dict[str, Any]:
-    from envplan.devices.modelled import GPUS
-
-    key = next((m.key for m in GPUS.values() if m.name == applied.gpu), "h100-sxm")
-    return {"gpu": key, "count": applied.gpus_per_node}
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:

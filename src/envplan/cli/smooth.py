@@ -40,7 +40,7 @@ def smooth(
       envplan smooth profile.csv -o smooth.csv
       envplan frontier smooth.csv --microbatches 32
     """
-    from envplan.cli.output import answer, describe_profile, say
+    from envplan.cli.output import answer, counting_bar, describe_profile, say
     from envplan.profile import Profile
     from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
@@ -48,7 +48,8 @@ def smooth(
     check_outputs(output, plot)
     source = Profile.open(profile)
     assert source.path is not None  # it was read from a file
-    smoothed, _ = smooth_profile(source.path)
+    with counting_bar("operations", quiet=show.quiet) as progress:
+        smoothed, _ = smooth_profile(source.path, progress)
     smoothed.save_csv(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure

@@ -142,7 +142,7 @@ def gpu(key: str) -> ModelledGpu:
     known = GPUS.get(ALIASES.get(name, name))
     known = known or next((one for one in GPUS.values() if one.name.lower() == name), None)
     if known is None:
-        raise InputError(f"there is no modelled GPU {key!r}; {meant(key, [*GPUS, *ALIASES])}")
+        raise InputError(f"there is no modelled GPU {key!r}{meant(key, [*GPUS, *ALIASES])}")
     return known
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 
 from envplan.enforce.clocks import Clocks, stage_clocks
-from envplan.enforce.fitting import Choice, Fitter
+from envplan.enforce.fitting import Choice, Fitter, raise_parts
 from envplan.enforce.freqplan import (
     FREQPLAN_SCHEMA,
     MAX_OPERATIONS,
@@ -79,7 +79,10 @@ def apply_plan(
     check_operations(plan, pipeline)
     _refuse_too_large(topology, pipeline)
     gpus = stage_clocks(profile, pipeline, clocks)
-    fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology))
+    profile, parts = raise_parts(profile, pipeline, (plan.as_rung(), *(plan.ladder or ())), gpus)
+    if parts:
+        problem = problem_of(plan.job, profile)
+    fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology), parts)
     planned = fitter.planned(rung_rows("the plan", plan.as_rung(), problem, profile))
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
@@ -128,7 +131,7 @@ def apply_plan(
         ],
         raised=fitter.raised(planned, supported),
         dwell=dwell,
-        ranks=_ranks(plan, topology, applied, rungs or [], devices),
+        ranks=_ranks(plan, topology, fitter, applied, rungs or [], devices),
         ladder=rungs,
     )
 
@@ -212,7 +215,7 @@ def _rungs(
                 iteration_time_s=s_from_ns(replay.makespan_ns),
                 energy_j=fitter.joules(replay.energy_fj),
                 frequencies_mhz=[choice.mhz[first:last] for first, last in fitter.stages],
-                configs=rung.configs,
+                configs=rung.configs and fitter.configs(choice),
             )
         )
     return rungs
@@ -221,6 +224,7 @@ def _rungs(
 def _ranks(
     plan: Plan,
     topology: Topology,
+    fitter: Fitter,
     applied: Choice,
     rungs: Sequence[LadderRung],
     devices: Sequence[int],
@@ -230,7 +234,7 @@ def _ranks(
         [(op.instruction, op.microbatch, op.chunk, next(mhz)) for op in stage]
         for stage in plan.stages
     ]
-    configs = plan.as_rung().configs
+    configs = plan.as_rung().configs and fitter.configs(applied)
     clocks = [
         {operation[3] for operation in stage}.union(
             clocks_within(configs[s] if configs else None),

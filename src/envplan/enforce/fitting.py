@@ -9,9 +9,9 @@ most its planned time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from envplan.enforce.clocks import Clocks
 from envplan.enforce.freqplan import Dwell, RaisedClock
 from envplan.errors import InputError
-from envplan.profile import changes_of
+from envplan.pipeline import Operation, Pipeline
+from envplan.plan import Rung
+from envplan.profile import Profile, Raised, changes_of
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, ns_from_s_ceil
 
@@ -72,16 +74,23 @@ class Fitter:
     Args:
         clocks: of each stage's GPU, (num_stages,).
         num_gpus: GPUs of one stage in all replicas.
+        parts: what raise_parts found.
     """
 
     def __init__(
-        self, problem: Problem, machine: Machine, clocks: Sequence[Clocks], num_gpus: int
+        self,
+        problem: Problem,
+        machine: Machine,
+        clocks: Sequence[Clocks],
+        num_gpus: int,
+        parts: Mapping[tuple[int, str, str], Raised],
     ) -> None:
         self.problem = problem
         self.stages = list(pairwise(problem.pipeline.stage_begin.tolist()))
         self.num_gpus = num_gpus
         self._machine = machine
         self._clocks = clocks
+        self._parts = parts
         self._table = problem.table.tolist()
         self._row_at = cache(self._find_row_at)
 
@@ -101,16 +110,28 @@ class Fitter:
         """
         mhz, standing = [], []
         for op, (asked, row) in enumerate(zip(*planned, strict=True)):
+            if own := self._raised_parts(op, row):
+                mhz.append(own.knob[0])
+                standing.append(self.problem.rows_by_knob[self._table[op]][own.knob])
+                continue
             clock = self._fitting([op], planned, asked) if asked else 0
-            for change in changes_of(self.problem.tables[self._table[op]].config[row]):
-                # A part can only be as fast as it was planned at its own clock.
-                if change.frequency_mhz not in self._clocks[int(self.problem.stage[op])].mhz:
-                    raise self._too_fast(op, change.frequency_mhz)
             if clock is None:
-                raise self._too_fast(op, asked)
+                what = self.problem.pipeline.operations[op]
+                raise _too_fast(what, self._clocks[what.stage], asked)
             mhz.append(clock)
             standing.append(self._row_at(self._table[op], row, clock) if clock else row)
         return Choice(mhz, standing)
+
+    def configs(self, choice: Choice) -> list[list[str]]:
+        """The config of each stage's operations."""
+        tables = self.problem.tables
+        each = [tables[t].config[row] for t, row in zip(self._table, choice.rows, strict=True)]
+        return [each[first:last] for first, last in self.stages]
+
+    def _raised_parts(self, op: int, row: int) -> Raised | None:
+        what = self.problem.pipeline.operations[op]
+        config = self.problem.tables[self._table[op]].config[row]
+        return self._parts.get((what.profile_stage, what.instruction, config))
 
     def planned(self, rows: NDArray[np.int32]) -> Choice:
         """The clocks of rows, as they are."""
@@ -120,13 +141,12 @@ class Fitter:
     def raised(self, planned: Choice, applied: Choice) -> list[RaisedClock]:
         """The clocks that differ, with how many operations of a replica they are for."""
         known = self.planned(np.array(applied.rows, np.int32)).mhz
-        counts = Counter(
-            (op.stage, op.instruction, asked, mhz, of_row == mhz)
-            for op, asked, mhz, of_row in zip(
-                self.problem.pipeline.operations, planned.mhz, applied.mhz, known, strict=True
-            )
-            if mhz != asked
-        )
+        counts: Counter[tuple[int, str, int, int, bool]] = Counter()
+        for i, op in enumerate(self.problem.pipeline.operations):
+            asked, mhz = planned.mhz[i], applied.mhz[i]
+            parts = self._raised_parts(i, planned.rows[i])
+            pairs = parts.clocks if parts else ((asked, mhz, known[i] == mhz),) * (mhz != asked)
+            counts.update((op.stage, op.instruction, *pair) for pair in pairs)
         return [
             RaisedClock(
                 stage=stage,
@@ -295,20 +315,49 @@ class Fitter:
                 return mhz
         return None
 
-    def _too_fast(self, op: int, mhz: int) -> InputError:
-        what = self.problem.pipeline.operations[op]
-        clocks = self._clocks[what.stage]
-        name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
-        reason = (
-            f"the highest clock of {name} is {highest} MHz"
-            if mhz > highest
-            else f"that is no clock of {name}, and by the profile none above it is as fast"
-        )
-        return InputError(
-            f"the plan asks for {mhz} MHz for {what.instruction} {what.microbatch} of stage "
-            f"{what.stage}, but {reason}; plan again from a profile of this GPU, or say which GPU "
-            "it is with --gpu or --clocks"
-        )
+
+def raise_parts(
+    profile: Profile, pipeline: Pipeline, rungs: Iterable[Rung], clocks: Sequence[Clocks]
+) -> tuple[Profile, dict[tuple[int, str, str], Raised]]:
+    """Options for operations whose parts ask for clocks that their GPU lacks.
+
+    Args:
+        rungs: the plan and its ladder.
+        clocks: of each stage's GPU, (num_stages,).
+
+    Returns:
+        The profile with these options, and each by the profile's stage, the instruction and the
+        config it stands for.
+
+    Raises:
+        InputError: no clock of the GPU is as fast.
+    """
+    found: dict[tuple[int, str, str], Raised] = {}
+    for rung in rungs:
+        for op, config in zip(pipeline.operations, chain(*(rung.configs or ())), strict=False):
+            key, gpu = (op.profile_stage, op.instruction, config), clocks[op.stage]
+            lacking = {change.frequency_mhz for change in changes_of(config)}.difference(gpu.mhz)
+            if not lacking or key in found:
+                continue
+            made = profile.raised(*key, gpu.mhz)
+            if made is None:
+                raise _too_fast(op, gpu, max(lacking))
+            profile, found[key] = made
+    return profile, found
+
+
+def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:
+    name, highest = clocks.gpu or "the GPU", clocks.mhz[-1]
+    reason = (
+        f"the highest clock of {name} is {highest} MHz"
+        if mhz > highest
+        else f"that is no clock of {name}, and by the profile none above it is as fast"
+    )
+    return InputError(
+        f"the plan asks for {mhz} MHz for {what.instruction} {what.microbatch} of stage "
+        f"{what.stage}, but {reason}; plan again from a profile of this GPU, or say which GPU "
+        "it is with --gpu or --clocks"
+    )
 
 
 class _Starts(NamedTuple):

@@ -53,7 +53,8 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
             if name.startswith(_FREQS) and knobs.exists():
                 return _with_knobs(clocks, knobs, pipeline)
             return clocks
-        return _from_table(data, path, pipeline)
+        # As `envplan apply --format csv` names it.
+        return _from_table(data.replace(b"frequency_mhz", b"frequency", 1), path, pipeline)
     except InputError as error:
         if error.path is not None:
             raise
@@ -198,7 +199,6 @@ def _from_table(data: bytes, path: AnyPath, pipeline: Pipeline) -> list[list[int
             raise table.error(number, "give position, or instruction and microbatch")
         if not known:
             raise table.error(number, f"stage {row.stage} has no such operation")
-        if i in clocks:
-            raise table.error(number, "says the clock of an operation that a row before it says")
-        clocks[i] = row.frequency
+        if clocks.setdefault(i, row.frequency) != row.frequency:
+            raise table.error(number, "says another clock of an operation than a row before it")
     return [[clocks[i] for i in range(*bound) if i in clocks] for bound in bounds]

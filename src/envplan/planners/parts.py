@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from envplan.errors import NoAnswerError
-from envplan.plan import Plan
+from envplan.plan import Plan, replay_plan
 from envplan.plan.build import percent
+from envplan.replay import Machine
 from envplan.solve import Frontier
+from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor
 
 __all__ = ["LATENCIES_S", "PartsRow", "beside_one_clock"]
 
@@ -21,27 +23,32 @@ SLOWDOWN: Final = 0.02
 
 @dataclass(frozen=True)
 class PartsRow:
-    """Both ways of planning at one switch latency, by the same time.
+    """Both ways of planning at one switch latency, by the same time; all GPUs.
 
     Attributes:
         switch_latency_s: from a request until the clock changes.
         deadline_s: that both keep: so much later than maximum frequency ends.
-        one_clock: the plan with one clock an operation; None where no plan was found in time.
-        by_parts: the plan with clocks by part, or the former where that uses no more.
+        baseline_j: energy at maximum frequency.
+        one_clock_j: of the plan with one clock an operation; None where none was found in time.
+        by_parts_j: of the plan with clocks by part, or of the former where that uses no more.
     """
 
     switch_latency_s: float
     deadline_s: float
-    one_clock: Plan | None
-    by_parts: Plan | None
+    baseline_j: float
+    one_clock_j: float | None
+    by_parts_j: float | None
+
+    def saved_percent(self, energy_j: float | None) -> float | None:
+        """What one of both saves, of the energy at maximum frequency."""
+        return None if energy_j is None else percent(self.baseline_j - energy_j, self.baseline_j)
 
     @property
     def gained_percent(self) -> float:
         """What clocks by part save on top, of the energy at maximum frequency."""
-        if self.one_clock is None or self.by_parts is None:
+        if self.one_clock_j is None or self.by_parts_j is None:
             return 0.0
-        before = self.one_clock.predicted.baseline.energy_j
-        return percent(self.one_clock.energy - self.by_parts.energy, before)
+        return percent(self.one_clock_j - self.by_parts_j, self.baseline_j)
 
 
 def beside_one_clock(
@@ -49,22 +56,41 @@ def beside_one_clock(
 ) -> list[PartsRow]:
     """Plans with clocks by part and with one clock an operation, for each switch latency.
 
+    A plan made for clocks that come later counts, too, as it replays where they come sooner.
+
     Args:
         frontier: of a profile whose operations have parts; none otherwise.
+        latencies_s: ascending.
         slowdown: how much later than maximum frequency both may end, as a fraction.
     """
     profile = frontier.profile
     if profile.adjustments.by_parts is None:
         return []
     alone = frontier.retraced(frontier.pipeline, profile.with_parts(None))
-    deadline = alone.max_frequency_plan().iteration_time * (1 + slowdown)
-    rows = []
-    for latency in latencies_s:
-        one, parts = (_plan(each, deadline, latency) for each in (alone, frontier))
-        if one is not None and (parts is None or one.energy < parts.energy):
-            parts = one
-        rows.append(PartsRow(latency, deadline, one, parts))
+    fastest = alone.max_frequency_plan()
+    deadline = fastest.iteration_time * (1 + slowdown)
+    rows: list[PartsRow] = []
+    plans: list[Plan] = []
+    for latency in reversed(latencies_s):
+        single = _plan(alone, deadline, latency)
+        plans += [single] if single is not None else []
+        one = _least(plans, alone, latency, deadline)
+        by_parts = _plan(frontier, deadline, latency)
+        found = [one, None if by_parts is None else by_parts.energy]
+        parts = min((energy for energy in found if energy is not None), default=None)
+        rows.insert(0, PartsRow(latency, deadline, fastest.energy, one, parts))
     return rows
+
+
+def _least(
+    plans: Sequence[Plan], frontier: Frontier, latency_s: float, deadline_s: float
+) -> float | None:
+    """Least energy of plans that are in time where clocks come at a latency, J."""
+    machine = Machine(ns_from_s(latency_s))
+    replays = [replay_plan(plan, frontier.profile, machine=machine) for plan in plans]
+    by_ns, gpus = ns_from_s_floor(deadline_s), frontier.num_gpus
+    kept = [one.energy_fj * gpus for one in replays if one.makespan_ns <= by_ns]
+    return j_from_fj(min(kept)) if kept else None
 
 
 def _plan(frontier: Frontier, deadline_s: float, latency_s: float) -> Plan | None:

@@ -24,7 +24,7 @@ from envplan.profile.options import (
     OptionTable,
     Part,
 )
-from envplan.profile.parts import ByParts, Change, Piece, changes_of, pieces
+from envplan.profile.parts import ByParts, Change, Piece, Raised, changes_of, pieces
 from envplan.profile.reading import RAW_COLUMNS, Straggler, profile_table
 from envplan.profile.sidecar import Job, ProfileMetadata
 
@@ -45,6 +45,7 @@ __all__ = [
     "Piece",
     "Profile",
     "ProfileMetadata",
+    "Raised",
     "Straggler",
     "builtin_paths",
     "builtin_profiles",

@@ -26,10 +26,10 @@ from envplan.profile.options import (
     OptionTable,
     Part,
 )
-from envplan.profile.parts import ByParts, retimed
+from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
 from envplan.profile.reading import COLUMNS, known_first, parse_contents
 from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
-from envplan.profile.smoothing import noise_is_clear
+from envplan.profile.smoothing import jump_clocks, noise_is_clear
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,6 +103,11 @@ class Profile:
         return adjusted_tables(self._measured, self.adjustments, self._parts)
 
     @property
+    def jumps(self) -> dict[str, int]:
+        """Instructions that are, as measured, faster up to a clock, MHz, than right above it."""
+        return jump_clocks(self._measured.values())
+
+    @property
     def clocks_mhz(self) -> list[int]:
         """Every clock that some operation has a row at, MHz, ascending."""
         return sorted(
@@ -167,6 +172,33 @@ class Profile:
         """Whether it splits any operation into parts."""
         return bool(self._parts)
 
+    def by_parts(
+        self,
+        *,
+        one_clock: bool = False,
+        within_percent: float | None = None,
+        blocking_power_w: float | None = None,
+    ) -> ByParts | None:
+        """How to make operations of their parts as commands do; None: every one has one clock.
+
+        Args:
+            one_clock: though there are parts.
+            within_percent: what options left out may save, of an operation's energy; None: WITHIN.
+            blocking_power_w: W of a GPU that waits; None: as the profile says.
+
+        Raises:
+            InputError: options may be left out, but there are none.
+        """
+        if within_percent is not None and (one_clock or not self._parts):
+            raise InputError(
+                "--parts-within goes with a profile whose operations have parts, and not with "
+                "--one-clock"
+            )
+        if one_clock or not self._parts:
+            return None
+        within = WITHIN if within_percent is None else within_percent / 100
+        return ByParts.of(blocking_power_w=blocking_power_w, within=within)
+
     def retimed(self, configs: Container[str], latency_ns: int) -> Profile:
         """This profile as it is where clocks come at another latency than it was made for.
 
@@ -180,6 +212,25 @@ class Profile:
             for key, table in self._tables.items()
         }
         return other
+
+    def raised(
+        self, stage: int, instruction: str, config: str, gpu_mhz: Sequence[int]
+    ) -> tuple[Profile, Raised] | None:
+        """This profile with an option more: that of clocks by part that a GPU has, and no part
+        slower; and that option. None where no clock is as fast.
+
+        Args:
+            config: of the option whose clocks are raised.
+            gpu_mhz: the clocks of the GPU, ascending.
+        """
+        assert self.adjustments.by_parts is not None
+        key = stage, instruction
+        found = raised(self._tables[key], config, gpu_mhz, self.adjustments.by_parts)
+        if found is None:
+            return None
+        other = copy.copy(self)
+        other._tables = self._tables | {key: found[0]}
+        return other, found[1]
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
@@ -366,7 +417,7 @@ class Profile:
         if name in paths:
             return cls.read_csv(paths[name], raw=raw)
         raise InputError(
-            f"no such file, and no built-in profile of that name; {meant(name, paths)} (`envplan "
+            f"no such file, and no built-in profile of that name{meant(name, paths)} (`envplan "
             "profiles` lists them)",
             path=path_or_name,
         )

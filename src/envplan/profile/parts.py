@@ -6,19 +6,21 @@ clock, as any other config does:
 
     @attention=1410 @mlp=990
 
-means: ask for 1410 MHz as `attention` starts and for 990 MHz as `mlp` starts. What comes after this
-module knows no parts. The composition itself is in csrc/parts.hpp.
+means: ask for 1410 MHz as `attention` starts and for 990 MHz as `mlp` starts. Clocks that come late
+are asked for ahead, so `@attention=990+2000000ns` means: 2 ms after `attention` starts. What comes
+after this module knows no parts. The composition itself is in csrc/parts.hpp.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import Annotated, Final, NamedTuple, overload
 
 import numpy as np
@@ -28,7 +30,7 @@ from pydantic import Field
 from envplan import _kernel
 from envplan._model import Model
 from envplan.errors import InputError
-from envplan.profile.options import OptionTable, Part, Slices, frozen, option_table
+from envplan.profile.options import IntArray, OptionTable, Part, Slices, frozen, option_table
 from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
 
 __all__ = [
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 #: How much more energy an option left out may save where nobody says, as a fraction.
-WITHIN: Final = 5e-3
+WITHIN: Final = 2e-3
 
 _MOST_CHOICES: Final = 10_000_000
 _MOST_FJ: Final = MAX_INTEGER
@@ -88,10 +90,11 @@ class ByParts(Model):
     )
     switch_latency_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         0.0,
-        description="from a request until the clock changes; shorter parts ask for nothing",
+        description="from a request until the clock changes: clocks of parts are asked for so much "
+        "ahead, and no sooner after each other",
     )
     min_hold_s: Annotated[float, Field(ge=0, le=3600)] = Field(
-        0.0, description="least time between two requests within an operation"
+        0.0, description="least time between two requests for parts of an operation"
     )
 
     def in_words(self) -> str:
@@ -112,7 +115,7 @@ def changes_of(config: str) -> tuple[Change, ...]:
     """
     if not config.startswith("@"):
         return ()
-    found = [_TOKEN.fullmatch(token) for token in config.split(" ")]
+    found = [_TOKEN.fullmatch(token) for token in re.split(" (?=@)", config)]
     if not all(found):
         raise InputError(f"{config!r} does not say clocks by part, as in @attention=1410 @mlp=990")
     return tuple(Change(m[1], int(m[2]), m[4] or "", int(m[3] or 0)) for m in found if m)
@@ -221,37 +224,62 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> 
     """
     rows = _PartRows(parts)
     chosen = np.array([rows.at(mhz, config) for mhz, config, *_ in whole.rows()], np.int32)
+    count, latency_ns = len(whole), 0
+    mhz = left = whole.frequency_mhz
     times, energies = whole.time_ns, whole.energy_fj
     follows = np.flatnonzero(rows.asks)
-    latency_ns = 0
     if how is not None and len(follows) and len(parts) > 1:
         latency_ns = ns_from_s(how.switch_latency_s)
         more_times, more_energies, more_chosen = _composed(whole, rows, how)
         knobs = rows.knob[more_chosen[:, follows]]
         changing = (knobs != knobs[:, :1]).any(axis=1)
+        more_chosen = more_chosen[changing]
         times = np.concatenate([times, more_times[changing]])
         energies = np.concatenate([energies, more_energies[changing]])
-        chosen = np.concatenate([chosen, more_chosen[changing]])
-    mhz = np.concatenate([whole.frequency_mhz, rows.mhz[chosen[len(whole) :, follows[:1]]].ravel()])
-    order = np.lexsort((-mhz, energies, times))
-    times, energies, chosen = times[order], energies[order], chosen[order]
-    changes = order >= len(whole)
-    firsts = rows.configs[chosen[:, follows[0] if len(follows) else 0]]
-    firsts[~changes] = np.array(whole.config, object)[order[~changes]]
-    own = [None if ch else config for ch, config in zip(changes.tolist(), firsts, strict=True)]
-    last = rows.mhz[chosen[:, follows[-1]]] if len(follows) else mhz[order]
+        mhz, left = (
+            np.concatenate([mhz, rows.mhz[more_chosen[:, end]]]) for end in follows[[0, -1]]
+        )
+        chosen = np.concatenate([chosen, more_chosen])
+    changes = np.arange(len(times)) >= count
+    known = [*whole.config, *[None] * (len(times) - count)]
+    options = _Options(mhz, left, times, energies, changes, chosen, known)
+    return _table(whole.stage, whole.instruction, rows, options, latency_ns)
+
+
+class _Options(NamedTuple):
+    """Columns of an option table: see OptionTable; and the row that each part takes, int32
+    (options, parts), and the configs as far as they are known."""
+
+    mhz: IntArray
+    left_mhz: IntArray
+    time_ns: IntArray
+    energy_fj: IntArray
+    changes_clock: NDArray[np.bool_]
+    chosen: NDArray[np.int32]
+    config: list[str | None]
+
+
+def _table(
+    stage: int, instruction: str, rows: _PartRows, options: _Options, latency_ns: int
+) -> OptionTable:
+    """Options in any order as a table."""
+    order = np.lexsort((-options.mhz, options.energy_fj, options.time_ns))
+    chosen, changes = options.chosen[order], options.changes_clock[order]
+    known = [options.config[k] for k in order.tolist()]
+    first = int(rows.asks.argmax())
+    configs = zip(changes.tolist(), rows.configs[chosen[:, first]], known, strict=True)
     return OptionTable(
-        stage=whole.stage,
-        instruction=whole.instruction,
-        frequency_mhz=frozen(mhz[order]),
-        config=_Configs(rows, chosen, latency_ns, own),
-        time_ns=frozen(times),
-        energy_fj=frozen(energies),
-        left_mhz=frozen(np.where(changes, last, mhz[order])),
+        stage=stage,
+        instruction=instruction,
+        frequency_mhz=frozen(options.mhz[order]),
+        config=_Configs(rows, chosen, latency_ns, known),
+        time_ns=frozen(options.time_ns[order]),
+        energy_fj=frozen(options.energy_fj[order]),
+        left_mhz=frozen(options.left_mhz[order]),
         changes_clock=changes,
-        first_config=tuple(firsts),
+        first_config=tuple(own if ch else config or "" for ch, own, config in configs),
         slices=Slices.of(rows.time_ns[chosen], rows.energy_fj[chosen]),
-        parts=tuple(parts),
+        parts=rows.parts,
     )
 
 
@@ -325,15 +353,36 @@ class _PartRows:
         """The row of each part at a clock and config; the least one of a constant part."""
         return [own.get((mhz, config), next(iter(own.values()))) for own in self._at]
 
-    def changes(self, chosen: NDArray[np.int32], latency_ns: int) -> list[Change]:
-        """What parts ask for when, so that each begins with the clock of its row, (parts,)."""
+    def as_fast(self, parts: Sequence[int], mhz: int, planned: Sequence[int]) -> list[int] | None:
+        """Rows of some parts that stand for a clock, those of the highest one up to it; None where
+        one is slower than the row planned for it, (parts,)."""
+        found = []
+        for part in parts:
+            config = self.configs[planned[part]]
+            known = (knob for knob in self._at[part] if knob[0] <= mhz and knob[1] == config)
+            found.append(self._at[part][max(known)])
+            if self.time_ns[found[-1]] > self.time_ns[planned[part]]:
+                return None
+        return found
+
+    def changes(
+        self, chosen: Sequence[int], latency_ns: int, clocks: Sequence[int] | None = None
+    ) -> list[Change]:
+        """What parts ask for when, so that each begins with its clock.
+
+        Args:
+            chosen: the row of each part, (parts,).
+            clocks: of each part, MHz, (parts,); None: those of the rows.
+        """
         found: list[Change] = []
         starts: list[int] = []
         now = mhz = 0
         config = ""
-        for part, row, asks in zip(self.parts, chosen.tolist(), self.asks.tolist(), strict=True):
+        for part, row, asks, clock in zip(
+            self.parts, chosen, self.asks.tolist(), clocks or self.mhz[chosen].tolist(), strict=True
+        ):
             starts.append(now)
-            before, (mhz, config) = (mhz, config), (int(self.mhz[row]), self.configs[row])
+            before, (mhz, config) = (mhz, config), (clock, self.configs[row])
             if not asks:
                 mhz, config = before
             elif not found:
@@ -351,6 +400,81 @@ class _PartRows:
         return found
 
 
+class Raised(NamedTuple):
+    """An option whose clocks a GPU has, made of one whose clocks it lacks.
+
+    Attributes:
+        knob: its MHz and config.
+        clocks: (MHz before, MHz now, whether the profile knows the latter) of those that differ.
+    """
+
+    knob: Knob
+    clocks: tuple[tuple[int, int, bool], ...]
+
+
+def raised(
+    table: OptionTable, config: str, gpu_mhz: Sequence[int], how: ByParts
+) -> tuple[OptionTable, Raised] | None:
+    """The table with one option more: that of clocks by part which a GPU has, and no part slower.
+
+    Clocks that it lacks become the next ones above. Where the profile does not know such a clock,
+    a part counts as no faster than at the highest one below. Where a clock would then come too soon
+    after the one before, the parts at these two get the higher one.
+
+    Args:
+        config: of the option whose clocks are raised.
+        gpu_mhz: the clocks of the GPU, ascending.
+
+    Returns:
+        The table and the new option; None where no clock is as fast.
+    """
+    assert isinstance(table.config, _Configs)
+    rows, planned = table.config.rows, table.config.chosen[table.config.index(config)].tolist()
+    follows = np.flatnonzero(rows.asks).tolist()
+    clocks: list[int] = rows.mhz[planned].tolist()
+    latency_ns = ns_from_s(how.switch_latency_s)
+    apart_ns = max(latency_ns, ns_from_s(how.min_hold_s))
+    tight: tuple[int, int] | None = (0, 0)
+    while tight is not None:
+        chosen = list(planned)
+        for least, same in groupby(follows, key=clocks.copy().__getitem__):
+            members = list(same)
+            fitting = (
+                (clock, standing)
+                for clock in gpu_mhz[bisect_left(gpu_mhz, least) :]
+                if (standing := rows.as_fast(members, clock, planned)) is not None
+            )
+            found = next(fitting, None)
+            if found is None:
+                return None
+            for p, row in zip(members, found[1], strict=True):
+                clocks[p], chosen[p] = found[0], row
+        starts = [0, *rows.time_ns[chosen].cumsum().tolist()]
+        due, tight = apart_ns + latency_ns, None
+        for before, p in pairwise(follows):
+            if clocks[p] != clocks[before] and tight is None:
+                tight = (clocks[before], clocks[p]) if starts[p] < due else None
+                due = starts[p] + apart_ns
+        if tight is not None:
+            clocks = [max(tight) if clock in tight else clock for clock in clocks]
+    changes = rows.changes(chosen, latency_ns, clocks)
+    knob = changes[0].frequency_mhz, label(changes)
+    of_parts = np.array([chosen], np.int32)
+    options = _Options(
+        np.append(table.frequency_mhz, knob[0]),
+        np.append(table.left_mhz, changes[-1].frequency_mhz),
+        np.append(table.time_ns, rows.time_ns[chosen].sum()),
+        np.append(table.energy_fj, rows.energy_fj[chosen].sum()),
+        np.append(table.changes_clock, True),
+        np.concatenate([table.config.chosen, of_parts]),
+        [*table.config.known, knob[1]],
+    )
+    pairs = {(int(rows.mhz[planned[p]]), clocks[p]) for p in follows} - {(m, m) for m in clocks}
+    found_table = _table(table.stage, table.instruction, rows, options, latency_ns)
+    known = {mhz for _, mhz in pairs}.intersection(rows.mhz.tolist())
+    return found_table, Raised(knob, tuple(sorted((*pair, pair[1] in known) for pair in pairs)))
+
+
 class _Configs(Sequence[str]):
     """The configs of options, those of clocks by part made when they are asked for.
 
@@ -362,11 +486,11 @@ class _Configs(Sequence[str]):
     def __init__(
         self, rows: _PartRows, chosen: NDArray[np.int32], latency_ns: int, known: list[str | None]
     ) -> None:
-        self._rows, self._chosen, self._latency_ns = rows, chosen, latency_ns
-        self._known = known
+        self.rows, self.chosen, self.known = rows, chosen, known
+        self._latency_ns = latency_ns
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
     @overload
     def __getitem__(self, k: int) -> str: ...
@@ -375,10 +499,10 @@ class _Configs(Sequence[str]):
     def __getitem__(self, k: int | slice) -> str | list[str]:
         if isinstance(k, slice):
             return [self[n] for n in range(*k.indices(len(self)))]
-        found = self._known[k]
+        found = self.known[k]
         if found is None:
-            found = label(self._rows.changes(self._chosen[k], self._latency_ns))
-            self._known[k] = found
+            found = label(self.rows.changes(self.chosen[k].tolist(), self._latency_ns))
+            self.known[k] = found
         return found
 
 

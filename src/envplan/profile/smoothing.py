@@ -21,16 +21,17 @@ off, as a throttled one is, moves them no more than any other. What has the shap
 it is, and so do constant-time rows and those of `blocking`.
 
 **Jumps.** A dozen rows in sequence may be faster than all rows of higher clocks next to them: they
-were measured in another state of the GPU or with other kernels. Nothing tells which rows a job will
-see. The part below the jump is scaled in time, at its own power, to go on from the part above, so
-no plan promises what only the faster state could keep.
+were measured in another state of the GPU or with other kernels. That is no noise, but nothing tells
+which of the two a job will see. The part below the jump is scaled in time, at its own power, to go
+on from the part above, so no plan promises what only the faster state could keep. What that costs
+where the faster state lasts is measured in docs/results.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,14 @@ import numpy.typing as npt
 from envplan.profile.options import OptionTable, option_table
 from envplan.units import fj_from_j, ns_from_s
 
-__all__ = ["jumps", "noise_is_clear", "smooth_curve", "smoothed_tables", "wrong_steps"]
+__all__ = [
+    "jump_clocks",
+    "jumps",
+    "noise_is_clear",
+    "smooth_curve",
+    "smoothed_tables",
+    "wrong_steps",
+]
 
 FloatArray = npt.NDArray[np.float64]
 Tables = Mapping[tuple[int, str], OptionTable]
@@ -95,6 +103,16 @@ def noise_is_clear(tables: Iterable[OptionTable], waiting_w: Mapping[int, float]
         if (arrays := _sweep(table)) is not None
     ]
     return bool(noisy) and 2 * sum(noisy) >= len(noisy)
+
+
+def jump_clocks(tables: Iterable[OptionTable]) -> dict[str, int]:
+    """The highest clock below a jump, MHz, of each instruction that has one on some stage."""
+    found: dict[str, int] = {}
+    for table in tables:
+        if (arrays := _sweep(table)) is not None:
+            for k in jumps(arrays[1]):
+                found[table.instruction] = max(int(arrays[0][k]), found.get(table.instruction, 0))
+    return found
 
 
 def smoothed_tables(tables: Tables) -> dict[tuple[int, str], OptionTable]:
@@ -233,19 +251,29 @@ def _convex(x: FloatArray, y: FloatArray, *, rising: bool) -> FloatArray:
     scale = float(np.mean(steps[steps > 0])) if np.any(steps > 0) else 1.0
     fitted = [solver.NumVar(-infinity, infinity, "") for _ in y]
     off = [solver.NumVar(0.0, infinity, "") for _ in y]
+
+    # Rows are made without operators on variables, which take longer than the solution.
+    def bound(least: float, most: float, *terms: tuple[Any, float]) -> None:
+        row = solver.RowConstraint(least, most, "")
+        for variable, weight in terms:
+            row.SetCoefficient(variable, weight)
+
     for value, distance, target in zip(fitted, off, y.tolist(), strict=True):
-        solver.Add(distance >= value - target)
-        solver.Add(distance >= target - value)
+        bound(-target, infinity, (distance, 1.0), (value, -1.0))
+        bound(target, infinity, (distance, 1.0), (value, 1.0))
     slope = None
     for k, step in enumerate((steps / scale).tolist()):
         if step == 0.0:
-            solver.Add(fitted[k + 1] <= fitted[k])
+            bound(-infinity, 0.0, (fitted[k + 1], 1.0), (fitted[k], -1.0))
             continue
         before, slope = slope, solver.NumVar(0.0 if rising else -infinity, infinity, "")
-        solver.Add(fitted[k + 1] - fitted[k] == step * slope)
+        bound(0.0, 0.0, (fitted[k + 1], 1.0), (fitted[k], -1.0), (slope, -step))
         if before is not None:
-            solver.Add(slope >= before)
-    solver.Minimize(solver.Sum(off))
+            bound(0.0, infinity, (slope, 1.0), (before, -1.0))
+    objective = solver.Objective()
+    for distance in off:
+        objective.SetCoefficient(distance, 1.0)
+    objective.SetMinimization()
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         raise AssertionError("a convex fit always exists")
     return _exact(x, np.array([value.solution_value() for value in fitted]), rising)

@@ -205,7 +205,7 @@ def named_model(name: str, sizes: Sizes) -> TransformerModel:
         path = Path(name)
         if not exists(path):
             raise InputError(
-                f"no such config.json, and no model of that name; {meant(name, models.PRESETS)}",
+                f"no such config.json, and no model of that name{meant(name, models.PRESETS)}",
                 path=name,
             )
         known = read_model(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -43,7 +43,9 @@ class Change:
     energy: float
 
 
-def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
+def smooth_profile(
+    path: str | os.PathLike[str], progress: Callable[[int, int, int], None] | None = None
+) -> tuple[Profile, Change]:
     """A profile's smoothed version, with the measured values in columns of their own.
 
     All other cells stay as they are. A profile that is smoothed already is taken from its
@@ -51,6 +53,7 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
 
     Args:
         path: of the profile CSV.
+        progress: called after each operation with (done, of how many, failed).
 
     Returns:
         The profile, not yet saved, and how far its rows have moved.
@@ -69,7 +72,12 @@ def smooth_profile(path: str | os.PathLike[str]) -> tuple[Profile, Change]:
     keys = (table.columns[name] for name in ("stage", "instruction", "config", "rank"))
     for row, key in enumerate(zip(*keys, strict=True)):
         groups[key].append(row)
-    moved = [_smoothed(cells, rows) for rows in groups.values() if _varies(cells, rows)]
+    moved = []
+    for done, rows in enumerate(groups.values(), 1):
+        if _varies(cells, rows):
+            moved.append(_smoothed(cells, rows))
+        if progress is not None:
+            progress(done, len(groups), 0)
     if not moved:
         raise InputError(
             f"no operation has rows for {_FEWEST_CLOCKS} clocks; there is nothing to smooth",

@@ -26,21 +26,7 @@ _HOME: Final = {
     "simulate": "policies",
 }
 
-__all__ = [
-    "CLASSES",
-    "ServingApplied",
-    "ServingPlan",
-    "ServingProfile",
-    "Simulation",
-    "Slo",
-    "Trace",
-    "apply_serving_plan",
-    "compare_policies",
-    "exact_plan",
-    "hierarchical_plan",
-    "hold_clocks",
-    "simulate",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,43 +3,28 @@
 `envplan serving apply` writes serving.clocks.json ("envplan/serving-clocks/v1"): each instance with
 its node, its GPUs on that node and the clock these shall run at. `hold_clocks` starts the guard of
 every GPU of a node, which sets the clock and gives it back whatever becomes of its owner.
-
-`python -m envplan.serving.apply` writes the JSON Schema of the format anew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from envplan._documents import json_schema, read_document, readable_json
-from envplan._files import atomic_write
 from envplan._model import Model
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
+from envplan.serving.document import Document
 from envplan.serving.plan import Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
-__all__ = [
-    "CLOCKS_SCHEMA",
-    "Instance",
-    "ServingApplied",
-    "apply_serving_plan",
-    "default_clocks",
-    "hold_clocks",
-]
-
-CLOCKS_SCHEMA: Final = "envplan/serving-clocks/v1"
-SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "serving-clocks.v1.schema.json"
+__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks", "hold_clocks"]
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02
@@ -76,17 +61,12 @@ class Instance(Model):
     load_tokens_s: Annotated[float, Field(ge=0)]
     slo_proven: bool = True
 
-    def fits(self, nodes: int, gpus_per_node: int) -> bool:
-        """Whether its GPUs are as many as it needs, and there."""
-        return (
-            len(set(self.devices)) == len(self.devices) == self.tp
-            and max(self.devices) < gpus_per_node
-            and self.node < nodes
-        )
 
-
-class ServingApplied(Model):
+class ServingApplied(Document):
     """The file: all instances, and what they come from."""
+
+    kind: ClassVar[str] = "file of serving clocks"
+    schema_name: ClassVar[str] = "envplan/serving-clocks/v1"
 
     schema_id: Literal["envplan/serving-clocks/v1"] = Field(alias="schema")
     plan_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -97,40 +77,26 @@ class ServingApplied(Model):
     nodes: Count
     instances: list[Instance]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, whole or not at all.
-
-        Raises:
-            InputError: it cannot be written.
-        """
-        atomic_write(path, readable_json(self.model_dump(by_alias=True)))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read and check a file.
-
-        Raises:
-            InputError: it is none, or an instance's GPUs are not those of a node for it alone.
-        """
-        applied = read_document(path, cls, kind="file of serving clocks", schema=CLOCKS_SCHEMA)
+    @model_validator(mode="after")
+    def _has_gpus(self) -> Self:
         taken: dict[tuple[int, int], int] = {}
-        for instance in applied.instances:
-            if not instance.fits(applied.nodes, applied.gpus_per_node):
-                raise InputError(
-                    f"instance {instance.instance} is to have {instance.tp} different GPUs of one "
-                    f"of {applied.nodes} nodes with {applied.gpus_per_node} each, not "
-                    f"{instance.devices} of node {instance.node}",
-                    path=path,
+        for each in self.instances:
+            there = len(set(each.devices)) == len(each.devices) == each.tp
+            there = there and max(each.devices) < self.gpus_per_node and each.node < self.nodes
+            if not there:
+                raise ValueError(
+                    f"instance {each.instance} is to have {each.tp} different GPUs of one of "
+                    f"{self.nodes} nodes with {self.gpus_per_node} each, not {each.devices} of "
+                    f"node {each.node}"
                 )
-            for device in instance.devices:
-                other = taken.setdefault((instance.node, device), instance.instance)
-                if other != instance.instance:
-                    raise InputError(
-                        f"instances {other} and {instance.instance} share GPU {device} of node "
-                        f"{instance.node}",
-                        path=path,
+            for device in each.devices:
+                other = taken.setdefault((each.node, device), each.instance)
+                if other != each.instance:
+                    raise ValueError(
+                        f"instances {other} and {each.instance} share GPU {device} of node "
+                        f"{each.node}"
                     )
-        return applied
+        return self
 
     def clocks_of(self, node: int) -> dict[int, int]:
         """The clock of each GPU of a node, MHz, by device.
@@ -191,13 +157,24 @@ def apply_serving_plan(
     free: list[int] = []  # the next free device of each node
     for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):
         node = _place(free, group.tp, gpus_per_node)
-        first = free[node]
-        free[node] += group.tp
         clock = _supported(group.frequency_mhz, known)
-        proven = _proven(pool, group, clock, profile)
-        instances.append(_instance(len(instances), pool, group, node, first, clock, proven))
+        instances.append(
+            Instance(
+                instance=len(instances),
+                pool=pool.request_class,
+                serves=[served.request_class for served in pool.serves],
+                tp=group.tp,
+                node=node,
+                devices=list(range(free[node], free[node] + group.tp)),
+                planned_mhz=group.frequency_mhz,
+                clock_mhz=clock,
+                load_tokens_s=group.load_tokens_s,
+                slo_proven=_proven(pool, group, clock, profile),
+            )
+        )
+        free[node] += group.tp
     return ServingApplied(
-        schema=CLOCKS_SCHEMA,
+        schema="envplan/serving-clocks/v1",
         plan_sha256=plan_sha256 or hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         profile_sha256=plan.profile.sha256,
         gpu=known.gpu,
@@ -218,30 +195,13 @@ def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
     return len(free) - 1
 
 
-def _instance(
-    number: int, pool: Pool, group: Group, node: int, first: int, clock: int, proven: bool
-) -> Instance:
-    return Instance(
-        instance=number,
-        pool=pool.request_class,
-        serves=[served.request_class for served in pool.serves],
-        tp=group.tp,
-        node=node,
-        devices=list(range(first, first + group.tp)),
-        planned_mhz=group.frequency_mhz,
-        clock_mhz=clock,
-        load_tokens_s=group.load_tokens_s,
-        slo_proven=proven,
-    )
-
-
 def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:
     """Whether the SLO is kept at a clock: the plan's, a higher one, or shown by a slower one."""
     if clock >= group.frequency_mhz:
         return True
     slower = [f for f in profile.frequencies(pool.request_class, group.tp) if f <= clock]
     return bool(slower) and profile.curves[pool.request_class, group.tp, slower[-1]].meets(
-        pool.slo.slo(), group.load_tokens_s
+        pool.slo, group.load_tokens_s
     )
 
 
@@ -287,12 +247,3 @@ def hold_clocks(
     problems += [problem for guard in guards for problem in guard.problems()]
     if problems:
         raise DeviceError(problems[0])
-
-
-def write_schema() -> None:
-    """Write the JSON Schema of the format, generated from the models, to SCHEMA_FILE."""
-    atomic_write(SCHEMA_FILE, json_schema(ServingApplied))
-
-
-if __name__ == "__main__":
-    write_schema()

@@ -7,13 +7,14 @@ profile's sidecar may say otherwise for its own classes' mean lengths and SLOs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 
 from envplan.errors import InputError
 
@@ -40,17 +41,15 @@ INPUT_BOUNDS: Final = (256, 1024)
 OUTPUT_BOUNDS: Final = (100, 350)
 
 
-@dataclass(frozen=True)
+Positive = Annotated[float, Field(gt=0, strict=True)]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", strict=False, allow_inf_nan=False))
 class Slo:
-    """What a request is promised.
+    """What a request is promised: seconds to its first token and between its tokens, at most."""
 
-    Attributes:
-        ttft_s: time to its first token, s, at most.
-        tbt_s: time between two tokens, s, at most.
-    """
-
-    ttft_s: float
-    tbt_s: float
+    ttft_s: Positive
+    tbt_s: Positive
 
     def covers(self, other: Slo) -> bool:
         """Whether meeting this one meets the other, too."""
@@ -119,14 +118,11 @@ def serves(pool: str, request: str) -> bool:
     return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
 
 
-def check_class(
-    name: str,
-    *,
-    path: str | os.PathLike[str] | None = None,
-    line: int | None = None,
-    column: str | None = None,
-) -> str:
+def check_class(name: str, **where: Any) -> str:
     """`name`, which a user gave, in a file or elsewhere.
+
+    Args:
+        where: path, line and column, for InputError.
 
     Raises:
         InputError: there is no such class.
@@ -135,8 +131,6 @@ def check_class(
         raise InputError(
             f"there is no class {name!r}; the classes are {', '.join(CLASSES)} (input then output: "
             "short, medium, long)",
-            path=path,
-            line=line,
-            column=column,
+            **where,
         )
     return name

@@ -25,11 +25,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
@@ -57,7 +57,6 @@ _AT_LEAST: Final = 0.2  # of the time limit is left to count GPUs in, if no plan
 _WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for rounding
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
 _FINEST: Final = 100.0  # but never more of the least load than this
-_STRAIGHT: Final = 1e-6  # a relative change of slope that is none
 _NEGLIGIBLE: Final = 1e-7  # of a load: what the solver's tolerance makes out of zero
 
 
@@ -85,42 +84,40 @@ def exact_plan(
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
     wanted = check_demand(loads, gpus)
-    fleet = _fleet(profile, wanted, gpus, merge, one_frequency, time_limit)
+    check_reachable(profile, wanted, merge=merge)
+    program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
+    begin = time.monotonic()
+    fleet, bound = program.least_power(gpus, time_limit)
+    with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
+        near = hierarchical_fleet(profile, wanted, gpus, merge=merge)
+        fleet = near if fleet is None or near.power_w < fleet.power_w else fleet
+    if fleet is None:
+        left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
+        fleet = _any_fleet(program, gpus, left)
+    if fleet is None:
+        raise NoAnswerError(
+            f"no plan was found within {time_limit:g} s; give it more with --time-limit"
+        )
+    proved = bound > 0 or fleet.power_w == 0
+    fleet = replace(fleet, planner="exact", bound_w=min(bound, fleet.power_w) if proved else None)
     return make_plan(fleet, profile, wanted, gpus, merge=merge, one_frequency=one_frequency)
 
 
-def _fleet(
-    profile: ServingProfile,
-    loads: Mapping[str, float],
-    gpus: int,
-    merge: bool,
-    one_frequency: bool,
-    time_limit: float,
-) -> Fleet:
-    check_reachable(profile, loads, merge=merge)
-    sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
-    _check_sites(profile, loads, sites, merge=merge)
-    program = _Program(profile, loads, sites, merge=merge, one_frequency=one_frequency)
-    begin = time.monotonic()
-    fleet = program.least_power(gpus, time_limit)
-    if fleet is not None:
-        return fleet
-    left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-    smallest, needed = program.fewest_gpus(left)
+def _any_fleet(program: _Program, gpus: int, time_limit: float) -> Fleet | None:
+    """The smallest fleet that was found, if it fits.
+
+    Raises:
+        NoAnswerError: none can.
+    """
+    smallest, needed = program.fewest_gpus(time_limit)
     if needed > gpus:
         by_class: dict[str, int] = {}
         for pool in () if smallest is None else smallest.pools:
             served = {part.request_class: part.load_tokens_s for part in pool.serves}
-            name = main_class(profile, pool.request_class, served)
+            name = main_class(program.profile, pool.request_class, served)
             by_class[name] = by_class.get(name, 0) + pool.gpus
         raise too_few(gpus, needed, by_class)
-    if smallest is None or smallest.gpus > gpus:
-        with suppress(NoAnswerError):  # then the managers' fleet, with nothing proved
-            return replace(hierarchical_fleet(profile, loads, gpus, merge=merge), planner="exact")
-        raise NoAnswerError(
-            f"no plan was found within {time_limit:g} s; give it more with --time-limit"
-        )
-    return smallest
+    return smallest if smallest and smallest.gpus <= gpus else None
 
 
 def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
@@ -133,8 +130,7 @@ def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> l
     return sorted(found, key=lambda slo: (slo.ttft_s, slo.tbt_s))
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """An instance at an end of a stretch."""
 
     curve: Curve
@@ -143,34 +139,30 @@ class _End:
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    """Loads of one configuration on which power bends upwards, if at all."""
-
-    curve: Curve
-    segments: tuple[Segment, ...]
-
-    @property
-    def low(self) -> float:
-        """The least of them, tokens/s."""
-        return self.segments[0].low
-
-
-@dataclass(frozen=True)
 class _Site:
-    """A pool that might be."""
+    """A pool that might be, with the variables that the program has for it.
+
+    Attributes:
+        name: the class whose configurations it runs.
+        slo: what it promises.
+        stretches: on which power is straight, each with its configuration.
+        ends: of these: where any number of instances may run.
+        counts: how many instances run at each end.
+        placed: of each stretch, whether one more is there, and how far into it.
+        routed: load of each class that is sent here.
+    """
 
     name: str
     slo: Slo
-    ends: tuple[_End, ...]
-    stretches: tuple[_Stretch, ...]
+    stretches: Sequence[tuple[Curve, Segment]]
+    ends: Sequence[_End]
+    counts: list[Any] = field(default_factory=list)
+    placed: list[tuple[Any, Any]] = field(default_factory=list)
+    routed: dict[str, Any] = field(default_factory=dict)
 
 
 def _sites(
-    profile: ServingProfile,
-    loads: Mapping[str, float],
-    *,
-    merge: bool,
-    one_frequency: bool,
+    profile: ServingProfile, loads: Mapping[str, float], *, merge: bool, one_frequency: bool
 ) -> list[_Site]:
     sites = []
     demanded = list(loads)
@@ -185,26 +177,14 @@ def _sites(
                 known.append(pairs)
                 if not one_frequency:
                     pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
-                stretches = _stretches(pairs)
-                sites.append(_Site(name, slo, tuple(_ends(stretches)), tuple(stretches)))
+                ends = {
+                    (curve, load): _End(curve, load, power)
+                    for curve, (low, high, at_low, at_high) in pairs
+                    for load, power in ((low, at_low), (high, at_high))
+                    if load > 0
+                }
+                sites.append(_Site(name, slo, pairs, list(ends.values())))
     return sites
-
-
-def _may_serve(site: _Site, name: str, profile: ServingProfile, *, merge: bool) -> bool:
-    able = serves(site.name, name) if merge else name == site.name
-    return able and site.slo.covers(profile.classes[name].slo)
-
-
-def _check_sites(
-    profile: ServingProfile, loads: Mapping[str, float], sites: Sequence[_Site], *, merge: bool
-) -> None:
-    """Raises: NoAnswerError: a class has no pool, though its SLO is met at some load."""
-    for name in loads:
-        if not any(_may_serve(site, name, profile, merge=merge) for site in sites):
-            raise NoAnswerError(
-                f"no configuration keeps the SLO of {name} at all loads from none up to what it "
-                "carries"
-            )
 
 
 def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]]) -> bool:
@@ -223,51 +203,17 @@ def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]])
     return False
 
 
-def _stretches(pairs: Sequence[tuple[Curve, Segment]]) -> list[_Stretch]:
-    """Segments put together where they join and power does not bend downwards."""
-    stretches: list[_Stretch] = []
-    for curve, segment in pairs:
-        if stretches and stretches[-1].curve is curve:
-            before = stretches[-1].segments[-1]
-            if before.high == segment.low and _bend(before, segment) >= -_STRAIGHT:
-                segments = (*stretches[-1].segments, segment)
-                stretches[-1] = _Stretch(curve, segments)
-                continue
-        stretches.append(_Stretch(curve, (segment,)))
-    return stretches
-
-
-def _slope(segment: Segment) -> float:
-    return (segment.power_high - segment.power_low) / (segment.high - segment.low)
-
-
-def _bend(before: Segment, after: Segment) -> float:
-    """How much steeper it goes on, relative to the steeper of both."""
-    first, second = _slope(before), _slope(after)
-    return (second - first) / max(abs(first), abs(second), 1e-12)
-
-
-def _ends(stretches: Sequence[_Stretch]) -> list[_End]:
-    """The ends of all stretches, and where power bends upwards within one."""
-    ends = {}
-    for stretch in stretches:
-        curve, segments = stretch.curve, stretch.segments
-        bends = [b for a, b in pairwise(segments) if _bend(a, b) > _STRAIGHT]
-        places = [(s.low, s.power_low) for s in (segments[0], *bends)]
-        for load, power in [*places, (segments[-1].high, segments[-1].power_high)]:
-            if load > 0:
-                ends[curve.tp, curve.frequency_mhz, load] = _End(curve, load, power)
-    return list(ends.values())
-
-
 class _Program:
-    """The integer program; built once, solved for power or for GPUs."""
+    """The integer program; built once, solved for power or for GPUs.
+
+    Raises:
+        NoAnswerError: a class has no pool, though its SLO is met at some load.
+    """
 
     def __init__(
         self,
         profile: ServingProfile,
         loads: Mapping[str, float],
-        sites: Sequence[_Site],
         *,
         merge: bool,
         one_frequency: bool,
@@ -275,40 +221,42 @@ class _Program:
         from ortools.math_opt.python import mathopt
 
         self._mathopt = mathopt
-        self._profile = profile
-        self._loads = loads
-        self._sites = sites
-        self._merge = merge
+        self.profile, self._loads, self._merge = profile, loads, merge
+        self._sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
         self._unit = min(_KILO, _FINEST * min(loads.values()))
-        self._model = model = mathopt.Model(name="fleet")
-        self._routed: dict[tuple[int, str], Any] = {}
-        self._counts: list[list[Any]] = []
-        self._placed: list[list[tuple[Any, list[Any]]]] = []
-        self._chosen: dict[tuple[str, int, int], Any] = {}
-        for place, site in enumerate(sites):
-            self._add_site(place, site)
-            if one_frequency:
-                self._tie_clocks(place, site)
-        self._choose_one_clock()
+        self._model = mathopt.Model(name="fleet")
+        power: list[Any] = []
+        gpus: list[Any] = []
+        for site in self._sites:
+            self._add_site(site, power, gpus)
+        for site, following in pairwise(self._sites):
+            self._limit_company(site, following)
+        if one_frequency:
+            self._tie_clocks()
         for name, load in loads.items():
-            shares = [x for (_, routed), x in self._routed.items() if routed == name]
-            model.add_linear_constraint(sum(shares) == load / self._unit)
-        self._power = sum(self._powers())
-        self._gpus = sum(self._gpu_counts())
+            shares = [site.routed[name] for site in self._sites if name in site.routed]
+            if not shares:
+                raise NoAnswerError(
+                    f"no configuration keeps the SLO of {name} at all loads from none up to what "
+                    "it carries"
+                )
+            self._model.add_linear_constraint(sum(shares) == load / self._unit)
+        self._power, self._gpus = sum(power), sum(gpus)
 
-    def least_power(self, gpus: int, time_limit: float) -> Fleet | None:
-        """The fleet of at most so many GPUs with the least power; None if none was found."""
+    def least_power(self, gpus: int, time_limit: float) -> tuple[Fleet | None, float]:
+        """The fleet of at most so many GPUs with the least power, if any was found.
+
+        Returns:
+            The fleet, and what none draws less than, W; 0 where nothing was proved.
+        """
         limit = self._model.add_linear_constraint(self._gpus <= gpus)
         self._model.minimize(self._power)
         result = self._solve(time_limit)
         self._model.delete_linear_constraint(limit)
-        if not result.has_primal_feasible_solution():
-            return None
         bound = result.termination.objective_bounds.dual_bound * _KILO
-        pools = self._pools(result)
-        power = sum(pool.power_w for pool in pools)
-        proved = bound > 0 or power == 0
-        return Fleet("exact", tuple(pools), min(power, max(0.0, bound)) if proved else None)
+        bound = bound if 0 < bound < math.inf else 0.0
+        found = result.has_primal_feasible_solution()
+        return Fleet("exact", tuple(self._pools(result))) if found else None, bound
 
     def fewest_gpus(self, time_limit: float) -> tuple[Fleet | None, int]:
         """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""
@@ -320,38 +268,35 @@ class _Program:
             return None, needed
         return Fleet("exact", tuple(self._pools(result))), needed
 
-    def _add_site(self, place: int, site: _Site) -> None:
-        model = self._model
-        carried = []
-        counts = []
+    def _add_site(self, site: _Site, power: list[Any], gpus: list[Any]) -> None:
+        """Its variables and constraints; terms of its power (kW) and GPUs go to the lists."""
+        model, carried = self._model, []
         for end in site.ends:
             count = model.add_integer_variable(lb=0)
-            counts.append(count)
+            site.counts.append(count)
             carried.append(end.load / self._unit * count)
-        placed = []
-        for stretch in site.stretches:
-            there = model.add_binary_variable()
-            extras = []
-            for segment in stretch.segments:
-                extra = model.add_variable(lb=0)
-                width = (segment.high - segment.low) / self._unit
-                model.add_linear_constraint(extra <= width * there)
-                extras.append(extra)
-            carried.append(stretch.low / self._unit * there + sum(extras))
-            placed.append((there, extras))
-        model.add_linear_constraint(sum(there for there, _ in placed) <= 1)
-        brought = []
+            power.append(end.power / _KILO * count)
+            gpus.append(end.curve.tp * count)
+        for curve, (low, high, at_low, at_high) in site.stretches:
+            there, extra = model.add_binary_variable(), model.add_variable(lb=0)
+            model.add_linear_constraint(extra <= (high - low) / self._unit * there)
+            carried.append(low / self._unit * there + extra)
+            slope = (at_high - at_low) / (high - low)
+            power.append(at_low / _KILO * there + slope * self._unit / _KILO * extra)
+            gpus.append(curve.tp * there)
+            site.placed.append((there, extra))
+        model.add_linear_constraint(sum(there for there, _ in site.placed) <= 1)
         for name in self._loads:
-            if _may_serve(site, name, self._profile, merge=self._merge):
-                share = model.add_variable(lb=0)
-                self._routed[place, name] = share
-                brought.append(needed_for(self._profile, name, site.name) * share)
-        model.add_linear_constraint(sum(carried) == sum(brought))
-        self._limit_company(place, site)
-        self._counts.append(counts)
-        self._placed.append(placed)
+            able = serves(site.name, name) if self._merge else name == site.name
+            if able and site.slo.covers(self.profile.classes[name].slo):
+                site.routed[name] = model.add_variable(lb=0)
+        brought = sum(self._needed(site, name) * share for name, share in site.routed.items())
+        model.add_linear_constraint(sum(carried) == brought)
 
-    def _limit_company(self, place: int, site: _Site) -> None:
+    def _needed(self, site: _Site, name: str) -> float:
+        return needed_for(self.profile, name, site.name)
+
+    def _limit_company(self, site: _Site, following: _Site) -> None:
         """No more that the next looser pool of this class could serve than one instance carries.
 
         Put load that only this pool can serve into as few of its instances as it takes: at most one
@@ -359,69 +304,37 @@ class _Program:
         the same load and power. So this excludes no power, only copies of the same fleet. It holds
         where SLOs can be put in a row from strict to loose.
         """
-        slos = {name: self._profile.classes[name].slo for name in self._loads}
-        if any(not a.covers(b) and not b.covers(a) for a, b in combinations(slos.values(), 2)):
-            return
-        following = self._sites[place + 1 : place + 2]
-        if not following or following[0].name != site.name:
-            return
+        slos = {name: self.profile.classes[name].slo for name in self._loads}
+        ordered = all(a.covers(b) or b.covers(a) for a, b in combinations(slos.values(), 2))
         company = [
-            needed_for(self._profile, name, site.name) * share
-            for (at, name), share in self._routed.items()
-            if at == place and following[0].slo.covers(slos[name])
+            self._needed(site, name) * share
+            for name, share in site.routed.items()
+            if following.name == site.name and following.slo.covers(slos[name])
         ]
-        if company:
+        if ordered and company:
             most = max(end.load for end in site.ends)
             self._model.add_linear_constraint(sum(company) <= most / self._unit)
 
-    def _tie_clocks(self, place: int, site: _Site) -> None:
-        """No instance of a class's pools but at the clock chosen for its TP."""
+    def _tie_clocks(self) -> None:
+        """One clock for all instances of a class's pools with the same TP."""
         model = self._model
-        # However much is routed here, no more instances of an end are needed than carry it all.
-        total = sum(
-            load * needed_for(self._profile, name, site.name)
-            for name, load in self._loads.items()
-            if (place, name) in self._routed
-        )
-        for end, count in zip(site.ends, self._counts[place], strict=True):
-            most = math.ceil(total / end.load)
-            used = self._chosen_clock(end.curve)
-            model.add_linear_constraint(count <= most * used)
-        for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
-            model.add_linear_constraint(there <= self._chosen_clock(stretch.curve))
+        chosen: dict[tuple[str, int], dict[int, Any]] = {}
 
-    def _chosen_clock(self, curve: Curve) -> Any:
-        """Whether this clock is the one for its class and TP."""
-        key = (curve.name, curve.tp, curve.frequency_mhz)
-        if key not in self._chosen:
-            self._chosen[key] = self._model.add_binary_variable()
-        return self._chosen[key]
+        def used(curve: Curve) -> Any:
+            clocks = chosen.setdefault((curve.name, curve.tp), {})
+            if curve.frequency_mhz not in clocks:
+                clocks[curve.frequency_mhz] = model.add_binary_variable()
+            return clocks[curve.frequency_mhz]
 
-    def _choose_one_clock(self) -> None:
-        """One clock for each class and TP."""
-        for pair in sorted({key[:2] for key in self._chosen}):
-            clocks = [used for key, used in self._chosen.items() if key[:2] == pair]
-            self._model.add_linear_constraint(sum(clocks) <= 1)
-
-    def _powers(self) -> list[Any]:
-        terms = []
-        for place, site in enumerate(self._sites):
-            for end, count in zip(site.ends, self._counts[place], strict=True):
-                terms.append(end.power / _KILO * count)
-            for stretch, (there, extras) in zip(site.stretches, self._placed[place], strict=True):
-                terms.append(stretch.segments[0].power_low / _KILO * there)
-                for segment, extra in zip(stretch.segments, extras, strict=True):
-                    terms.append(_slope(segment) * self._unit / _KILO * extra)
-        return terms
-
-    def _gpu_counts(self) -> list[Any]:
-        terms = []
-        for place, site in enumerate(self._sites):
-            for end, count in zip(site.ends, self._counts[place], strict=True):
-                terms.append(end.curve.tp * count)
-            for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
-                terms.append(stretch.curve.tp * there)
-        return terms
+        for site in self._sites:
+            # However much is routed here, no more instances of an end are needed than carry it all.
+            total = sum(self._loads[name] * self._needed(site, name) for name in site.routed)
+            for end, count in zip(site.ends, site.counts, strict=True):
+                model.add_linear_constraint(count <= math.ceil(total / end.load) * used(end.curve))
+            for (curve, _), (there, _) in zip(site.stretches, site.placed, strict=True):
+                model.add_linear_constraint(there <= used(curve))
+        for clocks in chosen.values():
+            model.add_linear_constraint(sum(clocks.values()) <= 1)
 
     def _solve(self, time_limit: float) -> Any:
         """What the solver finds; without presolve if its best was lost on the way back from it.
@@ -456,20 +369,15 @@ class _Program:
 
     def _pools(self, result: Any) -> list[Pool]:
         values = result.variable_values()
-        shares = self._shares(values)
         pools: dict[tuple[str, Slo], tuple[dict[str, float], list[tuple[Curve, int, float]]]] = {}
-        for place, site in enumerate(self._sites):
-            served = {name: load for (at, name), load in shares.items() if at == place}
+        for site, served in zip(self._sites, self._shares(values), strict=True):
             if not served:
                 continue
-            brought = sum(
-                load * needed_for(self._profile, name, site.name) for name, load in served.items()
-            )
-            instances = self._instances(place, site, values, brought)
+            brought = sum(load * self._needed(site, name) for name, load in served.items())
             # What it must promise may be less than what it could: then it is one with its like.
-            slo = Slo.strictest(self._profile.classes[name].slo for name in served)
+            slo = Slo.strictest(self.profile.classes[name].slo for name in served)
             all_served, all_instances = pools.setdefault((site.name, slo), ({}, []))
-            all_instances += instances
+            all_instances += _instances(site, values, brought)
             for name, load in served.items():
                 all_served[name] = all_served.get(name, 0.0) + load
         return [
@@ -477,33 +385,35 @@ class _Program:
             for (name, slo), (served, instances) in pools.items()
         ]
 
-    def _shares(self, values: Mapping[Any, float]) -> dict[tuple[int, str], float]:
-        """What goes where, tokens/s, adding up to the loads but for rounding."""
-        shares: dict[tuple[int, str], float] = {}
+    def _shares(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
+        """What goes to each site, tokens/s, adding up to the loads but for rounding."""
+        shares: list[dict[str, float]] = [{} for _ in self._sites]
         for name, load in self._loads.items():
             mine = {
-                key: values[x]
-                for key, x in self._routed.items()
-                if key[1] == name and values[x] * self._unit > _NEGLIGIBLE * load
+                k: values[site.routed[name]]
+                for k, site in enumerate(self._sites)
+                if name in site.routed
+                and values[site.routed[name]] * self._unit > _NEGLIGIBLE * load
             }
-            scale = load / sum(mine.values())
-            shares |= {key: value * scale for key, value in mine.items()}
+            for k, value in mine.items():
+                shares[k][name] = value * (load / sum(mine.values()))
         return shares
 
-    def _instances(
-        self, place: int, site: _Site, values: Mapping[Any, float], brought: float
-    ) -> list[tuple[Curve, int, float]]:
-        """The instances, with loads that add up to what is brought but for rounding."""
-        instances = []
-        for end, variable in zip(site.ends, self._counts[place], strict=True):
-            if count := round(values[variable]):
-                instances.append((end.curve, count, end.load))
-        rest = brought - sum(count * load for _, count, load in instances)
-        for stretch, (there, _) in zip(site.stretches, self._placed[place], strict=True):
-            if round(values[there]):
-                load = min(max(rest, stretch.low), stretch.segments[-1].high)
-                instances.append((stretch.curve, 1, load))
-        return instances
+
+def _instances(
+    site: _Site, values: Mapping[Any, float], brought: float
+) -> list[tuple[Curve, int, float]]:
+    """The instances of a site, with loads that add up to what is brought but for rounding."""
+    instances = [
+        (end.curve, count, end.load)
+        for end, variable in zip(site.ends, site.counts, strict=True)
+        if (count := round(values[variable]))
+    ]
+    rest = brought - sum(count * load for _, count, load in instances)
+    for (curve, segment), (there, _) in zip(site.stretches, site.placed, strict=True):
+        if round(values[there]):
+            instances.append((curve, 1, min(max(rest, segment.low), segment.high)))
+    return instances
 
 
 @contextmanager

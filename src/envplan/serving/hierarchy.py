@@ -14,10 +14,11 @@ Load is spread over a pool's instances in proportion to what each can carry.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,7 @@ import numpy.typing as npt
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.demand import check_demand, check_reachable, hosts, too_few
-from envplan.serving.plan import (
-    Fleet,
-    Pool,
-    ServingPlan,
-    main_class,
-    make_plan,
-    make_pool,
-    needed_for,
-)
+from envplan.serving.plan import Fleet, ServingPlan, main_class, make_plan, make_pool, needed_for
 from envplan.serving.profile import Curve, ServingProfile
 
 __all__ = [
@@ -49,13 +42,6 @@ FloatArray = npt.NDArray[np.float64]
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
 
 
-class Running(NamedTuple):
-    """An instance at work: its configuration and what it draws, W."""
-
-    curve: Curve
-    power: float
-
-
 class PoolModel:
     """What instances of a pool can do: a class's configurations under one SLO.
 
@@ -63,38 +49,27 @@ class PoolModel:
         profile: where they are from.
         name: the class.
         slo: what the pool promises.
+
+    Attributes:
+        most: that an instance can carry at any clock, tokens/s, by TP.
     """
 
     def __init__(self, profile: ServingProfile, name: str, slo: Slo) -> None:
-        self.name = name
-        self.slo = slo
-        able = [(curve, curve.capacity(slo)) for curve in profile.of(name)]
-        self.capacity: dict[tuple[int, int], float] = {
-            (curve.tp, curve.frequency_mhz): most for curve, most in able if most > 0
-        }
+        self.name, self.slo = name, slo
         self._able: dict[int, list[tuple[Curve, float]]] = {}
-        for curve, most in able:
-            if most > 0:
+        for curve in profile.of(name):
+            if most := curve.capacity(slo):
                 self._able.setdefault(curve.tp, []).append((curve, most))
-        #: Most that an instance can carry at any clock, tokens/s, by TP.
-        self.most: dict[int, float] = {
-            tp: max(most for _, most in known) for tp, known in self._able.items()
-        }
+        self.most = {tp: max(most for _, most in known) for tp, known in self._able.items()}
 
     def fastest(self, tp: int) -> tuple[Curve, float]:
         """The configuration at maximum frequency and what it can carry, tokens/s."""
         return self._able[tp][-1]
 
-    def best(self, tp: int, load: float) -> Running:
+    def best(self, tp: int, load: float) -> Curve:
         """The GPU manager: the clock that draws the least at a load up to `most`."""
-        return min(
-            (
-                Running(curve, curve.power_at(min(load, most)))
-                for curve, most in self._able[tp]
-                if load <= most * _ROOM
-            ),
-            key=lambda running: running.power,
-        )
+        able = [curve for curve, most in self._able[tp] if load <= most * _ROOM]
+        return min(able, key=lambda curve: curve.power_at(min(load, curve.max_load)))
 
     def least_power(self, tp: int, loads: FloatArray) -> FloatArray:
         """What `best` draws, W, for many loads; infinite above `most`. Shape as `loads`."""
@@ -131,32 +106,21 @@ class SizedPool:
         return self.tp * self.instances
 
 
-@dataclass
-class _Sizing:
-    """One run of the pool manager."""
-
-    profile: ServingProfile
-    models: dict[tuple[str, Slo], PoolModel] = field(default_factory=dict)
-
-    def options(self, name: str, served: Mapping[str, float]) -> list[SizedPool]:
-        """What a pool might be made of, least power first, each with fewer GPUs than the last."""
-        slo = Slo.strictest(self.profile.classes[k].slo for k in served)
-        model = self.models.get((name, slo))
-        if model is None:
-            model = self.models[name, slo] = PoolModel(self.profile, name, slo)
-        load = sum(x * needed_for(self.profile, k, name) for k, x in served.items())
-        found = []
-        for tp in model.most:
-            curve, most = model.fastest(tp)
-            count = max(1, -int(-load // most))
-            power = count * curve.power_at(load / count)
-            found.append(SizedPool(model, dict(served), load, tp, count, power))
-        found.sort(key=lambda pool: (pool.power_w, pool.gpus))
-        kept: list[SizedPool] = []
-        for option in found:
-            if not kept or option.gpus < kept[-1].gpus:
-                kept.append(option)
-        return kept
+def _sizes(profile: ServingProfile, name: str, served: Mapping[str, float]) -> list[SizedPool]:
+    """What a pool might be made of, least power first, each with fewer GPUs than the last."""
+    model = PoolModel(profile, name, Slo.strictest(profile.classes[k].slo for k in served))
+    load = sum(x * needed_for(profile, k, name) for k, x in served.items())
+    found = []
+    for tp in model.most:
+        curve, most = model.fastest(tp)
+        count = max(1, -int(-load // most))
+        power = count * curve.power_at(load / count)
+        found.append(SizedPool(model, dict(served), load, tp, count, power))
+    kept: list[SizedPool] = []
+    for size in sorted(found, key=lambda pool: (pool.power_w, pool.gpus)):
+        if not kept or size.gpus < kept[-1].gpus:
+            kept.append(size)
+    return kept
 
 
 def size_pools(
@@ -174,50 +138,42 @@ def size_pools(
         NoAnswerError: no configuration meets an SLO, or GPUs run short.
     """
     check_reachable(profile, peaks, merge=merge)
-    sizing = _Sizing(profile)
-    served = {name: {name: load} for name, load in peaks.items()}
     options: dict[str, list[SizedPool]] = {}
-    for name in peaks:
-        if found := sizing.options(name, served[name]):
-            options[name] = found
-        else:  # no configuration of its own meets its SLO: into the lowest pool that has one
-            for host in hosts(name, merge=merge)[1:]:
-                joint = served.get(host, {}) | served[name]
-                if found := sizing.options(host, joint):
-                    served[host] = joint
-                    options[host] = found
-                    break
-            else:
-                raise NoAnswerError(
-                    f"the hierarchical planner finds no pool for {name}: none keeps its SLO from "
-                    "no load up, and that of what it serves already; the exact planner may"
-                )
+    for name, load in peaks.items():
+        # The first is its own; without a configuration that meets its SLO, the lowest that has one.
+        for host in hosts(name, merge=merge):
+            own = {host: peaks[host]} if host in peaks else {}
+            there = options[host][0].served if options.get(host) else own
+            if found := _sizes(profile, host, {**there, name: load}):
+                options[host] = found
+                break
+        else:
+            raise NoAnswerError(
+                f"the hierarchical planner finds no pool for {name}: none keeps its SLO from "
+                "no load up, and that of what it serves already; the exact planner may"
+            )
     if merge:
-        _merge(sizing, options)
+        _merge(profile, options)
     return _fit(profile, options, gpus)
 
 
-def _merge(sizing: _Sizing, options: dict[str, list[SizedPool]]) -> None:
+def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]]) -> None:
     """Merge pools upward where that draws less, lowest classes first."""
     for name in CLASSES:
         if name not in options:
             continue
-        alone = options[name][0]
-        gains = []
+        alone, gains = options[name][0], []
         for host in hosts(name, merge=True)[1:]:
             if host in options:
-                joint = {**options[host][0].served}
-                for known, load in alone.served.items():
-                    joint[known] = joint.get(known, 0.0) + load
-                together = sizing.options(host, joint)
-                if together:
+                joint = Counter(options[host][0].served)
+                joint.update(alone.served)
+                if together := _sizes(profile, host, joint):
                     apart = alone.power_w + options[host][0].power_w
                     gains.append((apart - together[0].power_w, host, together))
-        if gains:
-            gain, host, together = max(gains, key=lambda entry: entry[0])
-            if gain > 0:
-                options[host] = together
-                del options[name]
+        gain, host, together = max(gains, key=lambda entry: entry[0], default=(0.0, name, []))
+        if gain > 0:
+            options[host] = together
+            del options[name]
 
 
 def _fit(
@@ -292,19 +248,15 @@ def hierarchical_fleet(
     """All three managers for one load, which is also its peak; raises as size_pools."""
     pools = []
     for sized in size_pools(profile, loads, gpus, merge=merge):
-        counts = reshard(sized.model, sized.gpus, sized.load, sized.load)
-        pools.append(_clocked(sized, counts or {sized.tp: sized.instances}))
+        model = sized.model
+        counts = reshard(model, sized.gpus, sized.load, sized.load) or {sized.tp: sized.instances}
+        carried = sum(n * model.most[tp] for tp, n in counts.items())
+        instances = []
+        for tp, count in sorted(counts.items(), reverse=True):
+            load = min(model.most[tp], sized.load / carried * model.most[tp])
+            instances.append((model.best(tp, load), count, load))
+        pools.append(make_pool(model.name, model.slo, sized.served, instances))
     return Fleet("hierarchical", tuple(pools))
-
-
-def _clocked(sized: SizedPool, counts: Mapping[int, int]) -> Pool:
-    model = sized.model
-    carried = sum(n * model.most[tp] for tp, n in counts.items())
-    instances = []
-    for tp, count in sorted(counts.items(), reverse=True):
-        load = min(model.most[tp], sized.load / carried * model.most[tp])
-        instances.append((model.best(tp, load).curve, count, load))
-    return make_pool(model.name, model.slo, sized.served, instances)
 
 
 def hierarchical_plan(

@@ -1,28 +1,24 @@
 """Serving plans: which instances run, for which classes, at which clock and load.
 
-A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1"). `python -m
-envplan.serving.plan` writes the JSON Schema of the format anew.
+A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1").
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from envplan._documents import json_schema, read_document, readable_json
-from envplan._files import atomic_write
 from envplan._model import Model
 from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, Slo, check_class, serves
+from envplan.serving.classes import CLASSES, Positive, Slo, serves
+from envplan.serving.document import Document
 from envplan.serving.profile import Curve, ServingProfile, builtin_names
 
 __all__ = [
-    "PLAN_SCHEMA",
     "Fleet",
     "Group",
     "Pool",
@@ -34,28 +30,13 @@ __all__ = [
     "needed_for",
 ]
 
-PLAN_SCHEMA: Final = "envplan/serving-plan/v1"
-SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "serving-plan.v1.schema.json"
-
 #: Loads and powers of a plan must agree with its profile this well, relative to the larger.
 _TOLERANCE: Final = 1e-6
 #: tokens/s, or W, that make no difference: the exact planner's solver does not see them.
 _NOTHING: Final = 2e-3
 
-Positive = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-class SloModel(Model):
-    """Seconds at most: time to first token, time between tokens."""
-
-    ttft_s: Positive
-    tbt_s: Positive
-
-    def slo(self) -> Slo:
-        """The same, as the planners know it."""
-        return Slo(self.ttft_s, self.tbt_s)
 
 
 class Served(Model):
@@ -98,7 +79,7 @@ class Pool(Model):
     """
 
     request_class: str
-    slo: SloModel
+    slo: Slo
     serves: list[Served]
     groups: list[Group]
 
@@ -135,7 +116,7 @@ class Asked(Model):
 
     gpus: Count
     loads_tokens_s: dict[str, Positive]
-    slos: dict[str, SloModel]
+    slos: dict[str, Slo]
     merge: bool
     one_frequency: bool
 
@@ -167,8 +148,11 @@ class Predicted(Model):
     savings_percent: float | None
 
 
-class ServingPlan(Model):
+class ServingPlan(Document):
     """A plan and what it was made from and for."""
+
+    kind: ClassVar[str] = "serving plan"
+    schema_name: ClassVar[str] = "envplan/serving-plan/v1"
 
     schema_id: Literal["envplan/serving-plan/v1"] = Field(alias="schema")
     planner: str
@@ -194,27 +178,14 @@ class ServingPlan(Model):
                 for _ in range(group.instances):
                     yield pool, group
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, whole or not at all.
-
-        Raises:
-            InputError: it cannot be written.
-        """
-        atomic_write(path, readable_json(self.model_dump(by_alias=True)))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read and check the form of a plan; `check` proves that it holds.
-
-        Raises:
-            InputError: it is no serving plan.
-        """
-        plan = read_document(path, cls, kind="serving plan", schema=PLAN_SCHEMA)
-        names = [pool.request_class for pool in plan.pools]
-        names += [served.request_class for pool in plan.pools for served in pool.serves]
-        for name in [*names, *plan.asked.loads_tokens_s, *plan.asked.slos]:
-            check_class(name, path=os.fspath(path))
-        return plan
+    @model_validator(mode="after")
+    def _names_classes(self) -> Self:
+        names = {*self.asked.loads_tokens_s, *self.asked.slos}
+        for pool in self.pools:
+            names |= {pool.request_class, *(served.request_class for served in pool.serves)}
+        for name in names - set(CLASSES):
+            raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
+        return self
 
     def find_profile(self, given: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.
@@ -266,12 +237,12 @@ class ServingPlan(Model):
 
 def _check_pool(pool: Pool, plan: ServingPlan, profile: ServingProfile) -> None:
     name = pool.request_class
-    slo = pool.slo.slo()
+    slo = pool.slo
     brought = 0.0
     for served in pool.serves:
         if not serves(name, served.request_class):
             raise InputError(f"pool {name} cannot serve {served.request_class}")
-        promised = plan.asked.slos[served.request_class].slo()
+        promised = plan.asked.slos[served.request_class]
         if not slo.covers(promised):
             raise InputError(f"pool {name} does not promise what {served.request_class} needs")
         brought += served.load_tokens_s * needed_for(profile, served.request_class, name)
@@ -362,7 +333,7 @@ def make_plan(
     base = max_frequency_fleet(profile, loads)
     baseline = None if base is None else Baseline(gpus=base.gpus, power_w=base.power_w)
     plan = ServingPlan(
-        schema=PLAN_SCHEMA,
+        schema="envplan/serving-plan/v1",
         planner=fleet.planner,
         profile=ProfileReference(
             name=profile.name,
@@ -373,7 +344,7 @@ def make_plan(
         asked=Asked(
             gpus=gpus,
             loads_tokens_s=dict(loads),
-            slos={name: _slo_model(profile.classes[name].slo) for name in loads},
+            slos={name: profile.classes[name].slo for name in loads},
             merge=merge,
             one_frequency=one_frequency,
         ),
@@ -393,17 +364,13 @@ def make_plan(
     return plan
 
 
-def _slo_model(slo: Slo) -> SloModel:
-    return SloModel(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s)
-
-
 def make_pool(
     name: str, slo: Slo, served: Mapping[str, float], instances: Sequence[tuple[Curve, int, float]]
 ) -> Pool:
     """A pool of instances: curve, how many, load of each (tokens/s)."""
     return Pool(
         request_class=name,
-        slo=_slo_model(slo),
+        slo=slo,
         serves=[
             Served(request_class=known, load_tokens_s=served[known])
             for known in CLASSES
@@ -444,12 +411,3 @@ def max_frequency_fleet(profile: ServingProfile, loads: Mapping[str, float]) -> 
         count = -int(-load // most)
         pools.append(make_pool(name, slo, {name: load}, [(curve, count, load / count)]))
     return Fleet("max_frequency", tuple(pools))
-
-
-def write_schema() -> None:
-    """Write the JSON Schema of the format, generated from the models, to SCHEMA_FILE."""
-    atomic_write(SCHEMA_FILE, json_schema(ServingPlan))
-
-
-if __name__ == "__main__":
-    write_schema()

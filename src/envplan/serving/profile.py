@@ -30,7 +30,6 @@ the classes.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -38,16 +37,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-from envplan._files import parse_json, refuse_slip
-from envplan.errors import InputError, shown
+from envplan._documents import parse_document, read_json
+from envplan._files import atomic_write, read_bounded, refuse_slip
+from envplan._model import Model
+from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
+from envplan.errors import InputError
 from envplan.profile import builtin_paths
+from envplan.profile.sidecar import exists, sidecar_path
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
 from envplan.serving.phases import Phases, steady
-from envplan.serving.tables import Row, exists, read_bytes, read_rows
 
 __all__ = [
     "BUILTIN",
@@ -56,7 +59,6 @@ __all__ = [
     "ServingProfile",
     "builtin_folder",
     "builtin_names",
-    "sidecar_path",
     "with_slos",
 ]
 
@@ -64,14 +66,8 @@ __all__ = [
 BUILTIN: Final = "h100-llama2-70b"
 
 DEGREES: Final = (1, 2, 4, 8)
-COLUMNS: Final = ("class", "tp", "frequency", "load", "ttft_s", "tbt_s")
 ENERGY: Final = "energy_per_request_j"
 POWER: Final = "power_w"
-PHASE_COLUMNS: Final = ("tp", "frequency", "phase", "size", "time_s", "power_w")
-_SOURCES: Final = ("measured", "identified", "modelled")
-_FIELDS: Final = (  # of a sidecar
-    "schema", "gpu", "model", "source", "modelled", "classes", "kv_tokens", "chunk_tokens"
-)  # fmt: skip
 _CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
 _FIRST_TOKENS: Final = 128.0
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
@@ -208,6 +204,7 @@ class ServingProfile:
         phases: by (tp, frequency in MHz); empty for a profile by class and load.
         source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: what of it is modelled, in words.
+        content: the CSV's bytes.
     """
 
     name: str
@@ -220,7 +217,7 @@ class ServingProfile:
     model: str | None = None
     source: str | None = None
     modelled: str | None = None
-    _content: bytes = field(default=b"", repr=False)
+    content: bytes = field(default=b"", repr=False)
 
     def degrees(self, name: str) -> list[int]:
         """The TP degrees it has for a class, ascending."""
@@ -277,10 +274,26 @@ class ServingProfile:
         known = self.classes[curve.name]
         return curve.power_at(load) * known.tokens * known.shared_by / load
 
+    def energy_within_slo(self, curve: Curve, load: float) -> float | None:
+        """As energy_per_request; None where the class's SLO is violated."""
+        met = curve.meets(self.classes[curve.name].slo, load)
+        return self.energy_per_request(curve, load) if met else None
+
     @property
-    def content(self) -> bytes:
-        """The CSV's bytes."""
-        return self._content
+    def sidecar(self) -> Path | None:
+        """Its sidecar, if it has one."""
+        found = None if self.path is None else sidecar_path(self.path)
+        return found if found and found.is_file() else None
+
+    def save_copy(self, path: Path) -> None:
+        """Write the CSV as it is and, beside it, its sidecar.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        atomic_write(path, self.content)
+        if self.sidecar is not None:
+            atomic_write(sidecar_path(path), self.sidecar.read_bytes())
 
     @classmethod
     def read_csv(cls, path: str | os.PathLike[str]) -> ServingProfile:
@@ -290,7 +303,7 @@ class ServingProfile:
             InputError: naming file, line, column and what to do.
         """
         file = Path(path)
-        content = read_bytes(file)
+        content = read_bounded(file, MAX_TABLE_BYTES)
         sidecar = sidecar_path(file)
         return _built(content, file.stem, file, _read_sidecar(sidecar), sidecar)
 
@@ -303,8 +316,9 @@ class ServingProfile:
         """
         if name not in builtin_names():
             raise InputError(
-                f"there is no built-in serving profile {name!r}; there is: "
-                f"{', '.join(builtin_names())}"
+                "no such file, and no built-in serving profile of that name; give the path of a "
+                f"CSV or one of: {', '.join(builtin_names())}",
+                path=name,
             )
         return cls.read_csv(builtin_folder() / f"{name}.csv")
 
@@ -315,15 +329,7 @@ class ServingProfile:
         Raises:
             InputError: it is neither, or no valid profile.
         """
-        if exists(path_or_name):
-            return cls.read_csv(path_or_name)
-        if path_or_name in builtin_names():
-            return cls.builtin(path_or_name)
-        raise InputError(
-            "no such file, and no built-in serving profile of that name; give the path of a CSV or "
-            f"one of: {', '.join(builtin_names())}",
-            path=path_or_name,
-        )
+        return cls.read_csv(path_or_name) if exists(path_or_name) else cls.builtin(path_or_name)
 
     @classmethod
     def from_rows(
@@ -343,13 +349,10 @@ class ServingProfile:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a profile CSV."""
+    """The text of a profile CSV by class and load."""
     columns = ("class", "tp", "frequency", "load", ENERGY, POWER, "ttft_s", "tbt_s")
-    stream = io.StringIO()
-    stream.write(",".join(columns) + "\n")
-    for row in rows:
-        stream.write(",".join(str(row.get(column, "")) for column in columns) + "\n")
-    return stream.getvalue()
+    lines = [",".join(str(row.get(column, "")) for column in columns) for row in rows]
+    return "\n".join([",".join(columns), *lines]) + "\n"
 
 
 def with_slos(profile: ServingProfile, slos: Mapping[str, Slo], scale: float) -> ServingProfile:
@@ -373,109 +376,140 @@ def builtin_names() -> list[str]:
     )
 
 
-def sidecar_path(path: Path) -> Path:
-    """Where the sidecar of a profile's CSV file is, if it has one."""
-    return path.with_name(path.stem + ".meta.json")
+Above = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=1, le=10**9)]
+ByTp = dict[Literal["1", "2", "4", "8"], Above]
+
+
+class _ClassFacts(Model):
+    """What a sidecar says of a class; the rest is as in DEFAULT_CLASSES."""
+
+    input_tokens: Above | None = None
+    output_tokens: Above | None = None
+    ttft_slo_s: Above | None = None
+    tbt_slo_s: Above | None = None
+    shared_by: Above = 1.0
+
+    def request(self, name: str) -> RequestClass:
+        """The class."""
+        usual = DEFAULT_CLASSES[name]
+        slo = Slo(self.ttft_slo_s or usual.slo.ttft_s, self.tbt_slo_s or usual.slo.tbt_s)
+        given = self.input_tokens or usual.input_tokens
+        return RequestClass(
+            name, given, self.output_tokens or usual.output_tokens, slo, self.shared_by
+        )
+
+
+class _Sidecar(Model):
+    """What is said beside a profile; further fields are left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    gpu: str | None = None
+    model: str | None = None
+    source: Literal["measured", "identified", "modelled"] | None = None
+    modelled: str | None = None
+    classes: dict[str, _ClassFacts] = Field(default_factory=dict)
+    kv_tokens: ByTp = Field(default_factory=dict)
+    chunk_tokens: ByTp = Field(default_factory=dict)
+
+
+class _Configuration(BaseModel):
+    """What both forms of the table have."""
+
+    tp: Whole = Field(description="1, 2, 4 or 8 GPUs")
+    frequency: Whole = Field(description="an SM clock in whole MHz")
+
+
+class _PhaseRow(_Configuration):
+    phase: Literal["prefill", "decode", "idle"] = Field(description="a phase")
+    size: Amount = Field(0.0, description="tokens of the prompt or requests in the batch")
+    time_s: Amount = Field(0.0, description="s of the prompt or of a step")
+    power_w: Amount = Field(description="W of the whole instance")
+
+
+class _LoadRow(_Configuration):
+    load: Amount = Field(description="tokens/s from 0 up")
+    energy_per_request_j: Amount | None = Field(None, description="J of a request")
+    power_w: Amount | None = Field(None, description="W of the whole instance")
+    ttft_s: Above = Field(description="s to the first token, above 0")
+    tbt_s: Above = Field(description="s between tokens, above 0")
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    document = parse_json(read_bytes(path), path)
-    if not isinstance(document, dict):
-        raise InputError("must hold one JSON object, {...}", path=path)
-    for name in document.keys() - set(_FIELDS):
-        refuse_slip(name, _FIELDS, path)
-    return document
+    document = read_json(path)
+    for name in set(document if isinstance(document, dict) else ()) - {"schema"}:
+        if name not in _Sidecar.model_fields:
+            refuse_slip(name, list(_Sidecar.model_fields), path)
+    return document  # type: ignore[no-any-return]
 
 
 def _built(
     content: bytes, name: str, path: Path | None, sidecar: dict[str, Any], where: Path | None
 ) -> ServingProfile:
-    classes = _classes(sidecar.get("classes", {}), where)
-    texts = {key: _text(sidecar, key, where) for key in ("gpu", "model", "source", "modelled")}
-    if texts["source"] not in (None, *_SOURCES):
-        raise InputError(f"must be one of {', '.join(_SOURCES)}", path=where, column="source")
+    said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
+    for known in said.classes:
+        check_class(known, path=where, column="classes")
+    classes = {**DEFAULT_CLASSES} | {k: facts.request(k) for k, facts in said.classes.items()}
     header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-    if "phase" in [name.strip() for name in header.split(",")]:
-        phases = _read_phases(content, path, sidecar, where)
+    phases: dict[tuple[int, int], Phases] = {}
+    by_phase = "phase" in [column.strip() for column in header.split(",")]
+    row: Any = _PhaseRow if by_phase else _LoadRow
+    table = parse_table(content, row, path=path, kind="a serving profile")
+    for k, tp in enumerate(table.columns["tp"]):
+        if tp not in DEGREES:
+            raise table.error(k, f"must be 1, 2, 4 or 8, not {tp}", "tp")
+    if by_phase:
+        phases = _read_phases(table, said)
         curves = _curves_of(phases, classes)
     else:
-        phases, curves = {}, _curves(content, path, classes)
-    parts = {
-        key: sidecar[key] for key in ("classes", "kv_tokens", "chunk_tokens") if key in sidecar
-    }
-    said = json.dumps(parts if phases else parts.get("classes", {}), sort_keys=True).encode()
+        curves = _read_curves(table, classes)
+    parts = ("classes", "kv_tokens", "chunk_tokens") if by_phase else ("classes",)
+    decisive: Any = {key: sidecar[key] for key in parts if key in sidecar}
+    decisive = decisive if by_phase else decisive.get("classes", {})
+    digest = json.dumps(decisive, sort_keys=True).encode()
     return ServingProfile(
         name=name,
         path=path,
-        sha256=hashlib.sha256(content + b"\0" + said).hexdigest(),
+        sha256=hashlib.sha256(content + b"\0" + digest).hexdigest(),
         curves=curves,
         classes=classes,
         phases=phases,
-        _content=content,
-        **texts,
+        content=content,
+        gpu=said.gpu,
+        model=said.model,
+        source=said.source,
+        modelled=said.modelled,
     )
 
 
-def _text(sidecar: Mapping[str, Any], key: str, where: Path | None) -> str | None:
-    value = sidecar.get(key)
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"must be text, not {shown(value)}", path=where, column=key)
-    return value
-
-
-def _tokens_by_tp(sidecar: Mapping[str, Any], key: str, where: Path | None) -> dict[int, float]:
-    """What a sidecar says for each TP, in tokens."""
-    given = sidecar.get(key, {})
-    good = isinstance(given, dict) and all(
-        tp in map(str, DEGREES) and isinstance(value, int | float) and 0 < value < math.inf
-        for tp, value in given.items()
-    )
-    if not good:
-        raise InputError("must be an object of tokens above 0 by TP", path=where, column=key)
-    return {int(tp): float(value) for tp, value in given.items()}
-
-
-def _read_phases(
-    content: bytes, path: Path | None, sidecar: Mapping[str, Any], where: Path | None
-) -> dict[tuple[int, int], Phases]:
-    room = _tokens_by_tp(sidecar, "kv_tokens", where)
-    chunks = _tokens_by_tp(sidecar, "chunk_tokens", where)
+def _read_phases(table: Table[Any], said: _Sidecar) -> dict[tuple[int, int], Phases]:
     found: dict[tuple[int, int], dict[str, list[tuple[float, float, float]]]] = {}
-    for row in read_rows(content, path, PHASE_COLUMNS):
-        tp, phase = row.whole("tp"), row.text("phase")
-        if tp not in DEGREES:
-            raise row.error("tp", f"must be 1, 2, 4 or 8, not {tp}")
-        if tp not in room:
-            raise row.error("tp", f"the sidecar does not say in kv_tokens how much TP{tp} holds")
-        if phase not in ("prefill", "decode", "idle"):
-            raise row.error("phase", f"must be prefill, decode or idle, not {phase!r}")
-        power = row.number("power_w")
-        if power > _MOST_W * tp:
-            raise row.error(
-                POWER, f"means {power / tp:.0f} W on each GPU, which none draws; give W"
+    for k, row in enumerate(table.rows()):
+        if str(row.tp) not in said.kv_tokens:
+            raise table.error(
+                k, f"the sidecar does not say in kv_tokens how much TP{row.tp} holds", "tp"
             )
-        idle = phase == "idle"
-        size = 0.0 if idle else row.number("size", above=True)
-        point = (size, 0.0 if idle else row.number("time_s", above=True), power)
-        rows = found.setdefault((tp, row.whole("frequency")), {}).setdefault(phase, [])
-        if rows and size <= rows[-1][0]:
-            raise row.error("size", f"must be above {rows[-1][0]:g}, the one before it")
-        rows.append(point)
-    if not found:
-        raise InputError("has no rows", path=path)
+        _refuse_power(table, k, row.power_w / row.tp)
+        rows = found.setdefault((row.tp, row.frequency), {}).setdefault(row.phase, [])
+        if row.phase != "idle":
+            for column in ("size", "time_s"):
+                if not getattr(row, column):
+                    raise table.error(k, "must be a number above 0", column)
+            if rows and row.size <= rows[-1][0]:
+                raise table.error(k, f"must be above {rows[-1][0]:g}, the one before it", "size")
+        rows.append((row.size, row.time_s, row.power_w))
     made = {}
     for (tp, clock), parts in sorted(found.items()):
         if missing := [phase for phase in ("prefill", "decode", "idle") if phase not in parts]:
-            raise InputError(f"TP{tp} at {clock} MHz has no rows of {missing[0]}", path=path)
-        columns = [
-            np.array(c) for name in ("prefill", "decode") for c in zip(*parts[name], strict=True)
-        ]
-        chunk = int(chunks.get(tp, _CHUNK_TOKENS))
-        tokens, prompt_s, prompt_w, batch, step_s, step_w = map(np.array, columns)
-        made[tp, clock] = Phases(parts["idle"][0][2], tokens, prompt_s, prompt_w, batch, step_s,
-                                 step_w, room[tp], chunk)  # fmt: skip
+            raise InputError(f"TP{tp} at {clock} MHz has no rows of {missing[0]}", path=table.path)
+        prompt, step = (tuple(np.array(parts[phase]).T) for phase in ("prefill", "decode"))
+        chunk = int(said.chunk_tokens.get(str(tp), _CHUNK_TOKENS))  # type: ignore[call-overload]
+        room = said.kv_tokens[str(tp)]  # type: ignore[index]
+        made[tp, clock] = Phases(parts["idle"][0][2], *prompt, *step, room, chunk)  # type: ignore[call-arg]
     return made
 
 
@@ -509,132 +543,81 @@ def _phases_of(curve: Curve, request: RequestClass) -> Phases:
     )  # fmt: skip
 
 
-_CLASS_FIELDS: Final = ("input_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s", "shared_by")
-
-
-def _classes(given: Any, where: Path | None) -> dict[str, RequestClass]:
-    if not isinstance(given, dict):
-        raise InputError("must be an object by class", path=where, column="classes")
-    classes = dict(DEFAULT_CLASSES)
-    for name, said in given.items():
-        check_class(name, path=where, column="classes")
-        if not isinstance(said, dict) or set(said) - set(_CLASS_FIELDS):
-            raise InputError(
-                f"must be an object with some of {', '.join(_CLASS_FIELDS)}",
-                path=where,
-                column=f"classes.{name}",
-            )
-        for key, value in said.items():
-            positive = isinstance(value, int | float) and 0 < value < math.inf
-            if not positive or isinstance(value, bool):
-                raise InputError(
-                    f"must be a number above 0, not {shown(value)}",
-                    path=where,
-                    column=f"classes.{name}.{key}",
-                )
-        usual = classes[name]
-        classes[name] = RequestClass(
-            name,
-            said.get("input_tokens", usual.input_tokens),
-            said.get("output_tokens", usual.output_tokens),
-            Slo(said.get("ttft_slo_s", usual.slo.ttft_s), said.get("tbt_slo_s", usual.slo.tbt_s)),
-            said.get("shared_by", 1.0),
-        )
-    return classes
-
-
-class _Point(NamedTuple):
-    load: float
-    power: float
-    ttft: float
-    tbt: float
-    line: int
-
-
-def _curves(
-    content: bytes, path: Path | None, classes: Mapping[str, RequestClass]
+def _read_curves(
+    table: Table[Any], classes: Mapping[str, RequestClass]
 ) -> dict[tuple[str, int, int], Curve]:
-    points: dict[tuple[str, int, int], list[_Point]] = {}
-    for row in read_rows(content, path, COLUMNS, (ENERGY, POWER)):
-        if ENERGY not in row.cells and POWER not in row.cells:
-            raise InputError(f"needs a column {ENERGY} or {POWER}", path=path, line=1)
-        name = check_class(row.text("class"), path=path, line=row.line, column="class")
-        tp, frequency = row.whole("tp"), row.whole("frequency")
-        if tp not in DEGREES:
-            raise row.error("tp", f"must be 1, 2, 4 or 8, not {tp}")
-        known = points.setdefault((name, tp, frequency), [])
-        _append(known, row, classes[name])
-        _refuse_power(row, known[-1].power / tp)
-    if not points:
-        raise InputError("has no rows", path=path)
-    _refuse_holes(points, path)
+    places: dict[tuple[str, int, int], list[int]] = {}
+    loads, powers = table.columns["load"], []
+    if "class" not in table.texts:
+        raise InputError("has no column class", path=table.path, line=1)
+    for k, row in enumerate(table.rows()):
+        name = table.texts["class"][k]
+        check_class(name, path=table.path, line=table.lines[k], column="class")
+        mine = places.setdefault((name, row.tp, row.frequency), [])
+        for other in mine:
+            if loads[other] == row.load:
+                raise table.error(
+                    k, f"is the same configuration and load as line {table.lines[other]}", "load"
+                )
+        if mine and row.load < loads[mine[-1]]:
+            raise table.error(
+                k,
+                f"{row.load:g} comes after {loads[mine[-1]]:g} (line {table.lines[mine[-1]]}); the "
+                "loads of a configuration must ascend",
+                "load",
+            )
+        mine.append(k)
+        powers.append(_power(table, k, row, classes[name]))
+        _refuse_power(table, k, powers[k] / row.tp)
+    _refuse_holes(table, places)
+    columns = (loads, powers, table.columns["ttft_s"], table.columns["tbt_s"])
     return {
-        key: Curve(
-            *key,
-            tuple(p.load for p in known),
-            tuple(p.power for p in known),
-            tuple(p.ttft for p in known),
-            tuple(p.tbt for p in known),
-        )
-        for key, known in points.items()
+        key: Curve(*key, *(tuple(column[k] for k in mine) for column in columns))
+        for key, mine in places.items()
     }
 
 
-def _append(known: list[_Point], row: Row, request: RequestClass) -> None:
-    load = row.number("load")
-    for point in known:
-        if point.load == load:
-            raise row.error("load", f"is the same configuration and load as line {point.line}")
-    if known and load < known[-1].load:
-        raise row.error(
-            "load",
-            f"{load:g} comes after {known[-1].load:g} (line {known[-1].line}); the loads of a "
-            "configuration must ascend",
-        )
-    power = _power(row, load, request)
-    ttft, tbt = row.number("ttft_s", above=True), row.number("tbt_s", above=True)
-    known.append(_Point(load, power, ttft, tbt, row.line))
+def _power(table: Table[Any], k: int, row: Any, request: RequestClass) -> float:
+    """W of the instance in a row."""
+    energy, power = row.energy_per_request_j, row.power_w
+    if (energy is None) == (power is None):
+        both = "both are blank" if power is None else "both are given"
+        column = ENERGY if ENERGY in table.texts else POWER
+        raise table.error(k, f"must be given, or {POWER} instead: {both}", column)
+    if power is not None:
+        return float(power)
+    if row.load == 0:
+        raise table.error(k, f"means nothing without load; give {POWER} in this row", ENERGY)
+    return float(energy * row.load / (request.tokens * request.shared_by))
 
 
-def _power(row: Row, load: float, request: RequestClass) -> float:
-    if row.blank(ENERGY) == row.blank(POWER):
-        both = "both are blank" if row.blank(ENERGY) else "both are given"
-        column = ENERGY if ENERGY in row.cells else POWER
-        raise row.error(column, f"must be given, or {POWER} instead: {both}")
-    if not row.blank(POWER):
-        return row.number(POWER)
-    if load == 0:
-        raise row.error(ENERGY, f"means nothing without load; give {POWER} in this row")
-    return row.number(ENERGY) * load / (request.tokens * request.shared_by)
-
-
-def _refuse_power(row: Row, watts: float) -> None:
+def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
     """No GPU draws so much: some unit, or what the sidecar says of a class, is not what it was."""
     if watts <= _MOST_W:
         return
-    if row.blank(ENERGY):
-        raise row.error(POWER, f"means {watts:.0f} W on each GPU, which none draws; give W")
-    sidecar = "the sidecar" if row.path is None else sidecar_path(row.path).name
-    raise row.error(
-        ENERGY,
-        f"means {watts:.0f} W on each GPU, which none draws; {sidecar} must hold the class's mean "
-        "lengths, and shared_by where requests share that energy",
-    )
+    column, mend = POWER, "give W"
+    if table.columns[POWER][k] is None:
+        sidecar = "the sidecar" if table.path is None else sidecar_path(table.path).name
+        column, mend = (
+            ENERGY,
+            (
+                f"{sidecar} must hold the class's mean lengths, and shared_by where requests share "
+                "that energy"
+            ),
+        )
+    raise table.error(k, f"means {watts:.0f} W on each GPU, which none draws; {mend}", column)
 
 
-def _refuse_holes(points: Mapping[tuple[str, int, int], list[_Point]], path: Path | None) -> None:
+def _refuse_holes(table: Table[Any], places: Mapping[tuple[str, int, int], list[int]]) -> None:
     """A clock between two others, that other configurations have, must not be missing."""
-    clocks = sorted({frequency for _, _, frequency in points})
-    for name in CLASSES:
-        for tp in DEGREES:
-            mine = [f for f in clocks if (name, tp, f) in points]
-            missing = [f for f in clocks if mine and mine[0] < f < mine[-1] and f not in mine]
-            if missing:
-                above = min(f for f in mine if f > missing[0])
-                raise InputError(
-                    f"the table has a hole: {name} on TP{tp} has rows below and above "
-                    f"{missing[0]} MHz but none at it; measure it, or leave out what lies below",
-                    path=path,
-                    line=points[name, tp, above][0].line,
-                    column="frequency",
-                )
+    clocks = sorted({frequency for _, _, frequency in places})
+    for name, tp in sorted({key[:2] for key in places}):
+        mine = [f for f in clocks if (name, tp, f) in places]
+        if missing := [f for f in clocks if mine[0] < f < mine[-1] and f not in mine]:
+            above = min(f for f in mine if f > missing[0])
+            raise table.error(
+                places[name, tp, above][0],
+                f"the table has a hole: {name} on TP{tp} has rows below and above {missing[0]} "
+                "MHz but none at it; measure it, or leave out what lies below",
+                "frequency",
+            )

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envplan._files import atomic_write
 from envplan._serving import Replay
+from envplan.costs.model import Overheads as Beside
 from envplan.costs.rates import Rate
 from envplan.serving.classes import CLASSES, Slo, serves
 from envplan.serving.demand import hosts
@@ -134,6 +137,17 @@ class Series:
     requests: FloatArray
     attained: FloatArray
 
+    def save_csv(self, path: Path) -> None:
+        """Write them as a CSV table, a line for each slot.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        columns = [field.name for field in fields(self)]
+        slots = zip(*(getattr(self, column) for column in columns), strict=True)
+        lines = [",".join(f"{value:.10g}" for value in slot) for slot in slots]
+        atomic_write(path, "\n".join([",".join(columns), *lines]) + "\n")
+
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
@@ -190,11 +204,18 @@ class Simulation:
         """Energy saved against another simulation, of its energy; None where that used none."""
         return 100 * (1 - self.energy_j / base.energy_j) if base.energy_j else None
 
-    def at_rate(self, rate: Rate) -> float:
-        """What the energy costs at a rate per kWh, money or gCO2."""
-        steps = rate.steps()
-        edges = [steps.integral(float(t)) for t in [*self.series.time_s, self.duration_s]]
-        return float(np.dot(np.diff(edges), self.series.power_w)) / J_PER_KWH
+    def at_rate(self, rate: Rate, beside: Beside | None = None) -> float:
+        """What the energy costs at a rate per kWh, money or gCO2.
+
+        Args:
+            rate: over time.
+            beside: PUE and hosts that draw, too; default: none.
+        """
+        steps, at = rate.steps(), self.series.time_s
+        edges = [steps.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
+        site = beside or Beside()
+        watts = site.pue * (self.series.power_w + site.host_power * self.series.gpus)
+        return float(np.dot(np.diff(edges), watts)) / J_PER_KWH
 
     @property
     def duration_s(self) -> float:
@@ -363,19 +384,25 @@ class Machines:
             helpers = [self._pools[key] for key in able if key != home]
             self.replay.route(place, self._pools[home], helpers + old)
 
-    def result(self, policy: str, gpus: list[int]) -> Simulation:
-        """What came of it, once the trace is over."""
+    def result(self, policy: str, gpus: list[int], first: int = 0) -> Simulation:
+        """What came of it, once the trace is over.
+
+        Args:
+            policy: its name.
+            gpus: in use, of each slot.
+            first: slot that counts first; before it, no request came.
+        """
         self.replay.finish()
         energy, attained, by_class, changes, helped, squashed = self.replay.results()
         trace, slots = self.stream.trace, len(gpus)
         tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
         series = Series(
-            time_s=SLOT_S * np.arange(slots, dtype=np.float64),
-            power_w=energy[:slots] / SLOT_S,
-            load_tokens_s=trace.counts @ tokens / SLOT_S,
-            gpus=np.array(gpus, dtype=np.float64),
-            requests=trace.counts.sum(axis=1).astype(np.float64),
-            attained=attained[:slots].astype(np.float64),
+            time_s=SLOT_S * np.arange(first, slots, dtype=np.float64),
+            power_w=energy[first:slots] / SLOT_S,
+            load_tokens_s=(trace.counts @ tokens / SLOT_S)[first:],
+            gpus=np.array(gpus[first:], dtype=np.float64),
+            requests=trace.counts.sum(axis=1)[first:].astype(np.float64),
+            attained=attained[first:slots].astype(np.float64),
         )
         return Simulation(
             policy, by_class, self.started, self.resharded, changes, helped, squashed,

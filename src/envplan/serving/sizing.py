@@ -57,7 +57,7 @@ class Stream:
     """
 
     def __init__(self, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> None:
-        self.trace, self.profile = trace, profile
+        self.trace, self.profile, self.taken = trace, profile, taken
         self.clocks: list[list[int]] = []
         self._sizes: dict[tuple[str, int], int] = {}
         self._needs: dict[tuple[Any, ...], Need] = {}
@@ -77,6 +77,11 @@ class Stream:
         self.service = Service(
             trace.arrival, *trace.lengths(profile), trace.known, taken, tables, sizes, slos
         )
+
+    def since(self, begin_s: float) -> Stream:
+        """The same without the requests that come before a time, s."""
+        kept = slice(int(np.searchsorted(self.trace.arrival, begin_s)), None)
+        return Stream(self.trace.part(kept), self.profile, self.taken[kept])
 
     @cached_property
     def _pools(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -31,9 +31,9 @@ import numpy.typing as npt
 
 from envplan._files import opened, refuse_slip
 from envplan.errors import InputError, shown
+from envplan.profile.sidecar import exists
 from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
-from envplan.serving.tables import exists
 
 __all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
 
@@ -46,7 +46,7 @@ _LONGEST_SILENCE_S: Final = 6 * 3600.0
 _LONGEST_S: Final = 200_000 * SLOT_S
 _MOST_REQUESTS: Final = 100_000_000
 _MOST_TOKENS: Final = 10_000_000
-_NAMES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tokens"}
+_AZURES: Final = {"contexttokens": "input_tokens", "generatedtokens": "output_tokens"}
 _LENGTHS: Final = ("input_tokens", "output_tokens")
 _MORE: Final = "_more"  # where a cell too many lands
 _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
@@ -124,8 +124,8 @@ class Trace:
             if number[k]
         }
 
-    def part(self, kept: npt.NDArray[Any]) -> Trace:
-        """Those requests that a mask or an array of places selects, at the same times."""
+    def part(self, kept: npt.NDArray[Any] | slice) -> Trace:
+        """Those requests that a mask, a slice or an array of places selects, at the same times."""
         given, made = (
             None if tokens is None else tokens[kept]
             for tokens in (self.input_tokens, self.output_tokens)
@@ -229,63 +229,67 @@ def builtin_traces() -> dict[str, Path]:
     return {path.name.split(".", 1)[0]: path for path in sorted(found)}
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
+    """The file, unzipped; lines end as everywhere."""
     try:
-        file = opened(path)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
-    except ValueError as error:
-        raise InputError(f"is not a usable file name ({error})", path=path) from None
-    try:
+        file: Any = opened(path)
         zipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
+    except ValueError as error:
+        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 
-def _header(line: bytes, path: Path) -> list[str]:
-    try:
-        cells = [cell.strip().lower() for cell in line.decode("utf-8-sig").split(",")]
-    except UnicodeDecodeError:
-        raise InputError("is not a text file in UTF-8", path=path) from None
-    names = [_NAMES.get(name, name) for name in cells]
-    if "timestamp" not in names:
+def _header(line: bytes, path: Path) -> dict[str, str]:
+    """The columns by the names that this module has for them, as the file writes them."""
+    named: dict[str, str] = {}
+    for cell in line.decode("utf-8-sig").split(","):
+        written = cell.strip().strip('"')
+        name = _AZURES.get(written.lower(), written.lower())
+        if name in named:
+            raise InputError(f"column {written!r} is there twice", path=path, line=1)
+        named[name] = written
+    if "timestamp" not in named:
         raise InputError(
             "has no column timestamp; the first line must name timestamp and class, or timestamp, "
             "input_tokens and output_tokens",
             path=path,
             line=1,
         )
-    if twice := [name for k, name in enumerate(names) if name in names[:k]]:
-        raise InputError(f"column {twice[0]!r} is there twice", path=path, line=1)
-    for name in names:
+    azures = any(written.lower() in _AZURES for written in named.values())
+    lengths = ("ContextTokens", "GeneratedTokens") if azures else _LENGTHS
+    for name, written in named.items():
         if name not in _COLUMNS:
-            refuse_slip(name, _COLUMNS, path, 1)
-    if "class" not in names and not all(column in names for column in _LENGTHS):
+            refuse_slip(written, (*_COLUMNS, *lengths), path, 1)
+    if "class" not in named and not all(column in named for column in _LENGTHS):
         raise InputError(
-            "needs a column class, or both input_tokens and output_tokens", path=path, line=1
+            f"needs a column class, or both {' and '.join(lengths)}", path=path, line=1
         )
-    return names
+    return named
 
 
-def _read(path: Path, name: str) -> Trace:
-    pieces: list[_Piece] = []
-    with _opened(path) as opened:
-        file: IO[bytes] = opened
+def _read(path: Path, trace_name: str) -> Trace:
+    columns: dict[str, Any] = {}
+    seen, began = 0, None
+    with _open(path) as file:
         try:
             first = file.readline()
             if b"\r" in first.rstrip(b"\r\n"):  # lines that end as on old machines
                 file = io.BytesIO((first + file.read()).replace(b"\r", b"\n"))
                 first = file.readline()
-            names = _header(first, path)
-            seen = 0
-            for frame in _frames(file, names):
+            named = _header(first, path)
+            for frame in _frames(file, named):
                 if not len(frame):
                     continue
-                before = pieces[-1] if pieces else None
-                pieces.append(_piece(frame, names, path, seen + 2, before))
-                seen += len(frame)
+                piece = _Piece(frame, named, path, seen + 2)
+                last = float(columns["at"][-1]) if seen else None
+                for name, values in piece.checked(last, began).items():
+                    column = columns.setdefault(name, np.empty(0, values.dtype))
+                    column.resize(seen + len(frame), refcheck=False)  # in place: never there twice
+                    column[seen:] = values
+                seen, began = seen + len(frame), began or piece.began
                 if seen > _MOST_REQUESTS:
                     raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
         except (EOFError, gzip.BadGzipFile, OSError) as error:
@@ -294,32 +298,25 @@ def _read(path: Path, name: str) -> Trace:
             raise InputError("is not a text file in UTF-8", path=path) from None
         except ValueError as error:
             raise InputError(_complaint(error), path=path) from None
-    if not pieces:
+    if not seen:
         raise InputError("has no rows", path=path)
-    began, counted = pieces[0].began, "requests" in names
-    # Column by column, so that no more than one of them is there twice.
-    columns: list[Any] = []
-    for field in ("at", "given", "made", "known", "number"):
-        parts = [getattr(piece, field) for piece in pieces]
-        columns.append(None if parts[0] is None else np.concatenate(parts))
-        for piece in pieces:
-            setattr(piece, field, None)
-    at, given, made, known, number = columns
+    at = columns.pop("at")
     at -= at[0]
     if at[-1] > _LONGEST_S:
         raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
-    if counted:
-        return _expanded(name, at, given, made, known, number, began, path)
-    return Trace(name, at, given, made, known, began)
+    number = columns.pop("requests", None)
+    trace = Trace(trace_name, at, columns.get("input_tokens"), columns.get("output_tokens"),
+                  columns["known"], began)  # fmt: skip
+    return trace if number is None else _expanded(trace, number, path)
 
 
-def _frames(file: IO[bytes], names: Sequence[str]) -> Iterator[Any]:
+def _frames(file: IO[bytes], named: Iterable[str]) -> Iterator[Any]:
     """Pieces of the table, all cells as text but tokens, and blank ones missing."""
     import pandas as pd
 
     try:
         for frame in pd.read_csv(
-            file, header=None, names=[*names, _MORE], dtype={"class": str},
+            file, header=None, names=[*named, _MORE], dtype={"class": str},
             chunksize=_PIECE, skipinitialspace=True, index_col=False,
         ):  # fmt: skip
             yield frame[[name for name in frame.columns if name in _COLUMNS or name == _MORE]]
@@ -339,101 +336,105 @@ def _complaint(error: ValueError) -> str:
 
 @dataclass
 class _Piece:
-    """Rows of a file, checked."""
+    """Some rows of a file.
 
-    at: FloatArray
-    given: IntArray | None
-    made: IntArray | None
-    known: npt.NDArray[np.uint8]
-    number: FloatArray | None
-    began: datetime | None
-    last: float
-
-
-def _piece(
-    frame: Any, names: Sequence[str], path: Path, line: int, before: _Piece | None
-) -> _Piece:
-    """One piece, checked.
-
-    Args:
+    Attributes:
+        frame: as they are read.
+        named: how the file writes the columns.
         line: of its first row.
-        before: the piece before it.
+        began: when, where its times are dates.
     """
 
-    def refuse(bad: Any, column: str, message: str) -> None:
+    frame: Any
+    named: Mapping[str, str]
+    path: Path
+    line: int
+    began: datetime | None = None
+
+    def refuse(self, bad: Any, column: str, message: str) -> None:
         """Raise for the first row that `bad` marks; {} stands for its cell."""
         if bad.any():
             row = int(np.argmax(np.asarray(bad)))
-            cell = frame[column].iloc[row]
+            cell = self.frame[column].iloc[row]
             cell = shown(cell.item() if isinstance(cell, np.generic) else cell)
-            place = None if column == _MORE else column
-            raise InputError(message.format(cell), path=path, line=line + row, column=place)
+            line = self.line + row
+            raise InputError(
+                message.format(cell), path=self.path, line=line, column=self.named.get(column)
+            )
 
-    refuse(frame[_MORE].notna(), _MORE, f"has more cells than the {len(names)} columns there are")
-    for column in frame.columns.drop(_MORE):
-        refuse(frame[column].isna(), column, "is blank; the table must have no holes")
-    at, began = _times(frame["timestamp"], refuse)
-    if before is not None and (before.began is None) != (began is None):
-        raise InputError("mixes seconds with dates and times", path=path, line=line)
-    gaps = np.diff(at, prepend=at[0] if before is None else before.last)
-    refuse(gaps < 0, "timestamp", "comes before the line above it ({}); sort the trace by time")
-    if "requests" not in names:
-        refuse(
-            gaps > _LONGEST_SILENCE_S, "timestamp",
-            f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it there, or "
-            "give counts in a column requests, 0 where there are none",
+    def checked(self, last: float | None, began: datetime | None) -> dict[str, Any]:
+        """The columns: `at` (s), `known` (classes), and of token counts and requests what is there.
+
+        Args:
+            last: time of the row before, s; None: there is none.
+            began: of the piece before.
+        """
+        frame = self.frame
+        self.refuse(
+            frame[_MORE].notna(), _MORE,
+            f"has more cells than the {len(self.named)} columns there are",
         )  # fmt: skip
-    numbers = {
-        column: _numbers(frame[column], refuse)
-        for column in (*_LENGTHS, "requests")
-        if column in names
-    }
-    given = made = None
-    if "class" in names:
-        bad = ~frame["class"].isin(CLASSES)
-        if bad.any():
-            row = int(np.argmax(np.asarray(bad)))
-            check_class(frame["class"].iloc[row], path=path, line=line + row, column="class")
-        known = frame["class"].map({n: k for k, n in enumerate(CLASSES)}).to_numpy(np.uint8)
-    else:
-        given, made = (np.maximum(1, numbers[c]).astype(np.int32) for c in _LENGTHS)
-        known = classify_all(given, made)
-    return _Piece(at, given, made, known, numbers.get("requests"), began, float(at[-1]))
+        for column in frame.columns.drop(_MORE):
+            self.refuse(frame[column].isna(), column, "is blank; the table must have no holes")
+        at = self._times()
+        if last is not None and (began is None) != (self.began is None):
+            raise InputError("mixes seconds with dates and times", path=self.path, line=self.line)
+        gaps = np.diff(at, prepend=at[0] if last is None else last)
+        early = "comes before the line above it ({}); sort the trace by time"
+        self.refuse(gaps < 0, "timestamp", early)
+        if "requests" not in frame:
+            self.refuse(
+                gaps > _LONGEST_SILENCE_S, "timestamp",
+                f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it "
+                "there, or give counts in a column requests, 0 where there are none",
+            )  # fmt: skip
+        counts = [name for name in (*_LENGTHS, "requests") if name in frame]
+        found: dict[str, Any] = {"at": at, **{name: self._numbers(name) for name in counts}}
+        if "class" in frame:
+            found = {name: found[name] for name in found if name not in _LENGTHS}
+            if not (known := frame["class"].isin(CLASSES)).all():
+                row = int(np.argmin(np.asarray(known)))
+                check_class(frame["class"].iloc[row], path=self.path, line=self.line + row,
+                            column=self.named["class"])  # fmt: skip
+            places = {name: place for place, name in enumerate(CLASSES)}
+            found["known"] = frame["class"].map(places).to_numpy(np.uint8)
+        else:
+            for name in _LENGTHS:
+                found[name] = np.maximum(1, found[name]).astype(np.int32)
+            found["known"] = classify_all(*(found[name] for name in _LENGTHS))
+        return found
+
+    def _times(self) -> FloatArray:
+        """s; since 1970 for dates and times."""
+        import pandas as pd
+
+        column = self.frame["timestamp"]
+        if pd.api.types.is_numeric_dtype(column):
+            seconds: FloatArray = column.to_numpy(np.float64, copy=True)
+            bad = ~((seconds >= 0) & (seconds < 1e15))
+            self.refuse(bad, "timestamp", "must be seconds from 0 up, not {}")
+            return seconds
+        when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
+        self.refuse(
+            when.isna(), "timestamp",
+            "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}",
+        )  # fmt: skip
+        self.began = when.iloc[0].floor("us").to_pydatetime()
+        moments = when.dt.tz_localize(None).to_numpy("datetime64[us]")
+        return cast(FloatArray, moments.astype(np.int64) / 1e6)
+
+    def _numbers(self, column: str) -> FloatArray:
+        import pandas as pd
+
+        values: FloatArray = pd.to_numeric(self.frame[column], errors="coerce").to_numpy(np.float64)
+        bad = ~((values >= 0) & (values <= _MOST_TOKENS))
+        self.refuse(bad, column, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
+        return values
 
 
-def _times(column: Any, refuse: Any) -> tuple[FloatArray, datetime | None]:
-    """s of a piece, since 1970 for dates and times, and then the first of them."""
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(column):
-        seconds = column.to_numpy(np.float64)
-        refuse(
-            ~((seconds >= 0) & (seconds < 1e15)), "timestamp", "must be seconds from 0 up, not {}"
-        )
-        return seconds.copy(), None
-    when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
-    refuse(
-        when.isna(), "timestamp",
-        "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}",
-    )  # fmt: skip
-    moments = when.dt.tz_localize(None).to_numpy("datetime64[us]").astype(np.int64)
-    return moments / 1e6, when.iloc[0].floor("us").to_pydatetime()
-
-
-def _numbers(column: Any, refuse: Any) -> FloatArray:
-    import pandas as pd
-
-    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
-    bad = ~((values >= 0) & (values <= _MOST_TOKENS))
-    refuse(bad, column.name, f"must be a number from 0 to {_MOST_TOKENS}, not {{}}")
-    return cast(FloatArray, values)
-
-
-def _expanded(
-    name: str, at: Any, given: Any, made: Any, known: Any, number: Any, began: Any, path: Path
-) -> Trace:
-    """The requests that rows with counts stand for."""
-    times = np.unique(at)
+def _expanded(trace: Trace, number: FloatArray, path: Path) -> Trace:
+    """The requests that the rows of a trace stand for, so many each."""
+    at, times = trace.arrival, np.unique(trace.arrival)
     if len(times) < 2:
         raise InputError("needs at least two different timestamps", path=path)
     steps = np.diff(times)
@@ -455,7 +456,4 @@ def _expanded(
     place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     arrival = at[row] + (place + 0.5) / count[row] * step
     order = np.argsort(arrival, kind="stable")
-    row = row[order]
-    given, made = (None if tokens is None else tokens[row] for tokens in (given, made))
-    return Trace(name, arrival[order], given, made, known[row], began,
-                 lasts_s=float(times[-1]) + step)  # fmt: skip
+    return replace(trace.part(row[order]), arrival=arrival[order], lasts_s=float(times[-1]) + step)

@@ -290,9 +290,9 @@ def plan_from_clocks(
     Everything that works on plans works on it: simulate, timeline, report, compare.
 
     Args:
-        clocks: MHz of each stage's operations in execution order; 0 for an operation that controls
-            no clock, or none for all such; or (MHz, config). Of rows that differ in config alone,
-            the fastest is taken.
+        clocks: MHz of each stage's operations in execution order; any for an operation that
+            controls no clock, or none for all such; or (MHz, config). Of rows that differ in
+            config alone, the fastest is taken.
         frontier: of the pipeline and profile, where it is known already.
         planner: what to call what chose them.
         options: further arguments of trace_frontier.
@@ -330,6 +330,8 @@ def _rows_at_clocks(
             )
         for op, table, wanted in zip(operations[first:last], tables, given, strict=True):
             mhz, config = wanted if isinstance(wanted, tuple) else (wanted, None)
+            if not table.frequency_mhz.any():
+                mhz = 0  # lists that need a clock everywhere name one here, too
             # Rows stand by time, the fastest first.
             at_clock = np.flatnonzero(table.frequency_mhz == mhz).tolist()
             same = [row for row in at_clock if config in (None, table.config[row])]

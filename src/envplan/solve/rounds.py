@@ -4,14 +4,13 @@ In a long pipeline every stage does the same for each microbatch, a round later 
 loses there what no two neighbouring options make up to exactly one round, and loses it in every
 round: with more microbatches the gap grows towards that of a single round. A few rounds in sequence
 lose less, for one can use what another left over. They are a small problem however long the
-pipeline is: CP-SAT chooses their options so that they can follow themselves for ever, each sequence
-of rounds starting from the half as long one. What it finds takes the place of the middle, joined to
-both ends by rounds as fast as can be, which annealing slows down again.
+pipeline is: CP-SAT chooses their options so that they can follow themselves for ever. What it finds
+takes the place of the middle, joined to both ends by rounds as fast as can be, which annealing
+slows down again.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,14 +20,16 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from envplan.pipeline import Pipeline
+from envplan.solve.choosing import Choosing
 from envplan.solve.rounding import Rounding
 
 __all__ = ["JOINT_HEATS", "ROUND_OPTIONS", "SteadyRounds"]
 
 #: Rounds that repeat are this much alike in the relaxed optimum, as a part of a round.
 _ALIKE: Final = 1e-4
-_FEWEST: Final = 12
-_LENGTHS: Final = (4, 8)
+#: So many are chosen together, if they can be repeated so often.
+_LENGTHS: Final = (8, 4)
+_TIMES: Final = 3
 #: Options of each operation that are nearest to its relaxed optimum: more take CP-SAT too long.
 ROUND_OPTIONS: Final = 4
 #: Rounds as fast as can be before and after those that repeat.
@@ -78,7 +79,7 @@ class SteadyRounds:
             before = min(before, base - (int(earlier[-1]) + 1 if len(earlier) else 0))
             after = min(after, (int(later[0]) if len(later) else len(one) - 1) - base)
             first.append(base)
-        if before + after < _FEWEST or round_ns <= 0:
+        if before + after < _TIMES * _LENGTHS[-1] or round_ns <= 0:
             return None
         number = np.array(
             [t[base - before : base + after] for t, base in zip(tables, first, strict=True)]
@@ -89,32 +90,43 @@ class SteadyRounds:
         round_ns = int(((ends[:, -1] - ends[:, 0]) // (number.shape[1] - 1)).min())
         return cls(number, round_ns, begin - begin.min(), _waits(number, rounding.edges))
 
-    def repeat(
+    def best_until(
         self,
+        choice: NDArray[np.int32],
         times: Sequence[Sequence[int]],
         costs: Sequence[Sequence[int]],
         likely: Sequence[Sequence[int]],
-        unit_fj: int,
         end: float,
-    ) -> list[NDArray[np.int32]]:
-        """Options of the kinds in rounds that repeat, (K, length) each, from the best found on.
+    ) -> NDArray[np.int32] | None:
+        """Options of the kinds in some rounds that can follow themselves, (K, length).
 
         Args:
+            choice: to begin with, (N,).
             times, costs: of each operation's options, ns and fJ.
             likely: options to choose from, of each operation.
-            unit_fj: CP-SAT counts energy in this.
             end: when to stop, time.monotonic().
         """
-        found: list[NDArray[np.int32]] = []
-        for length in _LENGTHS:
-            if 3 * length > self.number.shape[1] or time.monotonic() >= end:
-                break
-            share = (end - time.monotonic()) / (len(_LENGTHS) - _LENGTHS.index(length))
-            hint = found[0] if found else None
-            chosen = self._solved(times, costs, likely, length, hint, unit_fj, share)
-            if chosen is not None:
-                found.insert(0, chosen)
-        return found
+        choosing = Choosing()
+        length = next(one for one in _LENGTHS if _TIMES * one <= self.number.shape[1])
+        reach, whole = len(self.number) * self.round_ns, length * self.round_ns
+        start: list[list[cp_model.IntVar]] = []
+        finish: list[list[cp_model.LinearExprT]] = []
+        for kind, row in enumerate(self.number.tolist()):
+            starts, finishes = [], []
+            for j, i in enumerate(row[len(row) // 2 :][:length]):
+                about = int(self.begin_ns[kind]) + j * self.round_ns
+                begin = choosing.model.new_int_var(about - reach, about + reach, "")
+                takes = choosing.add(times[i], costs[i], likely[i], int(choice[i]))
+                starts.append(begin)
+                finishes.append(begin + takes)
+            start.append(starts)
+            finish.append(finishes)
+        for kind, other, later, lag in self.waits:
+            for j in range(length):
+                turns, at = divmod(j + later, length)
+                choosing.model.add(start[other][at] + turns * whole >= finish[kind][j] + lag)
+        chosen, _ = choosing.best_until(end)
+        return None if chosen is None else np.array(chosen, np.int32).reshape(-1, length)
 
     def put(
         self, choice: NDArray[np.int32], pattern: NDArray[np.int32]
@@ -133,52 +145,6 @@ class SteadyRounds:
                 repeated = choice.copy()
                 repeated[self.number] = chosen
                 yield repeated
-
-    def _solved(
-        self,
-        times: Sequence[Sequence[int]],
-        costs: Sequence[Sequence[int]],
-        likely: Sequence[Sequence[int]],
-        length: int,
-        hint: NDArray[np.int32] | None,
-        unit_fj: int,
-        seconds: float,
-    ) -> NDArray[np.int32] | None:
-        model = cp_model.CpModel()
-        whole = length * self.round_ns
-        picked: dict[tuple[int, int], dict[int, cp_model.IntVar]] = {}
-        start: dict[tuple[int, int], cp_model.IntVar] = {}
-        finish: dict[tuple[int, int], cp_model.LinearExprT] = {}
-        terms: list[cp_model.LinearExprT] = []
-        for kind, row in enumerate(self.number.tolist()):
-            operation = row[len(row) // 2]
-            for j in range(length):
-                options = {k: model.new_bool_var("") for k in likely[operation]}
-                model.add_exactly_one(options.values())
-                if hint is not None:
-                    for k, var in options.items():
-                        model.add_hint(var, k == hint[kind, j % hint.shape[1]])
-                about = int(self.begin_ns[kind]) + j * self.round_ns
-                reach = len(self.number) * self.round_ns
-                at = model.new_int_var(about - reach, about + reach, "")
-                picked[kind, j], start[kind, j] = options, at
-                finish[kind, j] = at + sum(times[operation][k] * v for k, v in options.items())
-                least = min(costs[operation][k] for k in options)
-                terms += [(costs[operation][k] - least) // unit_fj * v for k, v in options.items()]
-        for kind, other, later, lag in self.waits:
-            for j in range(length):
-                turns, at_round = divmod(j + later, length)
-                model.add(start[other, at_round] + turns * whole >= finish[kind, j] + lag)
-        model.minimize(sum(terms))
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        solver.parameters.num_workers = 8
-        if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
-        chosen = np.zeros((len(self.number), length), np.int32)
-        for at_kind, options in picked.items():
-            chosen[at_kind] = next(k for k, var in options.items() if solver.boolean_value(var))
-        return chosen
 
 
 def _waits(

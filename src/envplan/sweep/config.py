@@ -104,6 +104,8 @@ class _Job(_Model):
     replicas: GpuCount | None = _named("replicas", "dp")
     recompute: bool = False
     extra: ExtraNames | None = None
+    one_clock: bool = False
+    parts_within: Percent | None = None
     switch_latency: Milliseconds | None = None
     min_dwell: Milliseconds | None = None
     robust: SurePercent | None = None
@@ -147,6 +149,8 @@ class Point(_Job):
             the sidecar says.
         recompute: activations are recomputed.
         extra: operations beside forwards and backwards, as for `envplan solve --extra`.
+        one_clock: every operation has one clock, though the profile splits some into parts.
+        parts_within: percent, as for `envplan solve --parts-within`.
         switch_latency, min_dwell: ms; the plan keeps its target with such clocks.
         robust: percent; the plan keeps its target with this probability, given the noise or the
             profile's own.

@@ -14,6 +14,7 @@ __all__ = ["Share", "best_rows", "by_what_varies", "target_in_words", "varying"]
 _VARIED: Final = (
     *("profile", "schedule", "planner", "target", "microbatches", "chunks", "gpus_per_stage"),
     *("replicas", "p2p_latency_s", "blocking_power_w", "recompute", "extra"),
+    *("one_clock", "parts_within_percent"),
     *("switch_latency_ms", "min_dwell_ms", "robust_percent", "noise_percent", "seed"),
 )
 

@@ -56,6 +56,8 @@ class Row(BaseModel):
     replicas: int
     recompute: bool
     extra: str | None = None
+    one_clock: bool = False
+    parts_within_percent: float | None = None
     switch_latency_ms: float | None = None
     min_dwell_ms: float | None = None
     robust_percent: float | None = None
@@ -84,6 +86,8 @@ class Row(BaseModel):
             words.format(value)
             for words, value in (
                 ("with {}", self.extra),
+                ("one clock an operation", True if self.one_clock else None),
+                ("parts within {:g}%", self.parts_within_percent),
                 ("clocks {:g} ms late", self.switch_latency_ms),
                 ("clocks for {:g} ms", self.min_dwell_ms),
                 ("{:g}% sure", self.robust_percent),

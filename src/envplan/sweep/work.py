@@ -71,6 +71,8 @@ def group_key(point: Point) -> tuple[object, ...]:
         point.replicas,
         point.recompute,
         point.extra,
+        point.one_clock,
+        point.parts_within,
     )
 
 
@@ -116,6 +118,8 @@ def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
         "replicas": point.replicas or 1,
         "recompute": point.recompute,
         "extra": point.extra,
+        "one_clock": point.one_clock,
+        "parts_within_percent": _float(point.parts_within),
         "switch_latency_ms": _float(point.switch_latency),
         "min_dwell_ms": _float(point.min_dwell),
         "robust_percent": _float(point.robust),
@@ -170,7 +174,12 @@ class _Shared:
         begin = time.perf_counter()
         pipeline = _pipeline(point, self._profile)
         needed = {op.instruction for op in pipeline.operations}
-        profile = self._profile.fitted(needed, recompute=point.recompute)
+        by_parts = self._profile.by_parts(
+            one_clock=point.one_clock,
+            within_percent=point.parts_within,
+            blocking_power_w=point.blocking_power,
+        )
+        profile = self._profile.fitted(needed, recompute=point.recompute, by_parts=by_parts)
         frontier = trace_frontier(
             pipeline,
             profile,

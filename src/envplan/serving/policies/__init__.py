@@ -6,7 +6,8 @@ What a scaling policy expects is the most of what these stretches needed:
 - where the trace is a day or a week old, the hours around this one a day or a week ago, times how
   much the last hour differs from its counterpart back then;
 - where it is not even two hours old, the trace's peak: the fleet that the service was given stays
-  until there is a past to judge from.
+  until there is a past to judge from. With `past_s`, the trace's first minutes are that past, and
+  only what comes after them is replayed: then nothing knows what is still to come.
 
 Between epochs it is looked every minute whether the last ten minutes need more than there is, with
 a quarter more for what may come while instances start. So a fleet grows within a minute and shrinks
@@ -15,8 +16,11 @@ only with an epoch.
 
 from __future__ import annotations
 
+import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Final
 
 import numpy as np
@@ -25,7 +29,6 @@ import numpy.typing as npt
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
 from envplan.serving.demand import check_reachable, hosts
-from envplan.serving.policies import dynamo, exact, packing
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import FleetSpec, Machines, Simulation
@@ -36,12 +39,14 @@ __all__ = [
     "POLICIES",
     "Settings",
     "compare_policies",
-    "dynamo",
-    "exact",
-    "packing",
     "predicted",
+    "replay",
     "simulate",
+    "stream_of",
 ]
+
+for _file in pkgutil.iter_modules(__path__):  # every policy registers itself
+    import_module(f"{__name__}.{_file.name}")
 
 _HOUR_S: Final = 3600.0
 _SEASONS_S: Final = (24 * _HOUR_S, 7 * 24 * _HOUR_S)
@@ -52,8 +57,14 @@ _RECENT: Final = 1.25  # times the last ten minutes, while instances start
 _MOST: Final = 3.0  # times another day's hours
 
 
-def _stream(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
-    known = profile.with_lengths(trace.mean_lengths())
+def stream_of(profile: ServingProfile, trace: Trace, settings: Settings) -> Stream:
+    """The requests as policies see them; for settings with the same past, predictor and seed.
+
+    Raises:
+        NoAnswerError: a class cannot be served at all.
+    """
+    past = slice(int(np.searchsorted(trace.arrival, settings.past_s)) or None)
+    known = profile.with_lengths(trace.part(past).mean_lengths())
     check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
     taken = predicted(trace, settings)
     homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
@@ -73,8 +84,14 @@ def predicted(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
     return (trace.known // 3 * 3 + np.clip(made, 0, 2)).astype(np.uint8)
 
 
-def _peak(stream: Stream) -> list[Stretch]:
-    """The trace, or where it is longer than two hours those two of it with the most tokens."""
+def _first(stream: Stream, past_s: float) -> list[Stretch]:
+    """What the first fleet is sized by: the past or, with hindsight, the trace's peak.
+
+    The peak is the trace or, where it is longer than two hours, those two of it with the most
+    tokens.
+    """
+    if past_s:
+        return [Stretch(0.0, past_s, _LAST)]
     duration = stream.trace.duration_s
     if duration <= _YOUNG_S:
         return [Stretch(0.0, duration, 1.0)]
@@ -90,7 +107,7 @@ def _peak(stream: Stream) -> list[Stretch]:
 
 def expected(stream: Stream, now: float, ahead: float) -> list[Stretch]:
     """The stretches whose likes are expected until `ahead` seconds from now."""
-    found = [Stretch(now - _HOUR_S, now, _LAST)]
+    found = [Stretch(max(0.0, now - _HOUR_S), now, _LAST)]
     for season in _SEASONS_S:
         then = now - season
         if then - _HOUR_S >= 0:
@@ -110,22 +127,37 @@ def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
     return fleet
 
 
-def _run(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
-    machines = Machines(stream, settings.overheads, settings.gpus, settings.squash_s)
-    fleet = _plan(policy, Outlook(stream, settings, _peak(stream)))
+def replay(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
+    """Replay a stream under a policy; as simulate, which makes the stream.
+
+    Raises:
+        InputError: no request comes after the past.
+        NoAnswerError: the policy's fleet is too large.
+    """
+    past = SLOT_S * math.ceil(settings.past_s / SLOT_S)
+    if not stream.counts(past, stream.trace.duration_s):
+        raise InputError(
+            f"no request comes after a past of {past:g} s; the trace is "
+            f"{stream.trace.duration_s:g} s long"
+        )
+    if past and not stream.counts(0.0, past):
+        raise InputError(f"no request comes in a past of {past:g} s")
+    served = stream.since(past) if past else stream
+    machines = Machines(served, settings.overheads, settings.gpus, settings.squash_s)
+    fleet = _plan(policy, Outlook(stream, settings, _first(stream, past)))
     machines.adopt(fleet, 0.0, warm=True)
     epoch = max(1, round(settings.epoch_s / SLOT_S))
     gpus: list[int] = []
     for slot in range(round(stream.trace.duration_s / SLOT_S)):
         now = slot * SLOT_S
-        if policy.scales and now >= _YOUNG_S:
+        if policy.scales and now >= (past or _YOUNG_S):
             wanted = _next(policy, stream, settings, fleet, now, shrinks=slot % epoch == 0)
             if wanted != fleet:
                 fleet = wanted
                 machines.adopt(fleet, now)
         machines.advance(now + SLOT_S)
         gpus.append(machines.in_use())
-    return machines.result(policy.name, gpus)
+    return machines.result(policy.name, gpus, round(past / SLOT_S))
 
 
 def _next(
@@ -139,7 +171,7 @@ def _next(
 ) -> FleetSpec:
     """The fleet from now on; a new one at an epoch, or where the present one falls short."""
     stretches = expected(stream, now, settings.epoch_s + settings.overheads.start + SLOT_S)
-    recent = Stretch(now - _RECENT_S, now, _RECENT)
+    recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)
     unusual = _rate(stream, recent) > max(_rate(stream, stretch) for stretch in stretches)
     if not shrinks and not (unusual and _short(fleet, Outlook(stream, settings, [recent]))):
         return fleet
@@ -219,11 +251,11 @@ def compare_policies(
         if name not in POLICIES:
             raise InputError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}")
     chosen = settings or Settings()
-    stream = _stream(profile, trace, chosen)
+    stream = stream_of(profile, trace, chosen)
     results = []
     for name in names:
         try:
-            results.append(_run(POLICIES[name], stream, chosen))
+            results.append(replay(POLICIES[name], stream, chosen))
         except NoAnswerError as error:
             raise NoAnswerError(f"{error}; compare others, with --policies") from None
         if progress is not None:

@@ -9,7 +9,7 @@ from envplan.serving.demand import hosts
 from envplan.serving.policies.outlook import Outlook, fleet_of, policy
 from envplan.serving.simulation import FleetSpec
 
-__all__ = ["dynamo_llm", "multi_pool", "scale_freq", "scale_inst", "scale_shard", "single_pool"]
+__all__ = ["dynamo_llm", "pool_by_class", "scale_freq", "scale_shard", "single_pool"]
 
 _SMALL: Final = 1.0  # instances: a pool that needs less is merged into a higher one
 
@@ -20,14 +20,6 @@ def _highest(outlook: Outlook, classes: Sequence[str], pool: str) -> tuple[int, 
     return tp, outlook.count(classes, pool, tp)
 
 
-def _by_class(outlook: Outlook, *, managed: bool = False) -> FleetSpec:
-    """A pool for each class, of the largest instances."""
-    return fleet_of({
-        name: (outlook.pool(mine, name, *_highest(outlook, mine, name), managed=managed), mine)
-        for name, mine in outlook.homes().items()
-    })  # fmt: skip
-
-
 @policy("SinglePool", "one pool on TP8 at the highest clock, sized for the peak", scales=False)
 def single_pool(outlook: Outlook) -> FleetSpec:
     name = outlook.the_home(outlook.classes)
@@ -35,14 +27,14 @@ def single_pool(outlook: Outlook) -> FleetSpec:
     return fleet_of({name: (outlook.pool(outlook.classes, name, *size), outlook.classes)})
 
 
-@policy("MultiPool", "a pool for each class, otherwise the same", scales=False)
-def multi_pool(outlook: Outlook) -> FleetSpec:
-    return _by_class(outlook)
-
-
 @policy("ScaleInst", "MultiPool, and the number of instances follows the load", scales=True)
-def scale_inst(outlook: Outlook) -> FleetSpec:
-    return _by_class(outlook)
+@policy("MultiPool", "a pool for each class, otherwise the same", scales=False)
+def pool_by_class(outlook: Outlook, *, managed: bool = False) -> FleetSpec:
+    """A pool for each class, of the largest instances."""
+    return fleet_of({
+        name: (outlook.pool(mine, name, *_highest(outlook, mine, name), managed=managed), mine)
+        for name, mine in outlook.homes().items()
+    })  # fmt: skip
 
 
 @policy("ScaleShard", "MultiPool, and each pool's GPUs have the thriftiest TP", scales=False)
@@ -64,7 +56,7 @@ def scale_shard(outlook: Outlook) -> FleetSpec:
 
 @policy("ScaleFreq", "MultiPool, and clocks follow the load", scales=False)
 def scale_freq(outlook: Outlook) -> FleetSpec:
-    return _by_class(outlook, managed=True)
+    return pool_by_class(outlook, managed=True)
 
 
 @policy("DynamoLLM", "all three, and small pools are merged into higher ones", scales=True)

@@ -8,7 +8,7 @@ from envplan.serving.demand import hosts
 from envplan.serving.policies.outlook import Outlook, fleet_of, policy
 from envplan.serving.simulation import FleetSpec
 
-__all__ = ["exact", "least_power", "static"]
+__all__ = ["best_pools", "least_power"]
 
 #: Classes of each pool, by the pool's class and TP.
 Split = Mapping[tuple[str, int], Sequence[str]]
@@ -56,7 +56,10 @@ def least_power(outlook: Outlook) -> tuple[float, Split]:
     return best
 
 
-def _fleet(outlook: Outlook) -> FleetSpec:
+@policy("exact", "the best pools for what each epoch needs", scales=True)
+@policy("static", "the best pools for the peak, never changed", scales=False)
+def best_pools(outlook: Outlook) -> FleetSpec:
+    """Pools as least_power has them, or those that run where others draw hardly less."""
     drawn, split = least_power(outlook)
     if (present := _present(outlook)) and outlook.worth * _power(outlook, present) <= drawn:
         split = present
@@ -78,13 +81,3 @@ def _present(outlook: Outlook) -> Split:
         pool = outlook.present.pools[outlook.present.routes[name]]
         split.setdefault((pool.name, pool.tp), []).append(name)
     return split
-
-
-@policy("static", "the best pools for the peak, never changed", scales=False)
-def static(outlook: Outlook) -> FleetSpec:
-    return _fleet(outlook)
-
-
-@policy("exact", "the best pools for what each epoch needs", scales=True)
-def exact(outlook: Outlook) -> FleetSpec:
-    return _fleet(outlook)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Settings:
         underestimated: share of these that are predicted too short.
         pools: at most, for policies that sort classes into pools.
         squash_s: a request whose first token is so much too late is given up.
+        past_s: so much of the trace, rounded up to minutes, is a past: the first fleet is sized by
+            it, and it is not replayed. 0: that fleet is sized by the trace's peak, with hindsight.
         seed: of whatever is drawn.
         overheads: how long changes take.
     """
@@ -53,6 +55,7 @@ class Settings:
     underestimated: float = 0.5
     pools: int = len(CLASSES)
     squash_s: float = 60.0
+    past_s: float = 0.0
     seed: int = 0
     overheads: Overheads = field(default_factory=Overheads)
 
@@ -216,16 +219,16 @@ class Policy:
     plan: Callable[[Outlook], FleetSpec]
 
 
+Plan = TypeVar("Plan", bound=Callable[..., FleetSpec])
+
 #: All policies, in the order they are compared in.
 POLICIES: dict[str, Policy] = {}
 
 
-def policy(
-    name: str, about: str, *, scales: bool
-) -> Callable[[Callable[[Outlook], FleetSpec]], Callable[[Outlook], FleetSpec]]:
-    """Register a function as a policy."""
+def policy(name: str, about: str, *, scales: bool) -> Callable[[Plan], Plan]:
+    """Register a function as a policy; it may be several."""
 
-    def register(plan: Callable[[Outlook], FleetSpec]) -> Callable[[Outlook], FleetSpec]:
+    def register(plan: Plan) -> Plan:
         POLICIES[name] = Policy(name, about, scales, plan)
         return plan
 
