@@ -135,7 +135,10 @@ ENVIRONMENTS = (
                 "which need Transformer Engine",
             ),
         ),
-        packages=("transformers<5", "datasets", "einops", "hydra-core>1.3,<=1.3.2", "omegaconf"),
+        packages=(
+            *("transformers<5", "datasets", "einops", "hydra-core>1.3,<=1.3.2", "omegaconf"),
+            *("regex", "six", "tqdm"),
+        ),
         bare=("triton==3.6.0", "megatron-core==0.16.1", "megatron-bridge==0.3.1"),
     ),
 )
