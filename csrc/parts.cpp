@@ -281,18 +281,23 @@ class Composition {
         return;
       }
     }
-    run_through(left, {}, [&](std::vector<Label>* labels, Index) {
-      keep_hull(labels);
-      // What no weights between those of the ends want.
-      size_t begin = 0, end = labels->size();
-      const Label* all = labels->data();
-      while (begin + 1 < end && a.weights.of(all[begin + 1]) < a.weights.of(all[begin]) - kMargin)
-        ++begin;
-      while (end > begin + 1 && b.weights.of(all[end - 2]) < b.weights.of(all[end - 1]) - kMargin)
-        --end;
-      labels->resize(end);
-      labels->erase(labels->begin(), labels->begin() + static_cast<std::ptrdiff_t>(begin));
-    }, found);
+    run_through(
+        left, {},
+        [&](std::vector<Label>* labels, Index) {
+          keep_hull(labels);
+          // What no weights between those of the ends want.
+          size_t begin = 0, end = labels->size();
+          const Label* all = labels->data();
+          while (begin + 1 < end &&
+                 a.weights.of(all[begin + 1]) < a.weights.of(all[begin]) - kMargin)
+            ++begin;
+          while (end > begin + 1 &&
+                 b.weights.of(all[end - 2]) < b.weights.of(all[end - 1]) - kMargin)
+            --end;
+          labels->resize(end);
+          labels->erase(labels->begin(), labels->begin() + static_cast<std::ptrdiff_t>(begin));
+        },
+        found);
   }
 
   // The weights by which two points take the same.
@@ -345,9 +350,12 @@ class Composition {
     }
     // Ways have up to two nodes a part.
     const int64_t slack = share < 1 ? p_.slack / 8 : p_.slack / 4 / p_.num_parts;
-    run_through(left, bounds, [&](std::vector<Label>* labels, Index node) {
-      keep_best(labels, node == last_ ? p_.slack / 2 : slack);
-    }, found);
+    run_through(
+        left, bounds,
+        [&](std::vector<Label>* labels, Index node) {
+          keep_best(labels, node == last_ ? p_.slack / 2 : slack);
+        },
+        found);
   }
 
   // The choices that are left of all ways over some edges that keep to the bounds.

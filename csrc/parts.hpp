@@ -18,10 +18,10 @@
 // one part, or back to the former.
 //
 // Idea. The lower convex hull is found first, from its ends (Aneja and Nair 1979): the cheapest way
-// by the weights of time and cost that the line between two vertices has is another vertex, or there
-// is none between them. An edge is left out between two vertices where the cheapest ways through it
-// by the weights of both prove that no way through it comes below the line between them. So few
-// edges soon remain, and a dynamic program over those finds all vertices that are left.
+// by the weights of time and cost that the line between two vertices has is another vertex, or
+// there is none between them. An edge is left out between two vertices where the cheapest ways
+// through it by the weights of both prove that no way through it comes below the line between them.
+// So few edges soon remain, and a dynamic program over those finds all vertices that are left.
 //
 // Between two vertices other options lie in the triangle that ends at the time of the one and the
 // cost of the other. The same program finds all of these that nothing beats, over edges and ways

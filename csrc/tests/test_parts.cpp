@@ -16,16 +16,9 @@ struct Shape {
   std::vector<std::uint8_t> asks{1, 1};
 
   PartsProblem problem(Time latency, Time hold, Power waiting, std::int64_t slack) const {
-    return {2,
-            2,
-            option_begin.data(),
-            time.data(),
-            energy.data(),
-            asks.data(),
-            latency,
-            hold,
-            waiting,
-            slack};
+    return {
+        2,       2,    option_begin.data(), time.data(), energy.data(), asks.data(), latency, hold,
+        waiting, slack};
   }
 };
 
