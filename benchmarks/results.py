@@ -146,8 +146,8 @@ Percent of energy that our plans use less than Perseus's (`frontier/`, 12 and 48
 were not given those for 24 and 96), by time above the fastest plan on the raw rows: times in the
 artifact are sums of rounded ones, up to 0.7% below what the same clocks take. *Raw*: our plans on
 the raw rows, as Perseus's are. *Default*: our default plans, made on smooth rows, their clocks then
-replayed on the raw rows and set beside Perseus's plan of that time. Where this is negative, on A40,
-the default does not count on rows that Perseus's plans use (next section)."""
+replayed on the raw rows and set beside Perseus's plan of that time. Where it is clearly negative,
+on A40, the default does not count on rows that Perseus's plans use (next section)."""
 
 NOISE: Final = """## Noise
 

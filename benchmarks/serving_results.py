@@ -65,12 +65,12 @@ _FINDINGS = """## What DynamoLLM finds, and what we find
   serving profile --plot`.
 - **A pool for each class saves energy.** Not reproduced: MultiPool uses more than SinglePool
   everywhere, because it cuts a fleet into smaller ones that each need room for their own bursts.
-  The loss falls with the size of the fleet: {losses} (GPUs of SinglePool in brackets). On the hour
-  of code, MultiPool has {more_gpus} GPUs more, whose idle power of 100 W each is {idle:.1f} kWh; it
-  uses {more:.1f} kWh more. With chunked prefill and the nearest deadline first, short requests
-  hardly wait for long ones in a common pool, so pools by class gain little that could pay for this.
-  Over all ways to sort classes into pools (`static`, `exact`: branch and bound, by what the bursts
-  of each pool need), one common pool was the best in both hours.
+  For each service the loss falls with the size of the fleet: {losses} (GPUs of SinglePool in
+  brackets). On the hour of code, MultiPool has {more_gpus} GPUs more, whose idle power of 100 W
+  each is {idle:.1f} kWh; it uses {more:.1f} kWh more. With chunked prefill and the nearest deadline
+  first, short requests hardly wait for long ones in a common pool, so pools by class gain little
+  that could pay for this. Over all ways to sort classes into pools (`static`, `exact`: branch and
+  bound, by what the bursts of each pool need), one common pool was the best in both hours.
 - **More pools are better up to a point, then fragmentation costs more.** In part: energy rises with
   the number of pools (above), and one pool is the best.
 - **Scaling instances saves most.** Reproduced for cost, not for energy. Over coding-week, ScaleInst
@@ -104,7 +104,8 @@ def _figures(hours: Mapping[str, Runs], weeks: Mapping[str, Runs]) -> dict[str, 
         f"{100 * (both['MultiPool']['kwh'] / both['SinglePool']['kwh'] - 1):.0f}% on {trace} "
         f"({both['SinglePool']['gpus_mean']:.0f})"
         for trace, both in sorted(
-            known.items(), key=lambda item: item[1]["SinglePool"]["gpus_mean"]
+            known.items(),
+            key=lambda item: ("cod" not in item[0], item[1]["SinglePool"]["gpus_mean"]),
         )
     ]
     code, coding, talk = (known[trace] for trace in (HOURS[0], *WEEKS))
@@ -206,7 +207,9 @@ def _varied(
 
 
 def _trace_name(job: Job) -> str:
-    return job.trace.replace("/", ", ") + (f" x{job.load:g}" if job.load != 1 else "")
+    return job.trace.replace("/", ", ").replace("1 days", "1 day") + (
+        f" x{job.load:g}" if job.load != 1 else ""
+    )
 
 
 def _loads(runs: Runs) -> Iterable[str]:
@@ -217,7 +220,7 @@ def _loads(runs: Runs) -> Iterable[str]:
             if base := at.pop("SinglePool", None):
                 rows += [
                     [
-                        trace.replace("/", ", "),
+                        trace.replace("/", ", ").replace("1 days", "1 day"),
                         f"{load:g}",
                         policy,
                         _energy(r),
@@ -263,7 +266,7 @@ def page() -> str:
         parts += [_side_by_side(trace, runs) for trace, runs in weeks.items()]
         high, low = max(CARBON.per_kwh), min(CARBON.per_kwh)
         parts.append(_PAPER.format(high=high, low=low, gpu=PRICE_GPU_HOUR, kwh=PRICE_KWH))
-    small = f"{SMALL[0].replace('/', ', ')}, at {SMALL[1]:g} of the load"
+    small = f"{SMALL[0].replace('/1 days', ', 1 day')}, at {SMALL[1]:g} of the load"
     sections = (
         _varied(
             "SLOs met against energy",

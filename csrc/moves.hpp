@@ -59,7 +59,7 @@ class Moves {
   }
 
  private:
-  static constexpr Index kReach = 8;         // rows by which a move shifts an operation
+  static constexpr Index kReach = 8;         // rows by which a move shifts an operation at least
   static constexpr Index kStretch = 16;      // alike operations that one move shifts together
   static constexpr Index kNeighbours = 48;   // how far apart, in number, a move trades time
   static constexpr Index kLongestRun = 512;  // operations of one clock that a move shifts together
@@ -77,9 +77,12 @@ class Moves {
     if (clock(i) >= 0) change(i, p_.row_at(rows_[i], to));
   }
 
+  // By how many rows a move shifts i at most: more where its table is long.
+  Index reach(Index i) const { return std::max(kReach, (op(i).end_row - op(i).first_row) / 12); }
+
   // A row of i near its own.
   Index shifted(Index i) {
-    const Index by = 1 + random_->below(kReach);
+    const Index by = 1 + random_->below(reach(i));
     return std::clamp(coin() ? rows_[i] - by : rows_[i] + by, op(i).first_row, op(i).end_row - 1);
   }
 
@@ -119,8 +122,8 @@ class Moves {
     const Index j = i + 1 + random_->below(kNeighbours);
     if (j >= p_.num_operations) return;
     const Index sign = coin() ? 1 : -1;
-    const Index one = rows_[i] + sign * (1 + random_->below(kReach / 2));
-    const Index other = rows_[j] - sign * (1 + random_->below(kReach / 2));
+    const Index one = rows_[i] + sign * (1 + random_->below(reach(i) / 2));
+    const Index other = rows_[j] - sign * (1 + random_->below(reach(j) / 2));
     const auto has = [&](Index k, Index row) {
       return row >= op(k).first_row && row < op(k).end_row;
     };

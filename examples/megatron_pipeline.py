@@ -4,9 +4,10 @@
     envplan apply plan.json
     torchrun --nproc-per-node 4 examples/megatron_pipeline.py run.freqplan.json
 
-Megatron's schedules run on GPUs only. The model is not that of the profile: see envplan profile
-for how to measure your own. In Megatron-LM's own pretrain_gpt.py, the two lines go around the call
-of pretrain, which then needs torch.distributed to be initialized before.
+With --vp it runs the interleaved schedule, --microbatch-group microbatches at a time. Megatron's
+schedules run on GPUs only. The model is not that of the profile: see envplan profile for how to
+measure your own. In Megatron-LM's own pretrain_gpt.py, the two lines go around the call of
+pretrain, which then needs torch.distributed to be initialized before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ try:
 except ImportError as error:
     sys.exit(f"this example needs Megatron ({error}): pip install megatron-core")
 
-WIDTH, MICROBATCHES, MICROBATCH_SIZE, LENGTH = 256, 8, 8, 16
+WIDTH, MICROBATCH_SIZE, LENGTH = 256, 8, 16
 
 
 class Stage(torch.nn.Module):
@@ -51,42 +52,48 @@ class Stage(torch.nn.Module):
         return torch.tanh(self.linear(x if self.given is None else self.given))
 
 
-def main() -> None:
+def main(**how: Any) -> None:
+    """Train. What it is given is for follow; nothing is needed on NVIDIA's GPUs."""
     options = arguments()
-    if not torch.cuda.is_available():
-        sys.exit("this example needs an NVIDIA GPU for each rank: Megatron's schedules run on GPUs")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    stages = dist.get_world_size()
-    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
+    stages, virtual = dist.get_world_size(), options.vp if options.vp > 1 else None
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=stages, virtual_pipeline_model_parallel_size=virtual
+    )
     torch.manual_seed(dist.get_rank())
     config = TransformerConfig(
-        num_layers=stages,
+        num_layers=stages * options.vp,
         hidden_size=WIDTH,
         num_attention_heads=1,
         pipeline_model_parallel_size=stages,
+        virtual_pipeline_model_parallel_size=virtual,
+        microbatch_group_size_per_vp_stage=options.microbatch_group,
         pipeline_dtype=torch.float32,
     )
-    model = Stage(config).cuda()
+    model = torch.nn.ModuleList(Stage(config) for _ in range(options.vp)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     # These two lines are all that envplan needs: the plan, and the training that follows it.
-    with follow(options.plan) as shim:
-        train(model, optimizer, options.steps)
+    with follow(options.plan, **how) as shim:
+        train(model, optimizer, options)
     if shim.mismatches or shim.clock_errors:
         print(f"rank {shim.rank}: {shim.mismatches} mismatches, {shim.clock_errors} clock errors")
     dist.destroy_process_group()
 
 
-def train(model: Stage, optimizer: torch.optim.Optimizer, steps: int) -> None:
+def train(
+    chunks: torch.nn.ModuleList, optimizer: torch.optim.Optimizer, options: argparse.Namespace
+) -> None:
+    interleaved = len(chunks) > 1
     forward_backward = get_forward_backward_func()
-    for step in range(steps):
+    for step in range(options.steps):
         optimizer.zero_grad()
         losses = forward_backward(
             forward_step_func=forward_step,
-            data_iterator=batches(),
-            model=model,
-            num_microbatches=MICROBATCHES,
+            data_iterator=[batches() for _ in chunks] if interleaved else batches(),
+            model=list(chunks) if interleaved else chunks[0],
+            num_microbatches=options.microbatches,
             seq_length=LENGTH,
             micro_batch_size=MICROBATCH_SIZE,
             forward_only=False,
@@ -118,9 +125,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("plan", nargs="?", default="run.freqplan.json")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--vp", type=int, default=1)
+    parser.add_argument("--microbatch-group", type=int)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
+    if not torch.cuda.is_available():
+        sys.exit("this example needs an NVIDIA GPU for each rank: Megatron's schedules run on GPUs")
     main()

@@ -215,3 +215,14 @@ def test_tensor_parallelism_comes_from_the_sidecar_and_a_contradiction_is_told(
     assert ran.code == 0
     assert "warning: profile.csv was made with --tp 4, not 2" in ran.err
     assert Plan.load(folder / "plan.json").job.gpus_per_stage == 4
+
+
+def test_a_shape_that_contradicts_the_sidecar_is_told(folder: Path) -> None:
+    sidecar = folder / "profile.meta.json"
+    document = json.loads(sidecar.read_text())
+    document["job"] = {"stages": 2, "chunks": 2, "schedule": "interleaved"}
+    sidecar.write_text(json.dumps(document))
+    assert (plan(folder).job.stages, plan(folder, "--pp", 2).job.chunks) == (2, 2)
+    ran = envplan("solve", "--pp", 4, cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "was made with --pp 2, not 4: its 4 model stages are shared out anew" in ran.err

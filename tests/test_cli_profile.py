@@ -181,6 +181,65 @@ def test_sizes_make_the_workload(
     assert profile.blocking_power_w is not None
 
 
+def test_layers_of_stages_are_as_given(tmp_path: Path) -> None:
+    command = ("profile", "--backend", "modelled", "--vp", "2", "--step", "300", "-q")
+    given = ("--layers-per-stage", "5,7,7,5", "--microbatch-group", "4")
+    assert envplan(*command, "--pp", "2", cwd=tmp_path).code == 0
+    even = Profile.read_csv(tmp_path / "profile.csv")
+    assert envplan(*command, *given, cwd=tmp_path).code == 0
+    uneven = Profile.read_csv(tmp_path / "profile.csv")
+    assert uneven.metadata.extra["layers_per_stage"] == [5, 7, 7, 5]
+    assert "as given" in str(uneven.metadata.extra["assumptions"])
+    assert uneven.pipeline().microbatch_group == 4
+    # The layers in the middle are alike.
+    per_layer = [
+        profile.table(1, "backward").time_ns / profile.metadata.extra["layers_per_stage"][1]
+        for profile in (even, uneven)
+    ]
+    assert per_layer[1] == pytest.approx(per_layer[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (("5,7,7,4",), "has 23 layers on 4 stages, but GPT-3 1.3B has 24 layers"),
+        (("5,7,7,5", "--pp", "3"), "lists 4 stages, but --pp 3 and --vp 1 make 3"),
+        (("5,7,12", "--vp", "2"), "lists 3 stages, but --pp 1 and --vp 2 make 2"),
+        (("24,0",), "must be from 1"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(
+    tmp_path: Path, given: tuple[str, ...], complaint: str
+) -> None:
+    ran = envplan("profile", "--backend", "modelled", "--layers-per-stage", *given, cwd=tmp_path)
+    assert ran.code == 2
+    assert complaint in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--parts",), ("--split-backward",)])
+def test_transfers_delay_the_next_stage_or_keep_the_sender_too(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    command = ("profile", "--backend", "modelled", "--p2p-latency", "2ms", "--step", "300", "-q")
+    profiles = []
+    for overlap in ((), ("--no-overlap-p2p",)):
+        assert envplan(*command, *more, *overlap, cwd=tmp_path).code == 0
+        profiles.append(Profile.read_csv(tmp_path / "profile.csv"))
+    beside, kept = profiles
+    assert beside.metadata.job.p2p_latency_s == 0.002
+    assert kept.metadata.job.p2p_latency_s == 0
+    back = "backward_input" if "--split-backward" in more else "backward"
+    for stage in range(4):
+        for instruction, sends in (("forward", stage < 3), (back, stage > 0)):
+            times = [profile.table(stage, instruction).time_ns.min() for profile in profiles]
+            # Rows are rounded to ns, those of parts one by one.
+            assert times[1] - times[0] == pytest.approx(2_000_000 if sends else 0, abs=20)
+    if "--split-backward" in more:
+        table = [profile.table(2, "backward_weight").time_ns.tolist() for profile in profiles]
+        assert table[0] == table[1]
+
+
 def test_a_modelled_profile_is_written_anew_but_a_measured_one_is_not(tmp_path: Path) -> None:
     command = ("profile", "--backend", "modelled", "--step", "300", "-q")
     assert envplan(*command, cwd=tmp_path).code == 0

@@ -25,6 +25,7 @@ model:
   account_for_embedding_in_pipeline_split: true
   account_for_loss_in_pipeline_split: true
   overlap_moe_expert_parallel_comm: false
+  overlap_p2p_comm: true
 train:
   micro_batch_size: 1
   global_batch_size: 64
@@ -57,6 +58,7 @@ def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
     said = json.loads(done.out)
     assert (said["known_as"], said["microbatch_group"]) == ("interleaved", 6)
     assert said["layers_per_stage"] == [3, 4, 4, 4, 4, 4, 4, 3]
+    assert said["overlap_p2p"]
     written = Pipeline.from_dag_file(tmp_path / "pipeline.dag.json")
     assert (
         written.operations
@@ -70,8 +72,9 @@ def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
 def test_batch_sizes_and_gpus_tell_the_microbatches(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     (tmp_path / "conf.yaml").write_text(NEMO)
-    schedule, layers = read_megatron_file(tmp_path / "conf.yaml")
-    assert (schedule.known_as, schedule.num_microbatches, layers) == ("1f1b", 8, [15, 13])
+    schedule, facts = read_megatron_file(tmp_path / "conf.yaml")
+    assert (schedule.known_as, schedule.num_microbatches) == ("1f1b", 8)
+    assert facts == {"layers_per_stage": [15, 13], "overlap_p2p": False}
 
 
 def test_an_object_in_memory_is_a_schedule() -> None:
@@ -110,6 +113,8 @@ def test_an_object_in_memory_is_a_schedule() -> None:
             [4, 3],
         ),
         ({"pipeline_model_parallel_size": 2}, []),
+        ({"pipeline_model_parallel_layout": "Ett,|(tt|)*2,t|mL"}, [2, 2, 2, 1, 0]),
+        ({"pipeline_model_parallel_layout": [["embedding", "decoder"], ["loss"]]}, [1, 0]),
     ],
 )
 def test_layers_are_shared_out_as_megatron_does(config: dict[str, Any], layers: list[int]) -> None:
@@ -134,6 +139,21 @@ def test_layers_are_those_that_megatron_builds() -> None:
         for rank in range(4)
     ]
     assert layers_per_stage(config) == built
+
+
+@pytest.mark.parametrize("layout", ["Et*3|(tt|)*5t*2|tL", "E|t|(t*2|)*5tL", "Ettt|tt|tt|ttL"])
+def test_layouts_are_those_that_megatron_builds(layout: str) -> None:
+    module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    theirs = module.PipelineParallelLayerLayout(layout, 4)
+    config = {"pipeline_model_parallel_size": 4, "pipeline_model_parallel_layout": theirs}
+    built = [
+        [kind.name for kind in theirs.layout[rank][chunk]].count("decoder")
+        for chunk in range(theirs.virtual_pipeline_model_parallel_size)
+        for rank in range(4)
+    ]
+    assert layers_per_stage(config) == built
+    chunks = theirs.virtual_pipeline_model_parallel_size
+    assert Pipeline.from_megatron(config, 8).num_chunks == chunks
 
 
 def test_order_of_groups_is_megatrons() -> None:
@@ -161,6 +181,14 @@ def test_order_of_groups_is_megatrons() -> None:
     [
         ({}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
+        (
+            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|t|tL"},
+            "has 3 stages for 2 ranks",
+        ),
+        (
+            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "E(t|)*99999L"},
+            "is too long",
+        ),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
         (
             {"pipeline_model_parallel_size": 2, "overlap_moe_expert_parallel_comm": True},

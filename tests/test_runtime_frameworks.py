@@ -8,6 +8,7 @@ on the CPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -239,19 +240,41 @@ def test_deepspeeds_example_trains_under_its_plan(tmp_path: Path) -> None:
     pipeline = Pipeline("1f1b", num_stages=4, num_microbatches=8)
     frequency_plan(pipeline, gpu=A40).save(tmp_path / "run.freqplan.json")
     example = Path(__file__).parents[1] / "examples" / "deepspeed_pipeline.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [*launch, str(example), "--steps", "3", "--backend", "modelled"],
-        cwd=tmp_path,
+    done = launched(example, 4, "--steps", "3", "--backend", "modelled", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 0: loss" in done.stdout
+    assert "mismatches" not in done.stdout
+
+
+def test_megatrons_example_trains_interleaved_under_its_plan(tmp_path: Path) -> None:
+    if find_spec("megatron") is None:
+        pytest.skip("megatron is not installed")
+    pipeline = Pipeline("interleaved", 8, 16, num_chunks=4, microbatch_group=8)
+    frequency_plan(pipeline, gpu=A40).save(tmp_path / "run.freqplan.json")
+    shape = ["--vp", "4", "--microbatches", "16", "--microbatch-group", "8"]
+    done = launched("megatron_on_cpu.py", 8, "--steps", "2", *shape, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 0: loss" in done.stdout
+    assert "mismatches" not in done.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    asked = {line["asked"] for line in lines if line["event"] == "step"}
+    assert asked == {len(pipeline.operations) // 8}
+
+
+def launched(
+    script: str | Path, ranks: int, *arguments: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of ours, or beside these tests, on so many ranks."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*launch, f"--nproc-per-node={ranks}", str(Path(__file__).parent / script), *arguments],
+        cwd=cwd,
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "step 0: loss" in done.stdout
-    assert "mismatches" not in done.stdout
 
 
 def test_examples_without_their_packages_say_so_in_one_line(tmp_path: Path) -> None:

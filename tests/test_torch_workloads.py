@@ -175,6 +175,13 @@ def test_products_of_the_full_sizes_are_those_of_the_modelled_work(
         assert counter.get_total_flops() == pytest.approx(work.forward.flops, rel=1e-9)
 
 
+def test_layers_of_stages_are_as_given() -> None:
+    made = small(layers_per_stage=[1, 3])
+    assert "2 stages of 1-3 layers" in made.description
+    with pytest.raises(InputError, match="has 5 layers on 2 stages, but small has 4 layers"):
+        small(layers_per_stage=[2, 3])
+
+
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode

@@ -22,15 +22,10 @@ from envplan.runtime.torch import SCHEDULE_NAMES, follow, profile, record
 
 WIDTH, MICROBATCHES, STEPS = 16, 8, 3
 PROFILED = (1740, 1500, 1200, 900)
-#: Of this version of PyTorch; 2.8 has no DualPipeV.
-SCHEDULES = {
-    name: getattr(schedules, cls) for cls, name in SCHEDULE_NAMES.items() if hasattr(schedules, cls)
-}
+SCHEDULES = {name: getattr(schedules, cls) for cls, name in SCHEDULE_NAMES.items()}
 #: Those of several chunks on a rank, the second going back the way the first came.
 FOLDED = ("zb-v", "dualpipe-v")
-CHUNKED = [
-    name for name in ("interleaved", "looped-bfs", "interleaved-zb", *FOLDED) if name in SCHEDULES
-]
+CHUNKED = ("interleaved", "looped-bfs", "interleaved-zb", *FOLDED)
 
 
 class Layer(torch.nn.Module):
@@ -43,7 +38,7 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.pause)
         y = torch.tanh(self.linear(x))
-        if self.backward_pause and y.requires_grad:  # PyTorch 2.8 asks for shapes first
+        if self.backward_pause and y.requires_grad:
             y.register_hook(lambda _: time.sleep(self.backward_pause))
         return y
 
@@ -158,8 +153,7 @@ def profile_itself(folder: Path) -> dict[str, Any]:
         job.schedule,
         folder / "profile.csv",
         frequencies=PROFILED,
-        iterations_per_frequency=2,
-        settle=2,
+        iterations_per_frequency=4,
     ) as profiler:
         steps, left = 0, torch.ones(1)
         while left:  # all go on until all are done

@@ -58,7 +58,7 @@ class Environment:
     torch: str = ""
 
 
-_OLDEST, _NEWEST = "2.8.0", "2.15.0"
+_OLDEST, _NEWEST = "2.12.0", "2.15.0"
 _TORCH = {
     "import": "tests/test_imports_torch_live.py tests/test_schedules_against_torch.py",
     "follow": "tests/test_runtime_torch.py -k 'identical or clocks'",
@@ -135,7 +135,10 @@ ENVIRONMENTS = (
                 "which need Transformer Engine",
             ),
         ),
-        packages=("transformers<5", "datasets", "einops", "hydra-core>1.3,<=1.3.2", "omegaconf"),
+        packages=(
+            *("transformers<5", "datasets", "einops", "hydra-core>1.3,<=1.3.2", "omegaconf"),
+            *("regex", "six", "tqdm"),
+        ),
         bare=("triton==3.6.0", "megatron-core==0.16.1", "megatron-bridge==0.3.1"),
     ),
 )
@@ -290,8 +293,8 @@ Packages that cannot live in one environment:
 - Zeus's extra `pfo` wants pydantic 1; envplan wants pydantic 2. Zeus's server can run in an
   environment of its own, and envplan writes and reads its files.
 - torchtitan 0.3 wants PyTorch 2.15; torchtitan 0.2.2 was tried with 2.13.
-- PyTorch before 2.8 waits for one of several transfers only where they do not go through NCCL, so
-  that its 1F1B hangs on CPUs: nothing of it can be tried there, and envplan asks for 2.8.
+- PyTorch before 2.12 cannot run all its schedules on CPUs, so that they cannot be tried here: 2.6
+  hangs in 1F1B, and 2.8 and 2.10 cannot send within a rank, as ZBV does. envplan asks for 2.12.
 - Megatron-Bridge wants Transformer Engine, which needs CUDA to build and to import; its
   configurations do without.
 - Megatron-Bridge 0.3.1 wants transformers below 5 and with it huggingface-hub below 1.

@@ -252,16 +252,11 @@ def file_of(types: tuple[str, ...], hint: str, default: str = "") -> Callable[[s
 
     def named(text: str, name: str) -> Path:
         path = Path(text or default)
-        check_type(path, name, types, hint)
+        if path.suffix.lower() not in types:
+            raise InputError(f"{name} {path} must end in {' or '.join(types)}; {hint}")
         return path
 
     return named
-
-
-def check_type(path: Path | None, option: str, types: tuple[str, ...], hint: str) -> None:
-    """Raises: InputError: the file an option names does not end in one of the types."""
-    if path is not None and path.suffix.lower() not in types:
-        raise InputError(f"{option} {path} must end in {' or '.join(types)}; {hint}")
 
 
 class Command(TyperCommand):

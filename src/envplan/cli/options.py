@@ -255,15 +255,16 @@ class JobOptions(ParallelOptions):
         from envplan.cli.output import warn
 
         known = profile.metadata
-        for name, given, made in (
-            ("--tp", self.tp, known.tensor_parallel),
-            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage),
+        timed = "its times and energies are those of"
+        shared_out = f"its {profile.num_stages} model stages are shared out anew, not as with"
+        for name, given, made, so in (
+            ("--tp", self.tp, known.tensor_parallel, timed),
+            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage, timed),
+            ("--pp", self.pp, known.job.stages, shared_out),
         ):
             if given is not None and made not in (None, given):
-                warn(
-                    f"{profile.path or profile.name} was made with {name} {made}, not {given}: its "
-                    f"times and energies are those of {name} {made}"
-                )
+                made_so = f"{profile.path or profile.name} was made with {name} {made}, not {given}"
+                warn(f"{made_so}: {so} {name} {made}")
                 return
 
     def _from_dag(self) -> Pipeline:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import PICTURES, file_of, one_of, options, takes
+from envplan.cli.command import PICTURES, Numbers, file_of, numbers, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
@@ -51,6 +51,12 @@ def _known_schedule(name: str, option_name: str) -> str:
       --pp, --stages N  Pipeline stages; default: 4.
     Job:
       --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
+      --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
+          default: the split of least imbalance.
+      --microbatch-group N  Schedule interleaved: microbatches that go through a chunk before the
+          next. Default: the number of stages.
+      --p2p-latency TIME  How long a transfer between stages takes.
+      --no-overlap-p2p  With --backend modelled: the GPU that sends does not compute meanwhile.
       --tp, --tensor-parallel N  GPUs of a stage; one is measured.
       --cp N  Context-parallel size: GPUs that share a sequence.
       --dp, --replicas N  Replicas of the pipeline.
@@ -64,6 +70,7 @@ def _known_schedule(name: str, option_name: str) -> str:
     """,
     schedule=_known_schedule,
     dtype=one_of(*_PRECISIONS),
+    layers_per_stage=numbers("6,7,7,4"),
 )
 class WorkOptions:
     """What is profiled, and the job it is part of."""
@@ -73,6 +80,10 @@ class WorkOptions:
     entry: str | None = None
     stages: int | None = None
     vp: int | None = None
+    layers_per_stage: Numbers | None = None
+    microbatch_group: int | None = None
+    p2p_latency: float = 0.0
+    no_overlap_p2p: bool = False
     tp: int = 1
     cp: int = 1
     dp: int = 1
@@ -85,10 +96,16 @@ class WorkOptions:
     parts: bool = False
 
     def __post_init__(self) -> None:
-        """Raises: InputError: more than one option says what runs."""
+        """Raises: InputError: more than one option says what runs, or the stages differ."""
         given = [f"--{name}" for name in ("workload", "model", "entry") if getattr(self, name)]
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+        listed = self.layers_per_stage
+        if listed and len(listed) != self.num_stages * self.chunks:
+            raise InputError(
+                f"--layers-per-stage lists {len(listed)} stages, but --pp {self.num_stages} and "
+                f"--vp {self.chunks} make {self.num_stages * self.chunks}"
+            )
 
     @property
     def samples(self) -> int | None:
@@ -101,7 +118,8 @@ class WorkOptions:
     @property
     def num_stages(self) -> int:
         """Pipeline stages."""
-        return self.stages or 4
+        listed = self.layers_per_stage
+        return self.stages or (max(1, len(listed) // self.chunks) if listed else 4)
 
     @property
     def chunks(self) -> int:
@@ -268,6 +286,10 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         split_backward=work.splits_backward,
         schedule=_schedule(work),
         parts=work.parts,
+        layers=work.layers_per_stage,
+        microbatch_group=work.microbatch_group,
+        p2p_latency=work.p2p_latency,
+        overlap_p2p=not work.no_overlap_p2p,
     )
     if output.exists():
         there = ProfileMetadata.read_json(output.with_suffix(".meta.json"))
@@ -305,6 +327,11 @@ def _measure(
     if work.cp > 1:
         raise InputError(
             "--cp is not measured: measure stages with the part of the sequence that one GPU has"
+        )
+    if work.no_overlap_p2p:
+        raise InputError(
+            "--no-overlap-p2p goes with --backend modelled; a job that profiles itself, with "
+            "envplan.runtime, measures its own waits"
         )
     if work.parts:
         raise InputError(
@@ -353,6 +380,8 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
             f"one of {work.tp} tensor-parallel GPUs was measured; what they send each other is in "
             "neither time nor energy"
         )
+    if work.layers_per_stage:
+        extra["layers_per_stage"] = work.layers_per_stage
     if work.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
     return ProfileMetadata(
@@ -371,6 +400,8 @@ def _job(work: WorkOptions) -> Any:
     return Job(
         stages=work.num_stages if work.chunks > 1 else None,
         chunks=work.chunks if work.chunks > 1 else None,
+        microbatch_group=work.microbatch_group,
+        p2p_latency_s=work.p2p_latency,
         replicas=work.dp,
     )
 
@@ -382,6 +413,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
         beside = {
             "--workload": work.workload,
             "--stages": work.stages,
+            "--layers-per-stage": work.layers_per_stage,
             "--microbatch-size": work.microbatch_size,
             "--recompute": work.recompute,
             **_given(sizes),
@@ -399,6 +431,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
         device=device,
         tensor_parallel=work.tp,
         recompute=work.recompute,
+        layers_per_stage=work.layers_per_stage,
     )
 
 

@@ -376,8 +376,7 @@ def _read(
     from envplan.pipeline.imports import chrome, deepspeed, megatron, torch_csv
 
     if form == _MEGATRON:
-        schedule, layers = megatron.read_megatron_file(files[0], microbatches)
-        return schedule, {"layers_per_stage": layers} if layers else {}
+        return megatron.read_megatron_file(files[0], microbatches)
     if form == _CHROME_TRACE:
         rules = chrome.TraceMapping(
             _instructions(trace.map),
@@ -475,7 +474,13 @@ def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
     if report.get("rank_labels"):
         say(f"ranks, as the trace calls them: {', '.join(report['rank_labels'])}")
     if "layers_per_stage" in report:
-        say(f"layers of each model stage: {', '.join(map(str, report['layers_per_stage']))}")
+        layers = ",".join(map(str, report["layers_per_stage"]))
+        vp = f" --vp {report['chunks']}" if report["chunks"] > 1 else ""
+        alone = "" if report["overlap_p2p"] else " --no-overlap-p2p"
+        say(
+            f"a profile of its stages: envplan profile ... --pp {report['ranks']}{vp} "
+            f"--layers-per-stage {layers} --p2p-latency TIME{alone}"
+        )
     if report["skipped"]:
         say(f"left out: {_counts(report['skipped'])}")
     if "times" in report and profile is not None:

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import (
-    PICTURES,
-    Group,
-    add,
-    argument,
-    file_of,
-    one_of,
-    options,
-    takes,
-)
+from envplan.cli.command import PICTURES, Group, add, argument, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
 from envplan.devices import DeviceError
@@ -610,10 +601,7 @@ def _print_simulation(found: _Replays, result: Simulation) -> None:
     """
 )
 def compare(
-    service: ServiceOptions,
-    replay: ReplayOptions,
-    show: OutputOptions,
-    policies: str | None = None,
+    service: ServiceOptions, replay: ReplayOptions, show: OutputOptions, policies: str | None = None
 ) -> None:
     """Set all policies side by side on one trace.
 

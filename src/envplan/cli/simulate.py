@@ -297,13 +297,11 @@ def _print(
         significant,
         titled,
     )
+    from envplan.plotting.figures import job_line
 
-    plan, pipeline = timeline.plan, timeline.pipeline
-    gpus = pipeline.num_stages * plan.job.num_gpus
-    say(
-        f"{describe_profile(profile)}; planner {plan.planner}; {pipeline.schedule}, "
-        f"{pipeline.num_stages} stages, {pipeline.num_microbatches} microbatches, {gpus} GPUs"
-    )
+    plan = timeline.plan
+    job = job_line(timeline.pipeline, plan.job.num_gpus)
+    say(f"{describe_profile(profile)}; planner {plan.planner}; {job}")
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
     print_columns(titled(ITERATION, source) + first, _stages(timeline))

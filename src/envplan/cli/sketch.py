@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from envplan._words import significant
-
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode's numbering, by row
 _BLANK = 0x2800
 
@@ -49,11 +47,11 @@ def sketch(
     for x, y, character in marks:
         column, row = place(x, y)
         rows[row // 4][column // 2] = character
-    high, low = (f"{significant(y)}{units[1]}" for y in (low_y + span_y, low_y))
+    high, low = (f"{y:.5g}{units[1]}" for y in (low_y + span_y, low_y))
     gutter = max(len(high), len(low))
     labels = [high, *[""] * (height - 2), low]
     lines = [f"{label:>{gutter}} │{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
-    left, right = (f"{significant(x)}{units[0]}" for x in (low_x, low_x + span_x))
+    left, right = f"{low_x:.5g}{units[0]}", f"{low_x + span_x:.5g}{units[0]}"
     lines.append(f"{'':>{gutter}} └{'─' * width}")
     lines.append(f"{'':>{gutter}}  {left}{right:>{width - len(left)}}")
     return [line.rstrip() for line in lines]

@@ -221,13 +221,15 @@ class Relaxation:
                     stretch.reach(ends[k], walk.progress(k))
                 return stretch
 
-            for later in side_by_side(one, range(len(ends)))[1:]:
-                if later is not None:
-                    self._main.go_on_with(later, progress)
+            begins_ns = self._main.last_ns
+            for earlier in side_by_side(one, range(len(ends)))[1:]:
+                if earlier is not None and earlier.last_ns < begins_ns:
+                    begins_ns = earlier.last_ns
+                    self._main.go_on_with(earlier, progress)
             self._main.reach(self.min_time_ns, progress)
 
     def _started(self, time_ns: int) -> Stretch | None:
-        """A stretch from a little after a time on; None where that is as far as from T_star."""
+        """A stretch from a little after a time on; None where none is found quickly."""
         trace = self._start.at_time(time_ns)
         return None if trace is None else self._stretch_from(trace, -1)
 

@@ -88,6 +88,10 @@ _SPLIT: Final = (
     "inputs as for those of its weights; attention's core, which has no weights, and all traffic "
     "but the sums of gradients belong to backward_input."
 )
+_SENDING: Final = (
+    "Transfers do not overlap computing: an operation takes {:g} s longer for the one after it, at "
+    "the power of waiting; whether the other side is there to receive is not modelled."
+)
 _PARTS: Final = (
     "Parts by roofline: each module's own arithmetic and traffic, at the power that the whole "
     "operation has at a clock, whatever bounds the part."
@@ -113,6 +117,11 @@ class ModelledJob:
         split_backward: whether gradients of inputs and of weights are operations of their own.
         schedule: that the job runs.
         parts: whether modules have rows of their own; of transformers.
+        microbatch_group: of an interleaved schedule; see Pipeline.
+        p2p_latency: what a transfer between stages takes, s.
+        overlap_p2p: whether the GPU that sends computes meanwhile; otherwise operations take as
+            much longer, at the power of waiting, and wait for no transfer.
+        layers: of each stage or chunk, in the model's order; None: the split of least imbalance.
     """
 
     name: str
@@ -130,6 +139,10 @@ class ModelledJob:
     split_backward: bool = False
     schedule: str = "1f1b"
     parts: bool = False
+    microbatch_group: int | None = None
+    p2p_latency: float = 0.0
+    overlap_p2p: bool = True
+    layers: Sequence[int] | None = None
 
 
 def model_of(workload: str, sizes: Sizes) -> Model:
@@ -249,6 +262,7 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
         context_parallel=job.context_parallel,
         recompute=job.recompute,
         precision=job.precision,
+        layers=job.layers,
         cost=lambda work: device.time_s(
             work.flops, work.traffic, device.clocks_mhz[0], job.precision
         ),
@@ -286,6 +300,8 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
             job=Job(
                 stages=job.num_stages if job.chunks > 1 else None,
                 chunks=job.chunks if job.chunks > 1 else None,
+                microbatch_group=job.microbatch_group,
+                p2p_latency_s=job.p2p_latency if job.overlap_p2p else 0.0,
                 gpus_per_stage=job.tensor_parallel * job.context_parallel
                 if job.context_parallel > 1
                 else None,
@@ -304,6 +320,9 @@ def _rows(
         for instruction in ("forward", *backwards):
             activity = _FORWARD_ACTIVITY if instruction == "forward" else _BACKWARD_ACTIVITY
             parts = stage.named_parts() if job.parts else [("", stage)]
+            # Outputs go to the next stage, gradients of inputs to the one before.
+            end = {"forward": len(stages) - 1, "backward_weight": number}.get(instruction, 0)
+            sending = 0.0 if job.overlap_p2p or number == end else job.p2p_latency
             for part, share in parts if instruction == "forward" else reversed(parts):
                 work: Work = getattr(share, instruction)
                 if not work.flops and not work.traffic:
@@ -311,8 +330,14 @@ def _rows(
                 for clock in clocks:
                     time_s = device.time_s(work.flops, work.traffic, clock, job.precision)
                     energy_j = time_s * device.power_w(clock, activity)
+                    if not part:
+                        time_s += sending
+                        energy_j += sending * device.blocking_power_w(clock)
                     row = number, instruction, clock, round(time_s, 9), round(energy_j, 6)
                     yield (*row, part) if part else row
+            for clock in clocks if job.parts and sending else ():
+                energy_j = sending * device.blocking_power_w(clock)
+                yield number, instruction, clock, sending, round(energy_j, 6), "send"
         for clock in clocks:
             yield number, BLOCKING, clock, 1.0, round(device.blocking_power_w(clock), 6)
 
@@ -322,6 +347,7 @@ def _assumptions(
 ) -> list[str]:
     shared = job.tensor_parallel * job.context_parallel
     recompute = "with recomputation" if job.recompute else "no recomputation"
+    split = "the least imbalanced split" if job.layers is None else "as given"
     kernels = "attention without kernel fusion, fused cross entropy"
     if isinstance(job.model, ConvolutionalModel):
         kernels = "normalization and activation not fused into convolutions"
@@ -331,13 +357,15 @@ def _assumptions(
         "Modelled, not measured: t = a + b / f, P = P_static + k f V(f)^2, held to "
         f"{device.power_limit_w:g} W; parameters and their sources are in "
         "envplan.devices.modelled, residuals against measured points in docs/profiles.md.",
-        f"{job.model.describe()}; layers per stage {layers}, the least imbalanced split.",
+        f"{job.model.describe()}; layers per stage {layers}, {split}.",
         f"{_PRECISION[job.precision]}, {recompute} of activations, {kernels}; "
         f"{device.compute_efficiency:.0%} of the peak reached in matrix products and "
         f"{device.memory_efficiency:.0%} of the bandwidth elsewhere.",
-        "Whether the memory of the GPU holds it is not checked. Transfers between stages"
-        f"{' and between the GPUs of a stage' if shared > 1 else ''}, the "
+        "Whether the memory of the GPU holds it is not checked. "
+        f"{'' if job.p2p_latency else 'Transfers between stages, '}"
+        f"{'transfers between the GPUs of a stage, ' if shared > 1 else ''}the "
         "optimizer step and gradient all-reduce are left out.",
+        *([] if job.overlap_p2p else [_SENDING.format(job.p2p_latency)]),
         *([_SPLIT] if job.split_backward else []),
         *([_PARTS] if job.parts else []),
         f"Clocks from {device.clocks_mhz[0]} down to {lowest} MHz, memory at "

@@ -299,8 +299,9 @@ def torch_workload(
     device: str,
     tensor_parallel: int = 1,
     recompute: bool = False,
+    layers_per_stage: Sequence[int] | None = None,
 ) -> TorchWorkload:
-    """The stages of a known workload, split over layers for least imbalance.
+    """The stages of a known workload.
 
     Args:
         workload: "gpt" attends to the past only, "bert" to all tokens; "t5" or "wide-resnet".
@@ -311,6 +312,7 @@ def torch_workload(
         device: such as "cuda:0".
         tensor_parallel: ranks that share a stage; the shard of one is what runs.
         recompute: a layer's backward does its forward again.
+        layers_per_stage: layers, or blocks, of each; None: the split of least imbalance.
 
     Raises:
         InputError: the workload cannot be split so.
@@ -323,6 +325,7 @@ def torch_workload(
         microbatch_size=microbatch_size,
         tensor_parallel=tensor_parallel,
         recompute=recompute,
+        layers=layers_per_stage,
         cost=lambda work: modelled.time_s(work.flops, work.traffic, clock),
     )
     layers = [work.num_layers for work in works]

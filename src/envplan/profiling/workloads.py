@@ -677,9 +677,10 @@ def stage_works(
     context_parallel: int = 1,
     recompute: bool = False,
     precision: str = "half",
+    layers: Sequence[int] | None = None,
     cost: Callable[[Work], float],
 ) -> list[StageWork]:
-    """Split a model over pipeline stages for least imbalance, and say what each has to do.
+    """Split a model over pipeline stages, and say what each has to do.
 
     Args:
         model: what is trained.
@@ -689,20 +690,30 @@ def stage_works(
             is that of one of them.
         recompute: a backward does its forward over again, instead of keeping activations.
         precision: "half" or "single"; single moves twice the bytes.
+        layers: transformer layers, or blocks, of each stage; None: the split of least imbalance.
         cost: seconds (or any measure) of a piece of work, by which stages are balanced.
 
     Returns:
         num_stages stages in order.
 
     Raises:
-        InputError: there are more stages than units, or none.
+        InputError: there are more stages than units, or none, or `layers` are not the model's.
     """
     bytes_factor = 2.0 if precision == "single" else 1.0
     units = [
         _adapted(unit, bytes_factor, recompute)
         for unit in model.units(microbatch_size, tensor_parallel, context_parallel)
     ]
-    counts = partition([cost(unit.forward) + cost(unit.backward) for unit in units], num_stages)
+    if layers is None:
+        costs = [cost(unit.forward) + cost(unit.backward) for unit in units]
+        counts = partition(costs, num_stages)
+    else:
+        counts = list(layers)
+        if len(counts) != num_stages or sum(counts) != len(units):
+            raise InputError(
+                f"--layers-per-stage has {sum(counts)} layers on {len(counts)} stages, but "
+                f"{model.name} has {len(units)} layers and there are {num_stages} stages"
+            )
     begins = accumulate(counts, initial=0)
     return [
         reduce(add, units[begin : begin + count])

@@ -64,6 +64,8 @@ __all__ = ["Profiler", "merge_parts"]
 _TRIES: Final = 3
 #: A clock seen at more than this times what was asked for was never set.
 _IN_FORCE: Final = 1.02
+#: Standard errors of an iteration's energy above this part of it are said.
+_SURE: Final = 0.2
 _MERGE_PAUSE_S: Final = 0.2
 _MERGE_WAIT_S: Final = 30.0
 _WRITE_S: Final = 10.0
@@ -464,6 +466,14 @@ class _Worker:
                 else f"the clock was at {seen.clock} MHz",
             )
             return
+        if measured.energy_error > _SURE * measured.energy:
+            _logger.warning(
+                "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
+                "iterations_per_frequency make it smaller",
+                self._part.rank,
+                measured.rows[0].frequency,
+                100 * measured.energy_error / measured.energy,
+            )
         self._part.facts["num_microbatches"] = measured.microbatches
         self._part.add(measured.rows)
         self.enough = self._valley.passed(measured.energy, measured.energy_error)

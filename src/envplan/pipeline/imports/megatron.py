@@ -8,6 +8,7 @@ needed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,6 +19,11 @@ from envplan.pipeline.imports.steps import ImportedSchedule, from_file
 from envplan.pipeline.schedules import interleaved, one_forward_one_backward
 
 __all__ = ["layers_per_stage", "read_megatron", "read_megatron_file"]
+
+#: In a layout: what is repeated, and how often.
+_GROUP: Final = re.compile(r"\(([^)]+)\)\*(\d{1,5})")
+_LETTER: Final = re.compile(r"(.)\*(\d{1,5})")
+_LONGEST: Final = 100_000
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
@@ -45,6 +51,13 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
             )
     microbatches = num_microbatches or _microbatches(config, stages)
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
+    if chunks is None and _value(config, "pipeline_model_parallel_layout"):
+        listed = len(layers_per_stage(config))
+        if listed % stages:
+            raise InputError(
+                f"pipeline_model_parallel_layout has {listed} stages for {stages} ranks"
+            )
+        chunks = listed // stages if listed > stages else None
     if chunks is None or stages == 1:
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
@@ -55,18 +68,26 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
 
 def read_megatron_file(
     path: str | os.PathLike[str], num_microbatches: int | None = None
-) -> tuple[ImportedSchedule, list[int]]:
-    """The order that a configuration file asks for, and the layers of each model stage, if it says.
+) -> tuple[ImportedSchedule, dict[str, Any]]:
+    """The order that a configuration file asks for, and what else it says of the pipeline.
+
+    Returns:
+        Beside the order `layers_per_stage`, of each model stage, if it says, and `overlap_p2p`:
+        whether ranks compute during transfers.
 
     Raises:
         InputError: the file is neither YAML nor JSON, or as for read_megatron.
     """
 
-    def parse(text: str) -> tuple[ImportedSchedule, list[int]]:
+    def parse(text: str) -> tuple[ImportedSchedule, dict[str, Any]]:
         document = _document(text, path)
         if not isinstance(document, dict):
             raise InputError("must hold a configuration's names and values")
-        return read_megatron(document, num_microbatches), layers_per_stage(document)
+        schedule = read_megatron(document, num_microbatches)
+        # Megatron's 1F1B has no such transfers.
+        overlap = schedule.num_chunks > 1 and bool(_value(document, "overlap_p2p_comm"))
+        layers = layers_per_stage(document)
+        return schedule, {"overlap_p2p": overlap} | ({"layers_per_stage": layers} if layers else {})
 
     return from_file(path, parse)
 
@@ -91,15 +112,18 @@ def layers_per_stage(config: Any) -> list[int]:
 
     Follows megatron.core's rules: the first and the last rank may have layers of their own number
     (`num_layers_in_first_pipeline_stage`, `..._last_...`), or embedding and loss may count as a
-    layer each (`account_for_embedding_in_pipeline_split`, `account_for_loss_...`).
+    layer each (`account_for_embedding_in_pipeline_split`, `account_for_loss_...`). Or
+    `pipeline_model_parallel_layout` says them all: as lists of names, or as "Et*3|(tt|)*14tL".
 
     Raises:
         InputError: the layers cannot be shared out so.
     """
     stages = _number(config, "pipeline_model_parallel_size") or 1
     chunks = _number(config, "virtual_pipeline_model_parallel_size") or 1
+    if layout := _value(config, "pipeline_model_parallel_layout"):
+        return _laid_out(getattr(layout, "input_data", layout))
     layers = _number(config, "num_layers")
-    if layers is None or _value(config, "pipeline_model_parallel_layout"):
+    if layers is None:
         return []
     given = {
         0: _number(config, "num_layers_in_first_pipeline_stage"),
@@ -119,6 +143,25 @@ def layers_per_stage(config: Any) -> list[int]:
     shared[0] -= embedding
     shared[-1] -= loss
     return shared
+
+
+def _laid_out(layout: Any) -> list[int]:
+    """Transformer layers of each model stage of a layout.
+
+    Raises:
+        InputError: it is no layout.
+    """
+    if isinstance(layout, str):
+        text = layout.replace(",", "")
+        for repeated in (_GROUP, _LETTER):
+            length = sum(len(part) * int(times) for part, times in repeated.findall(text))
+            if len(text) + length > _LONGEST:
+                raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is too long")
+            text = repeated.sub(lambda found: found[1] * int(found[2]), text)
+        layout = [list(stage) for stage in text.split("|")]
+    if not isinstance(layout, list) or not all(isinstance(stage, list) for stage in layout):
+        raise InputError(f"pipeline_model_parallel_layout {shown(layout)} is no list of stages")
+    return [sum(layer in ("t", "decoder") for layer in stage) for stage in layout]
 
 
 def _microbatches(config: Any, stages: int) -> int:
