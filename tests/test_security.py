@@ -127,3 +127,13 @@ def test_a_plan_that_names_a_secret_file_shows_nothing_of_it(tmp_path: Path) -> 
         assert ran.code == 2
         assert "hunter2" not in ran.out + ran.err
     assert secret.read_text().endswith("hunter2\n")
+
+
+def test_a_plan_that_names_what_no_file_can_be_called_is_refused_in_a_line(tmp_path: Path) -> None:
+    document = json.loads((RELEASED / "plan.json").read_text())
+    document["profile"]["path"] = "9" * 400
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    ran = envplan("check", "plan.json", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.startswith("envplan: error: plan.json: its profile 999")
+    assert ran.err.count("\n") == 1

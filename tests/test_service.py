@@ -148,11 +148,12 @@ def test_service_gives_back_what_the_end_of_a_container_left(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     script = (
-        "import os, time\n"
+        "import os, signal, time\n"
         "from envplan.runtime import Guard\n"
         "guard = Guard.start('nvml', 0)\n"
         "guard.request(1005)\n"
         "while not guard.done: guard.problems(); time.sleep(0.01)\n"
+        "os.kill(guard.pid, signal.SIGSTOP)\n"  # or else it may be quick enough
         "os._exit(3)\n"
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]

@@ -45,6 +45,14 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
     return data
 
 
+def is_file(path: AnyPath) -> bool:
+    """Whether there is such a file; there is none of a name that no file can have."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
 def opened(path: AnyPath) -> io.BufferedReader:
     """A file to be read; a pipe is given up if nobody writes to it for a minute.
 

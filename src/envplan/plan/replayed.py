@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._files import is_file
 from envplan.errors import InputError
 from envplan.frontier import BlockingPowerSource
 from envplan.pipeline import Pipeline
@@ -151,7 +152,7 @@ def find_profile(
     """
     if reference.path is not None:
         for folder in (Path(file).parent if file else Path(), Path()):
-            if (folder / reference.path).is_file():
+            if is_file(folder / reference.path):
                 return as_referenced(reference, Profile.read_csv(folder / reference.path))
     if reference.name in builtin_paths():
         return as_referenced(reference, Profile.builtin(reference.name))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from envplan._files import is_file
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Positive, Slo, serves
@@ -198,7 +198,7 @@ class ServingPlan(Document):
         """
         if given is not None:
             return ServingProfile.open(given)
-        if self.profile.path is not None and Path(self.profile.path).is_file():
+        if self.profile.path is not None and is_file(self.profile.path):
             return ServingProfile.read_csv(self.profile.path)
         if self.profile.name in builtin_names():
             return ServingProfile.builtin(self.profile.name)

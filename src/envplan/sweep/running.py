@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envplan._files import is_file
 from envplan.cores import cores
 from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
@@ -129,7 +130,7 @@ class _Profiles:
         if name not in self._known:
             beside = self._folder / name
             try:
-                self._known[name] = Profile.open(beside if beside.is_file() else name)
+                self._known[name] = Profile.open(beside if is_file(beside) else name)
             except EnvplanError as error:
                 self._known[name] = error
         known = self._known[name]
