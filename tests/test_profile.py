@@ -534,9 +534,7 @@ def test_a_path_wins_over_a_builtin_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["no-such-profile", "a\0b", "x" * 5000, "../profiles/a40"])
 def test_neither_file_nor_builtin_names_both_possibilities(name: str) -> None:
-    with pytest.raises(
-        InputError, match=r"no such file, and .*no built-in .* a40-gpt3-1.3b-4stage"
-    ):
+    with pytest.raises(InputError, match=r"no such file, and no built-in profile of that name"):
         Profile.open(name)
 
 
