@@ -119,10 +119,11 @@ class Start:
 
     @property
     def _can_begin_late(self) -> bool:
-        if self.coarser is None:
-            return False
+        # Without a short pipeline a start is half the walk.
         short = self._short
-        return short is None or 2 * self._pipeline.num_microbatches >= 3 * short.num_microbatches
+        return (
+            short is not None and 2 * self._pipeline.num_microbatches >= 3 * short.num_microbatches
+        )
 
     def at_time(self, deadline_ns: int) -> Trace | None:
         """A trace that stands a little later than a deadline between T_min and T_star; None where
