@@ -35,6 +35,7 @@ _AT_A_TIME: Final = 1 / 64
 # that are alike, which one is found depends on where its piece began. So the pieces are always the
 # same, and plans do not depend on the number of cores.
 _OF_A_PIECE: Final = 4096
+_DENSITY: Final = 1.75  # work lies denser towards T_min
 _MOST_PIECES: Final = 4
 
 
@@ -211,8 +212,7 @@ class Relaxation:
     def _walk(self, progress: Progress | None = None) -> None:
         """Walk all that is missing, side by side in pieces where it is long."""
         if self._main.first_ns > self.min_time_ns:
-            pieces = min(_MOST_PIECES, len(self.pipeline.operations) // _OF_A_PIECE)
-            ends = [*self._start.even_times(pieces), self.min_time_ns]
+            ends = [*self._times_between(), self.min_time_ns]
             walk = _Pieces(progress, ends, self.max_time_ns)
 
             def one(k: int) -> Stretch | None:
@@ -227,6 +227,15 @@ class Relaxation:
                     begins_ns = earlier.last_ns
                     self._main.go_on_with(earlier, progress)
             self._main.reach(self.min_time_ns, progress)
+
+    def _times_between(self) -> list[int]:
+        """The times, ns, descending, that part the walk into pieces of about the same work."""
+        pieces = min(_MOST_PIECES, len(self.pipeline.operations) // _OF_A_PIECE)
+        if not self._start.can_begin_late:
+            return []
+        span = self._main.last_ns - self.min_time_ns
+        parts = ((k / pieces) ** _DENSITY for k in range(pieces - 1, 0, -1))
+        return [self.min_time_ns + int(part * span) for part in parts]
 
     def _started(self, time_ns: int) -> Stretch | None:
         """A stretch from a little after a time on; None where none is found quickly."""

@@ -103,23 +103,9 @@ class Start:
         trace.start(chains // part, flow_uw, rough=True)
         return trace
 
-    def even_times(self, pieces: int) -> list[int]:
-        """About the times, ns, descending, that part the walk from T_star to T_min into so many
-        pieces of like work; none where a walk cannot begin there."""
-        if not self._can_begin_late or pieces < 2:
-            return []
-        coarsest: Start = self
-        while coarsest.coarser is not None:
-            coarsest = coarsest.coarser
-        walked = coarsest._walked
-        times = walked.breakpoints()[0].tolist()
-        more = self._pipeline.num_microbatches - coarsest._pipeline.num_microbatches
-        parts = [times[len(times) * k // pieces] for k in range(1, pieces)]
-        return [coarsest._taking(walked, time_ns, more) for time_ns in parts]
-
     @property
-    def _can_begin_late(self) -> bool:
-        # Without a short pipeline a start is half the walk.
+    def can_begin_late(self) -> bool:
+        """Whether walks may begin at a deadline: without a short pipeline that is half a walk."""
         short = self._short
         return (
             short is not None and 2 * self._pipeline.num_microbatches >= 3 * short.num_microbatches
@@ -128,7 +114,7 @@ class Start:
     def at_time(self, deadline_ns: int) -> Trace | None:
         """A trace that stands a little later than a deadline between T_min and T_star; None where
         walking there from T_star is as good."""
-        if not self._can_begin_late:
+        if not self.can_begin_late:
             return None
         assert self.coarser is not None
         with self._lock:  # what is coarser is walked to and fro
