@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from threading import Event
 from typing import TypeVar
@@ -40,6 +39,8 @@ def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
     threads = min(len(todo), _used or cores())
     if threads <= 1:
         return [work(item) for item in todo]
+    from concurrent.futures import ThreadPoolExecutor
+
     stop = Event()
 
     def one(item: Item) -> Answer:
