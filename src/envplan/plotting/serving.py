@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
 
 __all__ = [
-    "HEADERS",
     "comparison_page",
-    "comparison_rows",
+    "comparison_table",
+    "figures",
     "kwh",
     "over_time_figure",
     "plan_figure",
@@ -72,18 +72,14 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
         what = f"{which} energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
         shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
     about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
-    body = "\n".join(
-        [
-            page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
-            page.cards(shown),
-            page.section("Over time", page.chart("series", "over_time")),
-            page.section(
-                "Policies side by side", page.table(HEADERS, comparison_rows(simulations))
-            ),
-            page.section("What the policies do", page.notes(about)),
-        ]
-    )
-    return page.document(title, body, {"over_time": _series_data(simulations)})
+    parts = [
+        page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
+        page.cards(shown),
+        page.section("Over time", page.chart("series", "over_time")),
+        page.section("Policies side by side", page.table(*comparison_table(simulations))),
+        page.section("What the policies do", page.notes(about)),
+    ]
+    return page.document(title, "\n".join(parts), {"over_time": _series_data(simulations)})
 
 
 def _panels(simulation: Simulation) -> dict[str, Any]:
@@ -271,42 +267,38 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     return drawn
 
 
-#: Headers of the table of a comparison.
-HEADERS: Final = (
-    "policy",
-    "saved (%)",
-    "energy (kWh)",
-    "SLOs met (%)",
-    "GPUs, mean",
-    "GPUs, most",
-    "GPU hours",
-    "started",
-    "re-sharded",
-    "clock changes",
-)
-
-
 def kwh(joules: float) -> str:
     """An energy in kWh, to a tenth, or to three digits where there is little."""
     energy = joules / J_PER_KWH
     return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
 
 
-def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
-    """The table of a comparison; savings are against the first one."""
-    saved = [simulation.saved_percent(simulations[0]) for simulation in simulations]
-    return [
-        [
-            simulation.policy,
-            "-" if percent is None else f"{percent:.1f}",
-            kwh(simulation.energy_j),
-            f"{100 * simulation.attainment:.3f}",
-            f"{simulation.series.gpus.mean():.1f}",
-            f"{simulation.series.gpus.max():.0f}",
-            f"{simulation.gpu_hours:.4g}",
-            str(simulation.started),
-            str(simulation.resharded),
-            str(simulation.clock_changes),
-        ]
-        for simulation, percent in zip(simulations, saved, strict=True)
-    ]
+def figures(simulation: Simulation) -> dict[str, str]:
+    """What came of a simulation, by what it is."""
+    return {
+        "energy (kWh)": kwh(simulation.energy_j),
+        "requests": str(simulation.requests),
+        "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
+        "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
+        "further tokens in time (%)": f"{100 * simulation.tokens_in_time:.3f}",
+        "GPUs, mean": f"{simulation.series.gpus.mean():.1f}",
+        "GPUs, most": f"{simulation.series.gpus.max():.0f}",
+        "GPU hours": f"{simulation.gpu_hours:.4g}",
+        "started": str(simulation.started),
+        "re-sharded": str(simulation.resharded),
+        "clock changes": str(simulation.clock_changes),
+        "requests that another pool took": str(simulation.helped),
+        "requests given up": str(simulation.squashed),
+    }
+
+
+def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a comparison; savings are against the first one."""
+    headers = [name for name in figures(simulations[0]) if "request" not in name]
+    headers = [name for name in headers if "in time" not in name]
+    rows = []
+    for simulation in simulations:
+        percent, found = simulation.saved_percent(simulations[0]), figures(simulation)
+        saved = "-" if percent is None else f"{percent:.1f}"
+        rows.append([simulation.policy, saved, *(found[name] for name in headers)])
+    return ["policy", "saved (%)", *headers], rows
