@@ -17,14 +17,17 @@ import typer
 from envplan.cli.command import PICTURES, Group, add, argument, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
+from envplan.cli.output import answer, counting_bar, print_table, say, spinner, titled, warn
 from envplan.devices import DeviceError
 from envplan.errors import InputError
+from envplan.plotting import serving as pictures
+from envplan.plotting.figures import save_figure
+from envplan.plotting.page import save_page
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs.rates import Kind, Rate
     from envplan.runtime.guard import Guard
-    from envplan.serving.apply import ServingApplied
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
@@ -65,7 +68,6 @@ class ServiceOptions:
     @cached_property
     def known(self) -> ServingProfile:
         """The profile, with these SLOs. It warns of what the profile lacks for no SLO's sake."""
-        from envplan.cli.output import warn
         from envplan.serving.classes import Slo
         from envplan.serving.profile import ServingProfile
 
@@ -210,11 +212,7 @@ class _Replays:
         self, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
         quiet: bool, output: Path | None = None,
     ) -> None:  # fmt: skip
-        from envplan.cli.output import counting_bar
         from envplan.costs.rates import read_rate
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.page import save_page
-        from envplan.plotting.serving import comparison_page, over_time_figure
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
@@ -239,9 +237,9 @@ class _Replays:
         known = "" if source in (None, "measured") else f" ({source})"
         self.title = f"{self.trace.name}{made} on {self.profile.name}{known}"
         if options.plot is not None and options.plot.suffix.lower() == ".html":
-            save_page(comparison_page(self.results, self.title, source), options.plot)
+            save_page(pictures.comparison_page(self.results, self.title, source), options.plot)
         elif options.plot is not None:
-            save_figure(over_time_figure(self.results, self.title), options.plot)
+            save_figure(pictures.over_time_figure(self.results, self.title), options.plot)
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
@@ -313,16 +311,12 @@ def profile(
       envplan serving profile h100-llama2-70b -o my.csv
       envplan serving profile my.csv --load 1000 --plot
     """
-    from envplan.cli.output import answer
-    from envplan.plotting.figures import save_figure
-    from envplan.plotting.serving import serving_profile_figure
-
     service.check_outputs(output, plot)
     known = service.known
     if output is not None:
         known.save_copy(output)
     if plot is not None:
-        save_figure(serving_profile_figure(known), plot)
+        save_figure(pictures.serving_profile_figure(known), plot)
     document = _profile_document(known, load)
     answer(
         show, lambda: document, lambda: _print_profile(known, document), written=[output, plot],
@@ -363,8 +357,6 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
 
 
 def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None:
-    from envplan.cli.output import print_table, say
-
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
     say(f"{profile.name}" + (f" ({', '.join(facts)})" if facts else ""))
     if profile.modelled:
@@ -426,9 +418,6 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.cli.output import answer, spinner
-    from envplan.plotting.figures import save_figure
-    from envplan.plotting.serving import plan_figure
     from envplan.serving.exact import exact_plan
     from envplan.serving.hierarchy import hierarchical_plan
 
@@ -445,16 +434,14 @@ def solve(
     service.check_outputs(output, plot)
     asked = (service.known, loads, gpus)
     with spinner("looking for the least power", quiet=show.quiet):
-        plan = (
-            hierarchical_plan(*asked, merge=not no_merge)
-            if planner == "hierarchical"
-            else exact_plan(
-                *asked, merge=not no_merge, one_frequency=one_frequency, time_limit=time_limit
-            )
-        )
+        if planner == "hierarchical":
+            plan = hierarchical_plan(*asked, merge=not no_merge)
+        else:
+            how: Any = {"one_frequency": one_frequency, "time_limit": time_limit}
+            plan = exact_plan(*asked, merge=not no_merge, **how)
     plan.save(output)
     if plot is not None:
-        save_figure(plan_figure(plan), plot)
+        save_figure(pictures.plan_figure(plan), plot)
     answer(
         show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
         lambda: _print_plan(plan), written=[output, plot],
@@ -463,24 +450,15 @@ def solve(
 
 
 def _print_plan(plan: ServingPlan) -> None:
-    from envplan.cli.output import print_columns, say, titled
-
-    each = [(pool, group) for pool in plan.pools for group in pool.groups]
-    print_columns(
-        titled(f"{plan.planner} plan, figures per instance", plan.profile.source),
-        {
-            "classes": [" + ".join(pool.classes) for pool, _ in each],
-            "pool": [pool.request_class for pool, _ in each],
-            "instances": [str(group.instances) for _, group in each],
-            "on": [f"TP{group.tp}" for _, group in each],
-            "MHz": [str(group.frequency_mhz) for _, group in each],
-            "tokens/s": [f"{group.load_tokens_s:.0f}" for _, group in each],
-            "W": [f"{group.power_w:.0f}" for _, group in each],
-            "TTFT (s)": [f"{group.ttft_s:.3f}" for _, group in each],
-            "TBT (s)": [f"{group.tbt_s:.3f}" for _, group in each],
-        },
-        words=2,
-    )
+    headers = ("classes", "pool", "instances", "on", "MHz", "tokens/s", "W", "TTFT (s)", "TBT (s)")
+    rows = [
+        [" + ".join(pool.classes), pool.request_class, str(group.instances), f"TP{group.tp}",
+         str(group.frequency_mhz), f"{group.load_tokens_s:.0f}", f"{group.power_w:.0f}",
+         f"{group.ttft_s:.3f}", f"{group.tbt_s:.3f}"]
+        for pool in plan.pools for group in pool.groups
+    ]  # fmt: skip
+    title = titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    print_table(title, headers, rows, words=2)
     predicted = plan.predicted
     say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
@@ -521,9 +499,6 @@ def simulate(
       envplan serving simulate --trace azure-2023-code --policy static -o hour.csv --plot
       envplan serving simulate --trace AzureLLMInferenceTrace_code.csv.gz --price 0.12 --carbon 380
     """
-    from envplan.cli.output import answer, print_table, say
-    from envplan.plotting.serving import figures
-
     # A picture has the baseline in it.
     names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
     found = _Replays(service, replay, names, quiet=show.quiet, output=output)
@@ -534,7 +509,7 @@ def simulate(
     def tell() -> None:
         say(f"{policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
         costs = {name: f"{value:.6g}" for name, value in found.costs(result).items()}
-        print_table("", ("", "in all"), list({**figures(result), **costs}.items()))
+        print_table("", ("", "in all"), list({**pictures.figures(result), **costs}.items()))
 
     answer(
         show,
@@ -566,8 +541,6 @@ def compare(
       envplan serving compare --trace AzureLLMInferenceTrace_conv.csv.gz --gpus 256 --plot
       envplan serving compare --trace coding-week --policies SinglePool,envplan --plot week.html
     """
-    from envplan.cli.output import answer, print_table, say
-    from envplan.plotting.serving import comparison_table
     from envplan.serving.policies import POLICIES
 
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
@@ -589,7 +562,7 @@ def compare(
         }
 
     def tell() -> None:
-        print_table(found.title, *comparison_table(found.results))
+        print_table(found.title, *pictures.comparison_table(found.results))
         if headers := found.costs(base):
             rows = [[f"{value:.6g}" for value in found.costs(r).values()] for r in found.results]
             named = [[r.policy, *row] for r, row in zip(found.results, rows, strict=True)]
@@ -633,7 +606,6 @@ def apply(
     """
     from hashlib import sha256
 
-    from envplan.cli.output import answer, warn
     from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
@@ -642,13 +614,9 @@ def apply(
     known = loaded.find_profile(profile)
     check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
     applied = apply_serving_plan(
-        loaded,
-        known,
-        clocks=given_clocks(clocks) if clocks is not None else None,
-        gpus_per_node=gpus_per_node,
-        force=force,
-        plan_sha256=sha256(plan.read_bytes()).hexdigest(),
-    )
+        loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
+        gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),
+    )  # fmt: skip
     applied.save(output)
     if unproven := [i for i in applied.instances if not i.slo_proven]:
         numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
@@ -658,21 +626,19 @@ def apply(
             f"SLO of instances {numbers}{more} ({len(unproven)} of {len(applied.instances)}); "
             "measure that clock, then solve again"
         )
+
+    def tell() -> None:
+        used = sum(instance.tp for instance in applied.instances)
+        say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+        for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
+            if asked != given:
+                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+
     answer(
-        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
-        lambda: _print_applied(applied), written=[output], last="on each node K",
+        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)}, tell,
+        written=[output], last="on each node K",
         then=["envplan", "serving", "hold", str(output), "--node", "0"],
     )  # fmt: skip
-
-
-def _print_applied(applied: ServingApplied) -> None:
-    from envplan.cli.output import say
-
-    used = sum(instance.tp for instance in applied.instances)
-    say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
-    for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
-        if asked != given:
-            say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
 
 
 @takes(
@@ -696,7 +662,6 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.cli.output import answer, print_table, say
     from envplan.serving.apply import ServingApplied
     from envplan.serving.reshard import move_fleet
 
@@ -757,7 +722,6 @@ def hold(
       envplan serving hold serving.clocks.json --node 0
       envplan serving hold --backend modelled --seconds 1
     """
-    from envplan.cli.output import answer, say
     from envplan.devices.modelled import GPUS
     from envplan.serving.apply import ServingApplied, hold_clocks
 
@@ -776,12 +740,8 @@ def hold(
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 say(f"GPU {device}: {mhz} MHz")
         _watch(guards, seconds)
-    answer(
-        show,
-        lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
-        lambda: say("clocks given back"),
-        then="envplan devices",
-    )
+    held = {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True}
+    answer(show, lambda: held, lambda: say("clocks given back"), then="envplan devices")
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:

@@ -52,7 +52,7 @@ class Phases:
         slope = 0.0
         if len(self.prompt_tokens) > 1:
             (low, high), (first, last) = self.prompt_tokens[-2:], self.prompt_s[-2:]
-            slope = (last - first) / (high - low)
+            slope = max(0.0, (last - first) / (high - low))
         return np.interp(tokens, self.prompt_tokens, self.prompt_s) + slope * beyond
 
     def step_time(self, batch: Any) -> Any:
