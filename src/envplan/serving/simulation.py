@@ -304,23 +304,27 @@ class Machines:
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
         there = self.replay.instances()
         there.sort(key=lambda i: (i[4], -i[5]))  # those that serve first, the fullest of them
+        moves: list[tuple[int, _Start]] = []
         spare: dict[int, list[int]] = {}
         for instance, number, size, *_ in there:
             if slots := wanted.get((number, size)):
-                self._move(instance, slots.pop(0))
+                moves.append((instance, slots.pop(0)))
             else:
                 spare.setdefault(size, []).append(instance)
         for (_, size), slots in wanted.items():
             while slots and spare.get(size):
-                self._move(spare[size].pop(0), slots.pop(0))
+                moves.append((spare[size].pop(0), slots.pop(0)))
+        for instance, start in moves:
+            self.replay.move(instance, start.pool, start.clock, start.managed)
         lacking = [start for slots in wanted.values() for start in slots]
         left = [
             (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
         ]
-        if warm:
-            self._begin(lacking, now)
-        else:
+        if not warm:
             self._change(lacking, left, now)
+            return
+        for start in lacking:
+            self.replay.start(*start, now)
 
     def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
         """Start what is lacking, and let go what is left over when it is not needed any more."""
@@ -336,7 +340,7 @@ class Machines:
             fresh -= sizes[lacking[0].size]
             self.started += 1
             first = now + self.overheads.start
-            self._begin([lacking.pop(0)], first)
+            self.replay.start(*lacking.pop(0), first)
         while lacking:
             step = _Step(first, [], [])
             free, wanted, before = 0, part or sizes[lacking[0].size], list[int]()
@@ -357,13 +361,6 @@ class Machines:
         self._steps.append(_Step(first, [instance for instance, _ in left], []))
         self.advance(now)
 
-    def _begin(self, starts: list[_Start], ready_at: float) -> None:
-        for start in starts:
-            self.replay.start(*start, ready_at)
-
-    def _move(self, instance: int, start: _Start) -> None:
-        self.replay.move(instance, start.pool, start.clock, start.managed)
-
     def advance(self, until: float) -> None:
         """Serve until a time, s."""
         while self._steps and self._steps[0].at <= until:
@@ -371,7 +368,8 @@ class Machines:
             self.replay.advance(step.at)
             for instance in step.leave:
                 self.replay.retire(instance)
-            self._begin(step.begin, step.at + self.overheads.reshard)
+            for start in step.begin:
+                self.replay.start(*start, step.at + self.overheads.reshard)
             self.resharded += len(step.begin)
         self.replay.advance(until)
 
