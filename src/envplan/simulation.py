@@ -19,7 +19,8 @@ from envplan.errors import InputError
 from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.graph import predecessors
-from envplan.plan import JobSetup, Plan, Target, as_referenced, build_plan, replay_plan
+from envplan.plan import Plan, Target, replay_plan
+from envplan.plan.build import planned_operations, predict
 from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
@@ -350,19 +351,25 @@ class Timeline:
     def at_max_frequency(self) -> Timeline:
         """The same job with every operation at its highest frequency, clocks there from the start.
 
-        Its plan's lower bound is a plain one, for no frontier is traced: every operation where it
-        uses least above waiting, and waiting until T_min.
+        Its plan has no lower bound but 0, for no frontier is traced.
         """
-        setup = JobSetup(self.plan.job, as_referenced(self.plan.profile, self.profile))
-        problem = setup.problem
+        problem, gpus = self.replay.problem, self.num_gpus
         highest = problem.replay(problem.max_frequency_rows)
-        target = Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns))
-        least = problem.over_all(problem.thriftiest_rows)
-        waiting_uw = problem.blocking_power_uw
-        above = problem.energy_fj[least] - waiting_uw[problem.stage] * problem.time_ns[least]
-        fastest = problem.replay(np.zeros(len(least), np.int32))
-        bound = sum(above.tolist()) + sum(waiting_uw.tolist()) * fastest.makespan_ns
-        plan = build_plan(setup, highest, target=target, bound_fj=bound, planner="max_frequency")
+        before = self.plan.predicted.baseline
+        plan = self.plan.model_copy(
+            update={
+                "planner": "max_frequency",
+                "job": self.plan.job.model_copy(
+                    update={"switch_latency_s": None, "min_dwell_s": None}
+                ),
+                "target": Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
+                "predicted": predict(highest, 0, "relaxation", before, gpus),
+                "stages": planned_operations(highest),
+                "ladder": None,
+                "costs": None,
+                "stated_request": None,
+            }
+        )
         results = [(highest.makespan_ns, highest.energy_fj)]
         return _timeline(plan, self.profile, highest, highest.makespan_ns, results)
 
