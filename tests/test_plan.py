@@ -320,7 +320,10 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (scaled(("stages", 1, 1, "start_s"), 1.5), r"stages\[1\]\[1\]\.start_s"),
     (swapped, r"stages\[0\]\[0\] is forward of microbatch 1"),
     (lambda d: d["stages"][0].pop(), r"stages\[0\]\[7\] is nothing, but"),
-    (lambda d: d["stages"][0].append(d["stages"][0][0]), r"stages\[0\]\[8\] is forward .* nothing there"),
+    (
+        lambda d: d["stages"][0].append(d["stages"][0][0]),
+        r"stages\[0\]\[8\] is forward .* nothing there",
+    ),
     (lambda d: d["stages"].pop(), "stages has 1 entries"),
     (scaled(("predicted", "iteration_time_s"), 0.999), "iteration_time_s"),
     (scaled(("predicted", "energy_j"), 0.999), "energy_j"),

@@ -1,7 +1,7 @@
 """What a training run costs in money and carbon."""
 
 from envplan.costs.model import MAX_ITERATIONS, Costs, Minimized, Overheads, Pair, Run, Spent
-from envplan.costs.rates import Rate, Steps, read_rate
+from envplan.costs.rates import Rate, read_rate
 from envplan.costs.spending import (
     before_and_after,
     check_costs,
@@ -20,7 +20,6 @@ __all__ = [
     "Rate",
     "Run",
     "Spent",
-    "Steps",
     "before_and_after",
     "check_costs",
     "pairs",
