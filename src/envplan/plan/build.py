@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation
 from envplan.limits import AveragePower, EnergyBudget, MinHold, PeakPower
@@ -106,9 +107,15 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
     )
 
 
-def baseline(problem: Problem, num_gpus: int) -> Baseline:
-    """What the pipeline takes with every operation at its highest frequency, all GPUs."""
-    replay = problem.replay(problem.max_frequency_rows)
+def baseline(
+    problem: Problem, num_gpus: int, factors: NDArray[np.float64] | None = None
+) -> Baseline:
+    """What the pipeline takes with every operation at its highest frequency, all GPUs.
+
+    Args:
+        factors: what each operation's time is multiplied by, (N,).
+    """
+    replay = problem.replay(problem.max_frequency_rows, factors=factors)
     energy_fj = replay.energy_fj * num_gpus
     return Baseline(
         iteration_time_s=s_from_ns(replay.makespan_ns),

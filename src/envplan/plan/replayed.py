@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def replay_plan(
     *,
     force: bool = False,
     machine: Machine | None = None,
+    rungs: Sequence[Rung] = (),
 ) -> Replay:
     """The replay of what a plan says, on clocks that follow as late as its job says.
 
@@ -34,6 +35,7 @@ def replay_plan(
         profile: what the plan was made from.
         force: go on though the profile has changed since.
         machine: instead of the job's.
+        rungs: further plans of the job that will be replayed on it.
 
     Raises:
         InputError: the profile has changed, or the plan does not fit it or its own job.
@@ -47,7 +49,7 @@ def replay_plan(
     check_stated("stages", plan.stages, planned_operations(replay))
     if machine is None or machine == planned:
         return replay
-    configs = set(chain(*(rung.configs or ())))
+    configs = {config for one in (rung, *rungs) for config in chain(*(one.configs or ()))}
     retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
     return retimed.replay(rung_rows("stages", rung, retimed), machine)
 
