@@ -178,14 +178,14 @@ class ClusterReport:
             "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
             "iterations": [
                 {
-                    "stragglers": iteration.stragglers,
-                    "sync_time_s": s_from_ns(iteration.sync_time_ns),
-                    "followed_time_s": s_from_ns(iteration.followed_time_ns),
-                    "baseline_energy_j": j_from_fj(iteration.baseline_fj),
-                    "plan_energy_j": j_from_fj(iteration.plan_fj),
-                    "energy_j": j_from_fj(iteration.energy_fj),
+                    "stragglers": one.stragglers,
+                    "sync_time_s": s_from_ns(one.sync_time_ns),
+                    "followed_time_s": s_from_ns(one.followed_time_ns),
+                    "baseline_energy_j": j_from_fj(one.baseline_fj),
+                    "plan_energy_j": j_from_fj(one.plan_fj),
+                    "energy_j": j_from_fj(one.energy_fj),
                 }
-                for iteration in self.iterations
+                for one in self.iterations
             ],
         }
 

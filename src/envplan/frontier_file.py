@@ -89,17 +89,13 @@ class StoredPlan(Row):
 
     @classmethod
     def storing(cls, plan: Plan) -> Self:
-        rung = plan.as_rung()
         return cls(
-            iteration_time_s=plan.iteration_time,
-            energy_j=plan.energy,
             lower_bound_j=plan.energy_lower_bound,
             gap=plan.gap,
             average_power_w=plan.average_power,
             slowdown_percent=plan.predicted.slowdown_percent,
             savings_percent=plan.predicted.savings_percent,
-            frequencies_mhz=rung.frequencies_mhz,
-            configs=rung.configs,
+            **dict(plan.as_rung()),
         )
 
 
@@ -217,12 +213,7 @@ def _replayed(row: StoredPlan, problem: Problem, name: str = "the plan") -> Repl
     """
     if row.frequencies_mhz is None:
         raise InputError("has plans without clocks; trace it again with this version of envplan")
-    rung = Rung(
-        iteration_time_s=row.iteration_time_s,
-        energy_j=row.energy_j,
-        frequencies_mhz=row.frequencies_mhz,
-        configs=row.configs,
-    )
+    rung = Rung(**{field: getattr(row, field) for field in Rung.model_fields})
     return problem.replay(rung_rows(name, rung, problem))
 
 
