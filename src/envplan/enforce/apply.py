@@ -83,7 +83,7 @@ def apply_plan(
     if parts:
         problem = problem_of(plan.job, profile)
     fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology), parts)
-    planned = fitter.planned(rung_rows("the plan", plan.as_rung(), problem, profile))
+    planned = fitter.planned(rung_rows("the plan", plan.as_rung(), problem))
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
     applied = supported = fitter.supported(planned)
@@ -198,7 +198,7 @@ def _rungs(
     rungs: list[LadderRung] = []
     last = fastest
     for n, rung in enumerate(plan.ladder):
-        rows = rung_rows(f"ladder[{n}]", rung, fitter.problem, setting.profile)
+        rows = rung_rows(f"ladder[{n}]", rung, fitter.problem)
         choice = fitter.supported(fitter.planned(rows))
         if min_dwell is not None:
             choice, _ = fitter.lasting(choice, min_dwell)
