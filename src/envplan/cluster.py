@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from envplan._tables import read_table
 from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
+from envplan.frontier import Progress
 from envplan.plan import Job, Plan, as_referenced, check_reference, replay_plan
 from envplan.profile import Profile
 from envplan.request import Deadline, Effort, Request
@@ -42,8 +43,6 @@ MAX_REPLICAS: Final = 10**6
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
 MAX_SLOWDOWN: Final = 1e6
-
-Progress = Callable[[int, int], None]
 
 
 class _Slowdown(BaseModel):

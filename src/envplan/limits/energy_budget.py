@@ -28,7 +28,9 @@ class EnergyBudget(Limit):
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """As Limit.earliest_ns."""
-        return frontier.earliest_within_energy_ns(fj_from_j(self.energy_j) // frontier.num_gpus)
+        budget_fj = fj_from_j(self.energy_j) // frontier.num_gpus
+        # Beyond T_star energy rises again.
+        return frontier.earliest_ns(lambda _, fj: fj <= budget_fj, frontier.min_energy_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""

@@ -36,7 +36,8 @@ class PeakPower(Limit):
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """As Limit.earliest_ns: what keeps to a cap at every moment does so on average."""
-        return frontier.earliest_under_power_ns(self.cap_uw(frontier.num_gpus))
+        cap_uw = self.cap_uw(frontier.num_gpus)
+        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""

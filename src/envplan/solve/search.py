@@ -64,7 +64,7 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
     search = _Search(frontier, request, progress)
     match request.objective:
         case "energy":
-            frontier.walk_to(search.asked_ns(), progress)
+            frontier.walk(search.asked_ns(), progress)
             found = search.least_energy()
         case "time":
             found = search.fastest()
