@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.units import fj_from_j, j_from_fj
 
@@ -37,11 +36,6 @@ class EnergyBudget(Limit):
         used = j_from_fj(replay.energy_fj * setting.num_gpus)
         return f"{used:.10g} J is above {self.energy_j:.10g} J"
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        """As Limit.prove."""
-        del replay, setting
-        if plan.energy > self.energy_j:
-            raise InputError(
-                f"predicted.energy_j {plan.energy!r} is above the budget of {self.energy_j!r}"
-            )
+    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.kept."""
         return f"energy_j {plan.energy!r} <= {self.energy_j!r}"

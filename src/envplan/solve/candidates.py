@@ -70,12 +70,6 @@ class Candidate(NamedTuple):
     rounding: Rounding | None = None
     flows: NDArray[np.int64] | None = None
 
-    @property
-    def effective_fj(self) -> int:
-        """What it uses above what waiting for as long would, one GPU a stage, fJ."""
-        power_uw: int = sum(self.replay.problem.blocking_power_uw.tolist())
-        return self.replay.energy_fj - power_uw * self.replay.makespan_ns
-
 
 class Known(NamedTuple):
     """A choice that is tried wherever it is in time, and what its replay takes."""
@@ -357,7 +351,7 @@ class Candidates:
         return (frontier.effective_bound_fj if waits else frontier.lower_bound_fj)(time_ns)
 
     def _value(self, candidate: Candidate, waits: bool) -> int:
-        return candidate.effective_fj if waits else candidate.replay.energy_fj
+        return candidate.replay.effective_fj if waits else candidate.replay.energy_fj
 
     def _better(self, best: Candidate | None, other: Candidate, waits: bool) -> Candidate:
         if best is None or self._value(other, waits) < self._value(best, waits):

@@ -15,13 +15,12 @@ from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
-from envplan.plan import Job, Plan, build_plan, target_of
+from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.replay import Machine, Problem
+from envplan.replay import Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
-from envplan.solve.candidates import Candidates
 from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
@@ -134,20 +133,8 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        candidates, plans = Candidates.of(self, Machine(), (), moves), list[Plan]()
-        for time_ns in times:
-            if progress is not None:
-                progress(len(times) - len(plans), 0)
-            time = s_from_ns(time_ns)
-            request = Request.asking(sync_time=time) if beyond else Request.asking(time)
-            target = target_of(request, time_ns)
-            replay = candidates.near(time_ns).replay
-            if beyond and replay.makespan_ns <= star:
-                continue
-            plan = build_plan(self, replay, target=target, request=request)
-            if not plans or plan.uses_less_until_any_time_after(plans[-1]):
-                plans.append(plan)
-        return plans
+        plans = search.plans_by(self, Request.asking(moves=moves), times, progress)
+        return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
