@@ -301,7 +301,7 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
         (["import", "a.csv"], "--format"),
         (["import", "gone.csv", "--format", "torch-csv"], "gone.csv: cannot be read"),
         (["import", "a.csv", "--format", "torch-csv"], 'a.csv:2, column 2: "1X0" is no action'),
-        (["import", "late.csv", "--format", "torch-csv"], "late.csv: the order deadlocks"),
+        (["import", "late.csv", "--format", "torch-csv"], "late.csv: operations deadlock"),
         (["import", "a.csv", "b.csv", "--format", "torch-csv"], "torch-csv is one file, not 2"),
         (["import", "a.csv", "--format", "torch-csv", "--keep", "load"], "can be kept: all_reduce"),
         (["import", "a.csv", "--format", "torch-csv", "--map", "a=b"], "--map goes with"),

@@ -213,12 +213,6 @@ def test_instructions_that_cannot_run_are_refused(commands: list[Instruction], w
         from_deepspeed([Listed(*commands)])
 
 
-def test_stage_whose_backward_is_missing_is_named() -> None:
-    broken = [Listed(forward(0), forward(1), backward(0)), *train(2, 2)[1:]]
-    with pytest.raises(InputError, match="backward of microbatch 1 on model stage 0"):
-        Pipeline.from_imported(from_deepspeed(broken))
-
-
 def test_one_schedule_instead_of_a_list_is_refused() -> None:
     with pytest.raises(InputError, match="give a list of schedules"):
         from_deepspeed([[forward(0)], [backward(0)]])
@@ -230,8 +224,12 @@ def test_one_schedule_instead_of_a_list_is_refused() -> None:
     ("text", "line", "words"),
     [
         ("[ForwardPass(buffer_id=0)]\n", None, "not valid JSON"),
-        ("ForwardPass(buffer_id=0)\n", 1, '"stage 0" must come before'),
-        ("stage 0\nForwardPass(buffer_id=0)\nstage 2\n", 3, "stage 2 comes where stage 1"),
+        ("ForwardPass(buffer_id=0)\n", 1, 'where a line "stage 0" should'),
+        (
+            "stage 0\nForwardPass(buffer_id=0)\nstage 2\n",
+            3,
+            'a line "stage 1" should',
+        ),
         ("stage 0\n[ForwardPass(buffer_id=0), nothing]\n", 2, "no list of instructions"),
         ("stage 0\nForwardPass(buffer_id=x)\n", 2, "no instruction such as"),
         ("stage 0\nForwardPass(0)\n", 2, "no instruction such as"),

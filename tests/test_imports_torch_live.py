@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from string import digits
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.imports import as_torch_csv, read_torch_csv, read_torch_schedule
+from schedule_oracles import orders_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -77,7 +79,7 @@ def held(order: dict[int, list[Any]]) -> list[list[tuple[int, str, int]]]:
     return ranks
 
 
-def imported(orders: tuple[tuple[Operation, ...], ...]) -> list[list[tuple[int, str, int]]]:
+def imported(orders: Sequence[Sequence[Operation]]) -> list[list[tuple[int, str, int]]]:
     return [[(op.profile_stage, op.instruction, op.microbatch) for op in o] for o in orders]
 
 
@@ -189,14 +191,7 @@ def test_pytorch_loads_the_csv_that_envplan_exports(name: str, chunks: int, tmp_
                 stages(ranks, chunks), microbatches, loss_fn=loss
             )
             theirs._load_csv(path)
-            assert held(theirs.pipeline_order) == [
-                [
-                    (op.profile_stage, op.instruction, op.microbatch)
-                    for op in pipeline.operations
-                    if op.stage == rank
-                ]
-                for rank in range(ranks)
-            ]
+            assert held(theirs.pipeline_order) == imported(orders_of(pipeline))
             if loader == "_PipelineScheduleRuntime":
                 theirs._dump_csv(path, "compute_comms")
                 assert (
