@@ -311,7 +311,7 @@ def test_times_are_compared_with_a_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mapping", "words"),
     [
-        (TraceMapping({}), "at least one instruction"),
+        (TraceMapping({}), "say which events are operations"),
         (TraceMapping({"for ward": "f"}), '"for ward" is no name of an instruction'),
         (TraceMapping({"forward": "("}), "expression for forward is no regular expression"),
         (TraceMapping({"forward": "(?P<mb>x)"}), 'a group "mb"; known: chunk, microbatch'),

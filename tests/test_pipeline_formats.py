@@ -224,7 +224,7 @@ def test_documents_of_the_wrong_form_are_refused(document: object, complaint: st
         ({"stage": -1}, "operations[1].stage should be greater than or equal to 0, not -1"),
         ({"stage": 1.0}, "operations[1].stage should be a valid integer, not 1.0"),
         ({"stage": None}, "operations[1].stage should be a valid integer, not null"),
-        ({"stage": 10**30}, "equal to 2147483647, not a number beyond 1e18"),
+        ({"stage": 10**30}, "less than 2147483648, not a number beyond 1e18"),
         ({"microbatch": -1}, "operations[1].microbatch should be greater than or equal to 0"),
         ({"chunk": "a"}, 'operations[1].chunk should be a valid integer, not "a"'),
         ({"profile_stage": False}, "profile_stage should be a valid integer, not false"),

@@ -386,16 +386,12 @@ def _read(
 
 def _instructions(mapping: Sequence[str]) -> dict[str, str]:
     """--map as {instruction: expression}."""
-    if not mapping:
-        raise InputError(
-            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
-        )
     instructions: dict[str, str] = {}
     for item in mapping:
         instruction, equals, expression = item.partition("=")
         if not equals or not expression:
             raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
-        if instructions.setdefault(instruction, expression) is not expression:
+        if instructions.setdefault(instruction, expression) != expression:
             raise InputError(f"--map {instruction} is given twice; join the expressions with |")
     return instructions
 
@@ -535,10 +531,7 @@ schedule = typer.Typer(
     """,
 )
 
-for function, name in (
-    (list_schedules, "list"),
-    (show, "show"),
-    (import_schedule, "import"),
-    (export_schedule, "export"),
-):
-    add(schedule, function, name)
+add(schedule, list_schedules, "list")
+add(schedule, show)
+add(schedule, import_schedule, "import")
+add(schedule, export_schedule, "export")

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
+from envplan._files import AnyPath
 from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
@@ -39,6 +40,10 @@ MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 _MAX_COUNT: Final = 2**31 - 1
 
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
+
 
 def _identifier(text: str) -> str:
     if not text.isidentifier():
@@ -48,11 +53,6 @@ def _identifier(text: str) -> str:
 
 def _named(item: object) -> object:
     return {"id": item} if isinstance(item, str) else item
-
-
-Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
 
 
 class _After(Model):
@@ -82,13 +82,7 @@ class _DagDocument(Model):
 
 
 class Job(Model):
-    """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
-
-    Attributes:
-        forwards_ahead, microbatch_group, extras, in_turn: as the job has them; Pipeline checks
-            them.
-        dag: a DAG document, for schedule `dag` alone.
-    """
+    """The part of plan.json's `job` that describes a pipeline; further fields are left alone."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,11 +91,21 @@ class Job(Model):
     microbatches: Count
     chunks: Count | None = None
     p2p_latency_s: Latency | list[Latency] = 0.0
-    forwards_ahead: Any = None
-    microbatch_group: Count | None = None
-    extras: Any = None
-    in_turn: Any = None
-    dag: Any = None
+    forwards_ahead: list[Index] | None = Field(
+        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
+    )
+    microbatch_group: Count | None = Field(
+        None,
+        description="schedule interleaved: microbatches that go through a chunk before the next",
+    )
+    extras: dict[str, list[Index]] | None = Field(
+        None,
+        description="operations beside forwards and backwards, and which model stages have them",
+    )
+    in_turn: list[Index] | None = Field(
+        None, description="stages that take turns with the next one: transfers hold the sender"
+    )
+    dag: dict[str, Any] | None = None
 
 
 class Dag(NamedTuple):
@@ -209,3 +213,8 @@ def dag_document(dag: Dag) -> dict[str, Any]:
         for name, operation, after in zip(dag.ids, dag.operations, waits, strict=True)
     ]
     return {"schema": DAG_SCHEMA, "operations": entries}
+
+
+def located(error: InputError, path: AnyPath) -> InputError:
+    """The same error, saying which file it is about."""
+    return InputError(error.message, path=path, line=error.line, column=error.column)

@@ -26,6 +26,8 @@ from envplan.units import MAX_INTEGER, s_from_ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
 ENVPIPE = "envpipe"
+#: Arguments of one schedule alone.
+_GOES_WITH: Final = {"forwards_ahead": ENVPIPE, "microbatch_group": "interleaved"}
 #: Pipeline's arguments that are called otherwise in a job.
 _ARGUMENTS: Final = {
     "stages": "num_stages",
@@ -115,15 +117,17 @@ class Pipeline:
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
         _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
+        given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
+        for name, value in given.items():
+            if value is not None and schedule != _GOES_WITH[name]:
+                raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
         self.forwards_ahead = self._checked_ahead(forwards_ahead)
-        self.microbatch_group = self._checked_group(microbatch_group)
+        self.microbatch_group = microbatch_group
+        if microbatch_group is not None:
+            whole_number(microbatch_group, "microbatch_group", least=1)
         self.extras = checked_extras(extras, self.num_profile_stages)
         self.in_turn = self._checked_turns(in_turn or ())
-        options: dict[str, Any] = {}
-        if self.forwards_ahead:
-            options["forwards_ahead"] = self.forwards_ahead
-        if self.microbatch_group:
-            options["microbatch_group"] = self.microbatch_group
+        options = {name: getattr(self, name) for name in given if getattr(self, name)}
         shape = (self.num_stages, self.num_microbatches, self.num_chunks)
         orders = SCHEDULES[schedule](*shape, **options)
         check_orders(orders, num_microbatches=self.num_microbatches)
@@ -161,9 +165,7 @@ class Pipeline:
         try:
             return cls.from_dag(read_json(path, formats.MAX_DAG_BYTES))
         except InputError as error:
-            raise InputError(
-                error.message, path=path, line=error.line, column=error.column
-            ) from None
+            raise formats.located(error, path) from None
 
     @classmethod
     def from_orders(
@@ -216,41 +218,33 @@ class Pipeline:
         return pipeline
 
     @classmethod
-    def from_imported(
-        cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0, by_name: bool = False
-    ) -> Pipeline:
+    def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
         """A schedule from elsewhere, with the data dependencies that generated schedules have.
+
+        It is the generated schedule of its order, if there is one, else a custom DAG.
 
         Args:
             schedule: what a reader of envplan.pipeline.imports has read.
             p2p_latency: seconds that a transfer between ranks takes.
-            by_name: whether it becomes the generated schedule of that order, if there is one.
 
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        if by_name and schedule.known_as is not None:
-            return cls(
-                schedule.known_as,
-                len(schedule.orders),
-                schedule.num_microbatches,
-                num_chunks=schedule.num_chunks,
-                p2p_latency=p2p_latency,
-                microbatch_group=schedule.microbatch_group
-                if schedule.known_as == "interleaved"
-                else None,
-            )
-        return cls.from_orders(
-            schedule.orders,
-            num_chunks=schedule.num_chunks,
+        chunks, name = schedule.num_chunks, schedule.known_as
+        if name is None or not schedule.computes_only:
+            return cls.from_orders(schedule.orders, num_chunks=chunks, p2p_latency=p2p_latency)
+        return cls(
+            name,
+            len(schedule.orders),
+            schedule.num_microbatches,
+            num_chunks=chunks,
             p2p_latency=p2p_latency,
+            microbatch_group=schedule.microbatch_group if name == "interleaved" else None,
         )
 
     @classmethod
     def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
-
-        Where its order is that of a schedule in SCHEDULES, it is that schedule; else a custom DAG.
 
         Args:
             schedule: any rank's ScheduleGPipe, Schedule1F1B or schedule of several stages a rank.
@@ -262,8 +256,7 @@ class Pipeline:
         """
         from envplan.pipeline.imports import read_torch_schedule
 
-        schedule = read_torch_schedule(schedule)
-        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+        return cls.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)
 
     @classmethod
     def from_megatron(
@@ -283,7 +276,7 @@ class Pipeline:
         from envplan.pipeline.imports import read_megatron
 
         schedule = read_megatron(config, num_microbatches)
-        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.
@@ -416,14 +409,8 @@ class Pipeline:
 
     def _checked_ahead(self, forwards_ahead: object) -> tuple[int, ...]:
         """The forwards ahead of a schedule; empty where it is not `envpipe`."""
-        if self.schedule != ENVPIPE:
-            if forwards_ahead is not None:
-                raise InputError(
-                    f"forwards_ahead goes with schedule {ENVPIPE}, not {self.schedule}"
-                )
-            return ()
         if forwards_ahead is None:
-            return (0,) * self.num_stages
+            return (0,) * self.num_stages if self.schedule == ENVPIPE else ()
         if not isinstance(forwards_ahead, list | tuple) or len(forwards_ahead) != self.num_stages:
             raise InputError(
                 f"forwards_ahead must be a list of {self.num_stages} numbers, one a stage"
@@ -439,15 +426,6 @@ class Pipeline:
                     "microbatches and the stage before allow"
                 )
         return tuple(ahead)
-
-    def _checked_group(self, microbatch_group: object) -> int | None:
-        if microbatch_group is None:
-            return None
-        if self.schedule != "interleaved":
-            raise InputError(
-                f"microbatch_group goes with schedule interleaved, not {self.schedule}"
-            )
-        return whole_number(microbatch_group, "microbatch_group", least=1)
 
     def _checked_turns(self, in_turn: object) -> tuple[int, ...]:
         """The stages that take turns with the next one, ascending."""

@@ -289,7 +289,7 @@ class Recorder:
             ]
             for one in (orders[first] for first in sorted(orders))
         ]
-        self.pipeline = Pipeline.from_imported(scheduled(ranks), by_name=True)
+        self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
 

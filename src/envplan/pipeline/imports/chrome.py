@@ -30,7 +30,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from envplan._files import opened
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
-from envplan.pipeline.imports.steps import ImportedSchedule, Step, located, scheduled
+from envplan.pipeline.formats import located
+from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
 from envplan.pipeline.schedules import LETTERS
 
 if TYPE_CHECKING:
@@ -234,12 +235,10 @@ def _events(path: str | os.PathLike[str]) -> list[Any]:
         raise InputError(f"is larger than {MAX_TRACE_BYTES // 2**20} MiB; cut it to one iteration")
     try:  # traces break rules that our own files keep, and their times want all their digits
         document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+    except (RecursionError, ValueError) as error:
+        reason = getattr(error, "msg", "nested too deeply, or a number too long")
+        line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+        raise InputError(f"not valid JSON: {reason}", line=line, column=column) from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError("is no Chrome trace: it has no list of events under traceEvents")
@@ -304,7 +303,9 @@ def _patterns(mapping: TraceMapping) -> dict[str, re.Pattern[str]]:
         InputError: something in the mapping cannot be.
     """
     if not mapping.instructions:
-        raise InputError("give the names of at least one instruction's events")
+        raise InputError(
+            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
+        )
     if mapping.placement not in _PLACEMENTS:
         raise InputError(
             f"the placement must be {' or '.join(_PLACEMENTS)}, not {shown(mapping.placement)}"

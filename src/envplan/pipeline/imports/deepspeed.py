@@ -24,6 +24,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from envplan._documents import first_problem
 from envplan._files import parse_json
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Place
@@ -53,7 +56,7 @@ _CALL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(([^()]*)\)")
 _ARGUMENT: Final = re.compile(rf"([a-z_]+)=([0-9]{{1,{MOST_DIGITS}}})")
 _STAGE: Final = re.compile(rf"stage\s+([0-9]{{1,{MOST_DIGITS}}})\s*:?", re.IGNORECASE)
 
-_Printed = tuple[object, int | None]  # an instruction as it prints, and its line
+_Printed = tuple[str, int | None]  # an instruction as it prints, and its line
 
 
 def from_deepspeed(schedules: Iterable[Any], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -96,20 +99,11 @@ def read_deepspeed(path: str | os.PathLike[str], *, keep: Collection[str] = ()) 
 
 
 def _from_json(document: Any) -> list[list[_Printed]]:
-    return [
-        [
-            (command, None)
-            for step in _list(steps, f"stage {stage}")
-            for command in _list(step, f"stage {stage}: a step")
-        ]
-        for stage, steps in enumerate(_list(document, "the file"))
-    ]
-
-
-def _list(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{what} must be a list, not {shown(value)}")
-    return value
+    try:
+        stages = TypeAdapter(list[list[list[str]]]).validate_python(document, strict=True)
+    except ValidationError as error:
+        raise InputError(first_problem(error, "list of stages")) from None
+    return [[(command, None) for step in steps for command in step] for steps in stages]
 
 
 def _from_text(text: str) -> list[list[_Printed]]:
@@ -186,9 +180,9 @@ def _steps(
             yield place, Step("backward", microbatch, model_stages[phase])
 
 
-def _parsed(command: object, stage: int, line: int | None) -> tuple[str, dict[str, int]]:
+def _parsed(command: str, stage: int, line: int | None) -> tuple[str, dict[str, int]]:
     """An instruction's name and arguments."""
-    call = _CALL.fullmatch(command) if isinstance(command, str) else None
+    call = _CALL.fullmatch(command)
     arguments = call[2].split(",") if call is not None and call[2].strip() else []
     pairs = [_ARGUMENT.fullmatch(argument.strip()) for argument in arguments]
     if call is None or not all(pairs):

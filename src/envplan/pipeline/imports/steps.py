@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 from envplan._files import decoded, read_bounded
 from envplan.errors import InputError
 from envplan.pipeline.dependencies import Place, placement
-from envplan.pipeline.formats import MAX_OPERATIONS
+from envplan.pipeline.formats import MAX_OPERATIONS, located
 from envplan.pipeline.schedules import LETTERS, SCHEDULES, Generator, Operation, interleaved
 
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -49,6 +49,11 @@ class ImportedSchedule:
 
     orders: tuple[tuple[Operation, ...], ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def computes_only(self) -> bool:
+        """Whether it has nothing but forwards and backwards."""
+        return all(op.instruction in LETTERS for order in self.orders for op in order)
 
     @cached_property
     def known_as(self) -> str | None:
@@ -132,8 +137,3 @@ def from_file(path: str | os.PathLike[str], parse: Callable[[str], Read]) -> Rea
         return parse(decoded(read_bounded(path, MAX_FILE_BYTES), path))
     except InputError as error:
         raise located(error, path) from None
-
-
-def located(error: InputError, path: str | os.PathLike[str]) -> InputError:
-    """The same error, saying which file it is about."""
-    return InputError(error.message, path=path, line=error.line, column=error.column)
