@@ -9,7 +9,6 @@ belongs to, stage which rank runs it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -53,9 +52,7 @@ def described(op: Operation) -> str:
     return _described(_key(op), op.stage)
 
 
-def check_orders(
-    orders: _Orders, *, num_chunks: int | None = None, num_microbatches: int | None = None
-) -> None:
+def check_orders(orders: _Orders, num_microbatches: int | None = None) -> None:
     """Refuse orders of operations that leave one out, have one twice or on the wrong rank.
 
     Every model stage must run the forward of every microbatch once, and its backward once: whole,
@@ -64,7 +61,6 @@ def check_orders(
 
     Args:
         orders: for each rank, its operations in execution order.
-        num_chunks: if given, how many model stages each rank must have.
         num_microbatches: if given, how many there must be; default: as many as are mentioned.
 
     Raises:
@@ -77,9 +73,6 @@ def check_orders(
             if op.stage != rank:
                 raise InputError(f"{described(op)} stands in the order of rank {rank}")
     rank_of = placement(orders, lambda rank, at: Place(described(orders[rank][at])))
-    for rank, found in sorted(Counter(rank_of).items()):
-        if num_chunks is not None and found != num_chunks:
-            raise InputError(f"rank {rank} runs {found} of the model stages, not {num_chunks}")
     present = {_key(op) for order in orders for op in order}
     missing = _missing(present, rank_of, num_microbatches)
     if missing:

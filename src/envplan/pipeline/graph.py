@@ -130,7 +130,7 @@ class Pipeline:
         options = {name: getattr(self, name) for name in given if getattr(self, name)}
         shape = (self.num_stages, self.num_microbatches, self.num_chunks)
         orders = SCHEDULES[schedule](*shape, **options)
-        check_orders(orders, num_microbatches=self.num_microbatches)
+        check_orders(orders, self.num_microbatches)
         listed = with_extras(orders, self.extras)
         self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
 
@@ -169,11 +169,7 @@ class Pipeline:
 
     @classmethod
     def from_orders(
-        cls,
-        orders: Sequence[Sequence[Operation]],
-        *,
-        num_chunks: int | None = None,
-        p2p_latency: float = 0.0,
+        cls, orders: Sequence[Sequence[Operation]], *, p2p_latency: float = 0.0
     ) -> Pipeline:
         """A custom DAG from the order in which each rank runs its operations.
 
@@ -183,7 +179,6 @@ class Pipeline:
 
         Args:
             orders: for each rank, its operations in execution order; their `stage` is the rank.
-            num_chunks: if given, how many model stages each rank must have.
             p2p_latency: seconds between an operation's end and the start of one on another rank
                 that needs its output.
 
@@ -193,7 +188,7 @@ class Pipeline:
         """
         lag = latency_ns(p2p_latency, "p2p_latency")
         _refuse_too_large(sum(map(len, orders)))
-        check_orders(orders, num_chunks=num_chunks)
+        check_orders(orders)
         return cls._from_dag(_connected(orders, lag))
 
     @classmethod
@@ -230,14 +225,14 @@ class Pipeline:
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        chunks, name = schedule.num_chunks, schedule.known_as
+        name = schedule.known_as
         if name is None or not schedule.computes_only:
-            return cls.from_orders(schedule.orders, num_chunks=chunks, p2p_latency=p2p_latency)
+            return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
         return cls(
             name,
             len(schedule.orders),
             schedule.num_microbatches,
-            num_chunks=chunks,
+            num_chunks=schedule.num_chunks,
             p2p_latency=p2p_latency,
             microbatch_group=schedule.microbatch_group if name == "interleaved" else None,
         )

@@ -208,7 +208,14 @@ def read_chrome_traces(
     for operation in sorted(found, key=lambda one: (one.begin, one.end)):
         ranks[numbers[labels[operation]]].append(operation)
     for rank, operations in enumerate(ranks):
-        _refuse_overlap(rank, operations)
+        for one, other in pairwise(operations):
+            if other.begin < one.end:
+                raise InputError(
+                    f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a "
+                    "time; are the expressions or the source of ranks wrong? (An event that holds "
+                    "a forward and a backward is read where its name has both, as DualPipeV's "
+                    "OVERLAP_F_B)"
+                )
     steps = _steps(mapping, ranks)
     schedule = scheduled(
         ([(Place(str(operation)), steps[operation]) for operation in rank] for rank in ranks),
@@ -358,7 +365,16 @@ def _operations(
             skipped[event.name] += 1
     if within is None:
         return found
-    inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
+    inside = [
+        one
+        for one in found
+        if any(
+            frame.begin <= one.begin
+            and one.end <= frame.end
+            and str(frame.said["pid"]) == str(one.said["pid"])
+            for frame in frames
+        )
+    ]
     if len(inside) < len(found):
         skipped["operations of other iterations"] += len(found) - len(inside)
     return inside
@@ -385,11 +401,6 @@ def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_
         shared = len(found) > 1
         operations.append(_Event(event.name, "", begin, end, said, instruction, shared))
     return operations
-
-
-def _holds(frame: _Event, event: _Event) -> bool:
-    inside = frame.begin <= event.begin and event.end <= frame.end
-    return inside and str(frame.said["pid"]) == str(event.said["pid"])
 
 
 def _whole(value: Any, what: str, event: _Event) -> int:
@@ -445,16 +456,6 @@ def _numbered(labels: Iterable[int | str]) -> dict[int | str, int]:
         return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
     return {label: number for number, label in enumerate(sorted(set(labels), key=key))}
-
-
-def _refuse_overlap(rank: int, operations: Sequence[_Event]) -> None:
-    for one, other in pairwise(operations):
-        if other.begin < one.end:
-            raise InputError(
-                f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a time; "
-                "are the expressions or the source of ranks wrong? (An event that holds a forward "
-                "and a backward is read where its name has both, as DualPipeV's OVERLAP_F_B)"
-            )
 
 
 def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Event, Step]:

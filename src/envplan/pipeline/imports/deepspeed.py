@@ -1,9 +1,9 @@
 """DeepSpeed's pipeline schedules: the instructions that each stage's schedule yields, step by step.
 
 An instruction names a buffer, not a microbatch. Forwards take microbatches in order, so the n-th
-ForwardPass of a stage (and of a phase, in schedules with two) is that of microbatch n, and a
-BackwardPass is that of the microbatch that the latest ForwardPass put into its buffer. Sends and
-receives say nothing that data dependencies do not; that they block is not modelled.
+ForwardPass of a stage is that of microbatch n, and a BackwardPass is that of the microbatch that
+the latest ForwardPass put into its buffer. Sends and receives say nothing that data dependencies do
+not; that they block is not modelled.
 
 DeepSpeed is not needed: instructions are read by their class name and `kwargs`, or from a file. As
 JSON, that is a list of stages, each a list of steps, each a list of instructions as they print:
@@ -129,55 +129,44 @@ def _from_text(text: str) -> list[list[_Printed]]:
 
 def _read(stages: Sequence[Sequence[_Printed]], keep: Collection[str]) -> ImportedSchedule:
     skipped: Counter[str] = Counter()
-    ranks = [
-        list(_steps(commands, stage, len(stages), keep, skipped))
-        for stage, commands in enumerate(stages)
-    ]
+    ranks = [list(_steps(commands, stage, keep, skipped)) for stage, commands in enumerate(stages)]
     if not any(step.instruction == "backward" for rank in ranks for _, step in rank):
         raise InputError(f"no stage has a {_BACKWARD}: only schedules for training can be planned")
     return scheduled(ranks, skipped)
 
 
 def _steps(
-    commands: Iterable[_Printed],
-    stage: int,
-    num_stages: int,
-    keep: Collection[str],
-    skipped: Counter[str],
+    commands: Iterable[_Printed], stage: int, keep: Collection[str], skipped: Counter[str]
 ) -> Iterator[tuple[Place, Step]]:
     """Follow one stage's instructions to find out which microbatch each is about."""
-    model_stages = (stage, 2 * num_stages - 1 - stage)  # by phase
-    buffers: dict[int, tuple[int, int]] = {}  # buffer -> (phase, microbatch) in it
-    done: Counter[str | int] = Counter()
+    buffers: dict[int, int] = {}  # buffer -> microbatch in it
+    done: Counter[str] = Counter()
     for command, line in commands:
         name, arguments = _parsed(command, stage, line)
         place = Place(f"stage {stage}: {command}", line)
-        phase, buffer = arguments.get("phase", 0), arguments.get("buffer_id")
-        if name in _CONSTANT and _CONSTANT[name] in keep:
-            yield place, Step(_CONSTANT[name], done[name], stage)
-            done[name] += 1
-        elif name in _CONSTANT or name in _TRANSFERS:
-            skipped[name] += 1
-        elif name not in (_FORWARD, _BACKWARD):
-            raise place.error("is no instruction that is known")
-        elif buffer is None:
-            raise place.error("names no buffer_id")
-        elif phase >= len(model_stages):
-            raise place.error(f"has a phase beyond {len(model_stages) - 1}")
-        elif name == _FORWARD:
-            if buffer in buffers:
-                held = buffers[buffer][1]
-                raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
-            buffers[buffer] = phase, done[phase]
-            yield place, Step("forward", done[phase], model_stages[phase])
-            done[phase] += 1
-        elif buffer not in buffers:
-            raise place.error("has no forward before it that filled its buffer")
-        else:
-            filled, microbatch = buffers.pop(buffer)
-            if filled != phase:
-                raise place.error(f"is about a buffer that phase {filled} filled")
-            yield place, Step("backward", microbatch, model_stages[phase])
+        if name not in (_FORWARD, _BACKWARD):
+            if name not in _CONSTANT and name not in _TRANSFERS:
+                raise place.error("is no instruction that is known")
+            if _CONSTANT.get(name) in keep:
+                yield place, Step(_CONSTANT[name], done[name], stage)
+                done[name] += 1
+            else:
+                skipped[name] += 1
+            continue
+        if arguments.keys() != {"buffer_id"}:
+            raise place.error("must name a buffer_id, and nothing else")
+        buffer = arguments["buffer_id"]
+        if name == _BACKWARD:
+            if buffer not in buffers:
+                raise place.error("has no forward before it that filled its buffer")
+            yield place, Step("backward", buffers.pop(buffer), stage)
+            continue
+        if buffer in buffers:
+            held = buffers[buffer]
+            raise place.error(f"would overwrite microbatch {held}, whose backward has not run")
+        buffers[buffer] = done[name]
+        yield place, Step("forward", done[name], stage)
+        done[name] += 1
 
 
 def _parsed(command: str, stage: int, line: int | None) -> tuple[str, dict[str, int]]:
