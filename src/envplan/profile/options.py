@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+Knob = tuple[int, str]  # MHz, config
 
 #: Instructions that schedules know. A profile may hold others: any identifier will do.
 INSTRUCTIONS: Final = (
@@ -115,6 +116,10 @@ class OptionTable:
         """MHz, config, ns and fJ of each option."""
         columns = (self.frequency_mhz.tolist(), self.config, self.time_ns.tolist())
         return list(zip(*columns, self.energy_fj.tolist(), strict=True))
+
+    def by_knob(self) -> dict[Knob, tuple[int, int]]:
+        """ns and fJ by MHz and config."""
+        return {(mhz, config): (time, energy) for mhz, config, time, energy in self.rows()}
 
 
 def option_table(

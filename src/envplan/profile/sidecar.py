@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, Strict
 
 from envplan._documents import parse_document, read_json
-from envplan._files import refuse_slip
+from envplan._files import exists, refuse_slip
 from envplan.errors import InputError
 from envplan.profile.options import INCLUDES_RECOMPUTATION
 
@@ -176,11 +176,3 @@ _DECISIVE: Final = (
 def sidecar_path(path: Path) -> Path:
     """Where the sidecar of a profile lies."""
     return path.with_name(path.stem + ".meta.json")
-
-
-def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether a path leads to something; a name that no file can have leads nowhere."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long, or no name at all
-        return False
