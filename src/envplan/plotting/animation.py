@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.plotting import page
-from envplan.plotting.figures import (
-    GREEN,
-    energy_unit,
-    figure,
-    in_joules,
-    job_line,
-    source_words,
-    title,
-    workload_title,
-)
+from envplan.plotting.figures import GREEN, figure, in_joules, title
 from envplan.simulation import simulate
 
 if TYPE_CHECKING:
@@ -78,20 +69,15 @@ def animate_frontier(
 
 
 def _page(frontier: Frontier, plans: Sequence[Plan], timelines: Sequence[Timeline]) -> str:
-    profile, pipeline = frontier.profile, frontier.pipeline
-    name = workload_title(profile, frontier.num_gpus * pipeline.num_stages)
-    frames = [page.timeline_data(timeline, "plan") for timeline in timelines]
     data = {
         "animation": {
-            "frames": frames,
+            "frames": [page.timeline_data(timeline, "plan") for timeline in timelines],
             "span": max(timeline.sync_time for timeline in timelines),
-            "frontier": page.frontier_data(frontier, plans),
+            "frontier": page.frontier_data(frontier, plans, beyond=False),
         }
     }
-    about = f"{job_line(pipeline, frontier.num_gpus)}; profile {profile.name}"
-    body = page.heading(f"From T_min to T_star: {name}", about, source_words(profile))
-    body += page.section("Along the frontier", page.chart("animation", "animation"))
-    return page.document(name, body, data)
+    body = [page.section("Along the frontier", page.chart("animation", "animation"))]
+    return page.job_page("From T_min to T_star: {}", frontier, body, data)
 
 
 def _frames(
@@ -110,15 +96,14 @@ def _frames(
     shown = [Drawn(timeline, "frequency") for timeline in timelines]
     window = windows(timelines)[0]
     scale = colour_scale(shown)
-    joules, _ = energy_unit(plans[0].predicted.baseline.energy_j)
     with figure(*_FIGURE_IN) as drawn:
         drawn.set_dpi(_DPI)
         canvas: Any = FigureCanvasAgg(drawn)
         stages, curve = drawn.subplots(2, 1, height_ratios=[1.25, 1])
         draw_colour_bar(drawn, [stages], scale, "frequency")
-        about = title(frontier.profile, frontier.pipeline, frontier.num_gpus)
-        draw_legend(drawn, timelines[:1], about)
-        draw_frontier(curve, frontier, plans, joules, dot=4)
+        draw_legend(drawn, timelines[:1], title(frontier))
+        baseline = plans[0].predicted.baseline
+        joules = draw_frontier(curve, frontier, plans, baseline.energy_j, dot=4)
         (now,) = curve.plot([], [], "o", color="#6D28D9", markersize=11)
         drawn.legend(*curve.get_legend_handles_labels(), loc="outside lower left", ncols=2)
         headline = curve.set_title(" ", loc="left", color=GREEN, weight="bold")

@@ -63,6 +63,11 @@ class Slices(NamedTuple):
         begin = np.arange(0, count * each + 1, each, dtype=np.int64)
         return cls(begin, time_ns.ravel(), -(-energy_fj // time_ns).ravel())
 
+    def of_option(self, k: int) -> list[tuple[int, int]]:
+        """ns and uW of an option's slices."""
+        own = slice(self.begin[k], self.begin[k + 1])
+        return list(zip(self.time_ns[own].tolist(), self.power_uw[own].tolist(), strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, groupby, pairwise
-from typing import Annotated, Final, NamedTuple, overload
+from itertools import accumulate, chain, groupby, pairwise
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -477,13 +477,7 @@ class _Configs(Sequence[str]):
     def __len__(self) -> int:
         return len(self.known)
 
-    @overload
-    def __getitem__(self, k: int) -> str: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[str]: ...
-    def __getitem__(self, k: int | slice) -> str | list[str]:
-        if isinstance(k, slice):
-            return [self[n] for n in range(*k.indices(len(self)))]
+    def __getitem__(self, k: int) -> str:  # type: ignore[override]  # nobody takes slices
         found = self.known[k]
         if found is None:
             found = label(self.rows.changes(self.chosen[k].tolist(), self.latency_ns))
@@ -538,33 +532,29 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
     Args:
         configs: which of them to keep; those of one clock all stay.
     """
-    kept, slices = [], []
-    begin = table.slices.begin.tolist()
+    kept = []
     for k, (mhz, config, time, energy) in enumerate(table.rows()):
-        if not table.changes_clock[k]:
-            own = slice(begin[k], begin[k + 1])
-            powers = table.slices.power_uw[own].tolist()
-            kept.append((time, energy, -mhz, k))
-            slices.append(list(zip(table.slices.time_ns[own].tolist(), powers, strict=True)))
-        elif config in configs:
+        draws = table.slices.of_option(k)
+        if table.changes_clock[k]:
+            if config not in configs:
+                continue
             each = pieces(table, config, latency_ns)
             time = sum(piece.time_ns for piece in each)
-            kept.append((time, sum(piece.energy_fj for piece in each), -mhz, k))
-            slices.append([(p.time_ns, -(-p.energy_fj // p.time_ns)) for p in each])
-    order = sorted(range(len(kept)), key=kept.__getitem__)
-    times, energies, _, rows = zip(*map(kept.__getitem__, order), strict=True)
-    flat = [one for k in order for one in slices[k]]
+            energy = sum(piece.energy_fj for piece in each)
+            draws = [(piece.time_ns, -(-piece.energy_fj // piece.time_ns)) for piece in each]
+        kept.append((time, energy, -mhz, k, draws))
+    times, energies, _, rows, slices = map(list, zip(*sorted(kept), strict=True))
     return replace(
         table,
-        frequency_mhz=table.frequency_mhz[list(rows)],
+        frequency_mhz=table.frequency_mhz[rows],
         config=tuple(table.config[k] for k in rows),
         time_ns=frozen(times),
         energy_fj=frozen(energies),
-        left_mhz=table.left_mhz[list(rows)],
-        changes_clock=table.changes_clock[list(rows)],
+        left_mhz=table.left_mhz[rows],
+        changes_clock=table.changes_clock[rows],
         first_config=tuple(table.first_config[k] for k in rows),
         slices=Slices(
-            np.cumsum([0, *(len(slices[k]) for k in order)]), *np.array(flat, np.int64).T
+            np.cumsum([0, *map(len, slices)]), *np.array(list(chain(*slices)), np.int64).T
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -154,12 +154,9 @@ class ProfileMetadata:
         document = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
         if self.stage_gpus is not None:
             document["gpu"] = list(self.stage_gpus)
-        if self.job != (plain := Job()):
-            document["job"] = {
-                name: value
-                for name, value in asdict(self.job).items()
-                if value != getattr(plain, name)
-            }
+        usual = vars(Job())
+        if job := {name: value for name, value in vars(self.job).items() if value != usual[name]}:
+            document["job"] = job
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
