@@ -21,8 +21,6 @@ from pydantic.fields import FieldInfo
 from envplan._files import AnyPath, read_bounded, refuse_slip
 from envplan.errors import InputError
 
-__all__ = ["MAX_TABLE_BYTES", "Table", "parse_table", "read_table"]
-
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
 _LONGEST_HEADER: Final = 100_000

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = ["ANIMATION_TYPES", "animate_frontier"]
-
 #: File endings that an animation can have.
 ANIMATION_TYPES: Final = (".gif", ".mp4", ".html")
 

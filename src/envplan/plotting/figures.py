@@ -21,29 +21,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = [
-    "BLUE",
-    "ENDS",
-    "GREEN",
-    "OKABE_ITO",
-    "ORANGE",
-    "RED",
-    "energy_unit",
-    "figure",
-    "in_joules",
-    "in_watts",
-    "ink",
-    "job_line",
-    "label_axes",
-    "made",
-    "power_unit",
-    "save_figure",
-    "shortened",
-    "source_words",
-    "title",
-    "workload_title",
-]
-
 # Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#007A5A", "#D55E00"
 OKABE_ITO: Final = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9", "#000000")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from envplan.planners import Comparison
     from envplan.solve import Frontier
 
-__all__ = ["LOOKS", "Look", "brief_share", "draw_frontier", "frontier_figure", "plans_along"]
-
 
 class Look(NamedTuple):
     """What a planner is called in pictures, and its mark there."""

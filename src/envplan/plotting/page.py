@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = [
-    "MOST_FOR_SLOWER",
-    "cards",
-    "chart",
-    "commands",
-    "document",
-    "entry_name",
-    "frontier_data",
-    "heading",
-    "histogram_data",
-    "job_page",
-    "notes",
-    "save_page",
-    "section",
-    "table",
-    "timeline_data",
-    "timelines_data",
-]
-
 #: Plans beyond T_star, for the straggler that one can move along the chart.
 _SLOWER: Final = 12
 #: Jobs of more operations have none: they take a further trace.

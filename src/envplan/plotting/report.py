@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = ["frontier_page", "report_page", "timeline_page"]
-
 _CURRENCY: Final = "USD"
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from envplan.plotting.figures import figure, in_joules, in_watts, ink, power_unit, title
-from envplan.replay import Parts
 from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from envplan.simulation import Timeline
-
-__all__ = ["Colour", "Drawn", "draw_colour_bar", "draw_legend", "timeline_figure", "windows"]
 
 #: What the colour of an operation stands for: its clock, or what one GPU draws meanwhile.
 Colour = Literal["frequency", "power"]
@@ -154,17 +151,20 @@ class Drawn:
 
     def __init__(self, timeline: Timeline, colour: Colour) -> None:
         self.timeline = timeline
-        parts = timeline.replay.parts
-        if any(timed.slices[0].part for timed in timeline.operations):
-            parts = _slices(timeline)
-        self.operation = parts.operation
+        # What operations do at one clock each, parts with clocks of their own included.
+        rows = [
+            (i, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+            for i, timed in enumerate(timeline.operations)
+            for one in timed.slices
+        ]
+        self.operation, mhz, begin_ns, end_ns, energy_fj = np.array(rows, np.int64).T
         operations = timeline.pipeline.operations
-        self.kinds = np.array([op.instruction for op in operations])[parts.operation]
-        self.stages = np.array([op.stage for op in operations])[parts.operation]
-        self.begin, self.end = parts.begin_ns / NS_PER_S, parts.end_ns / NS_PER_S
-        self.clocked = parts.frequency_mhz > 0
-        watts = parts.energy_fj / (np.maximum(1, parts.end_ns - parts.begin_ns) * UW_PER_W)
-        self.values: NDArray[Any] = parts.frequency_mhz if colour == "frequency" else watts
+        self.kinds = np.array([op.instruction for op in operations])[self.operation]
+        self.stages = np.array([op.stage for op in operations])[self.operation]
+        self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
+        self.clocked = mhz > 0
+        watts = energy_fj / (np.maximum(1, end_ns - begin_ns) * UW_PER_W)
+        self.values: NDArray[Any] = mhz if colour == "frequency" else watts
 
     def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
         """A row of bars and bubbles for each stage, the first on top, between two times.
@@ -247,16 +247,6 @@ def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
     """Corners of bars, (n, 4, 2)."""
     corners = ((left, low), (right, low), (right, low + height), (left, low + height))
     return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
-
-
-def _slices(timeline: Timeline) -> Parts:
-    """What operations do at one clock each, parts with clocks of their own included."""
-    found = [
-        (i, -1, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
-        for i, timed in enumerate(timeline.operations)
-        for one in timed.slices
-    ]
-    return Parts(*np.array(found, np.int64).T)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:

@@ -17,8 +17,6 @@ from envplan.profile.options import OptionTable, Part, option_table
 from envplan.profile.parts import ByParts, by_parts, one_clock
 from envplan.profile.smoothing import smoothed_tables
 
-__all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
-
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
 DEFAULT_BACKWARD_INPUT_SHARE: Final = 0.5

@@ -32,18 +32,6 @@ from envplan.errors import InputError
 from envplan.profile.options import Knob, OptionTable, Part, Slices, frozen, option_table
 from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
 
-__all__ = [
-    "WITHIN",
-    "ByParts",
-    "Change",
-    "Piece",
-    "by_parts",
-    "changes_of",
-    "one_clock",
-    "pieces",
-    "retimed",
-]
-
 #: How much more energy an option left out may save where nobody says, as a fraction.
 WITHIN: Final = 2e-3
 
