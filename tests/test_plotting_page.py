@@ -12,7 +12,6 @@ from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan._words import significant
-from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.planners import compare
@@ -158,32 +157,6 @@ def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_p
     animation.animate_frontier(frontier, plans, tmp_path / "a.html")
     frames = data_of((tmp_path / "a.html").read_text())["animation"]["frames"]
     assert len(frames) == len(plans)
-
-
-def test_a_film_without_ffmpeg_is_refused(
-    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="needs the program ffmpeg"):
-        animation.animate_frontier(frontier, frontier.sample_plans(2), tmp_path / "a.mp4")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_film_is_made_with_ffmpeg(
-    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A program of that name that keeps what it was given, so that no encoder is needed here.
-    tool = tmp_path / "bin" / "ffmpeg"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/cat > "$last"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent))
-    plans = frontier.sample_plans(3)
-    animation.animate_frontier(frontier, plans, tmp_path / "a.mp4")
-    assert (tmp_path / "a.mp4").stat().st_size == len(plans) * 960 * 720 * 3
-    tool.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
-    with pytest.raises(InputError, match="no such codec"):
-        animation.animate_frontier(frontier, plans, tmp_path / "b.mp4")
 
 
 @pytest.fixture

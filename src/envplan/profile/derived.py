@@ -7,7 +7,7 @@ output, recorded in plan.json, and derived again by whoever checks the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -62,10 +62,6 @@ class Adjustments(Model):
     def makes_operations(self) -> bool:
         """Whether rows were made of rows of other operations."""
         return bool(self.model_copy(update={"smoothed": False}))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What was derived, by name, in JSON types; empty where nothing was."""
-        return self.model_dump(exclude_defaults=True)
 
     def in_words(self) -> list[str]:
         """A phrase for each thing that was derived."""
