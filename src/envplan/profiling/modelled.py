@@ -9,10 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from envplan._files import exists
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError, meant, shown, unknown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
-from envplan.profile.sidecar import Job, exists
+from envplan.profile.sidecar import Job
 from envplan.profiling import models
 from envplan.profiling.huggingface import read_model
 from envplan.profiling.sizes import Sizes
