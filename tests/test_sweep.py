@@ -21,14 +21,8 @@ from envplan.devices.modelled_backend import ModelledDevice, VirtualClock
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling import sweep as sweeping
-from envplan.profiling.sweep import (
-    Block,
-    Progress,
-    Settings,
-    summarize,
-    summarize_profile,
-    sweep,
-)
+from envplan.profiling.remarks import summarize_profile
+from envplan.profiling.sweep import Block, Progress, Settings, summarize, sweep
 from envplan.profiling.sweep_file import Row, SweepFile
 from envplan.profiling.timers import EventTimer
 
@@ -456,7 +450,7 @@ def test_a_refused_lock_says_what_can_be_done_without(
     monkeypatch.setattr(
         stages.device, "can_lock", lambda *, probe: "GPU 0: this user may not set clocks"
     )
-    with pytest.raises(DeviceError, match="may not set clocks; or --no-lock"):
+    with pytest.raises(DeviceError, match="may not set clocks; or measure at"):
         run(tmp_path / "profile.csv", stages)
     assert not list(tmp_path.iterdir())
     run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
