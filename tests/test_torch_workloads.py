@@ -12,8 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from envplan.devices.modelled import gpu  # noqa: E402
-from envplan.devices.modelled_backend import ModelledDevice, VirtualClock  # noqa: E402
+from envplan.devices.modelled import ModelledDevice, gpu  # noqa: E402
 from envplan.errors import InputError  # noqa: E402
 from envplan.profiling.entry import load_entry  # noqa: E402
 from envplan.profiling.explaining import Explained  # noqa: E402
@@ -423,7 +422,7 @@ def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
         pytest.skip("there are two GPUs here")
     made = small(stages=2)
     made.timer = HostTimer(time.monotonic)  # as if it ran on a GPU
-    device = ModelledDevice(gpu("a40"), 0, VirtualClock())
+    device = ModelledDevice(gpu("a40"), 0, time.monotonic_ns)
     with ExitStack() as stack:
         wait_with(made, device, [device], stack)
     assert made.peers is None

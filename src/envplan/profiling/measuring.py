@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from envplan.devices import Device, DeviceError, backend
-from envplan.devices.base import device_at
-from envplan.devices.visible import gpu_of_rank, visible_gpus
+from envplan.devices.visible import Counted, choose, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.smoothing import smooth_profile
 from envplan.profiling.sweep import Progress, Settings, Workload, check_device, sweep
@@ -53,7 +52,8 @@ def measure(
         gpus = backend(source)
         stack.callback(gpus.close)
         devices = gpus.devices()
-        chosen = device_at(devices, gpu_of_rank(devices, 0) if device is None else device)
+        counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
+        chosen = choose(gpus, device or 0, counted)
         others = [devices[k] for k in visible_gpus(devices) if devices[k] is not chosen]
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
