@@ -72,7 +72,7 @@ def measure(
             hold=guard if settings.lock else nullcontext,
         )
     if smooth:
-        measured, _ = smooth_profile(output)
+        measured = smooth_profile(output)
         measured.save_csv(output)
     return measured
 

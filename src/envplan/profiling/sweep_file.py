@@ -15,9 +15,10 @@ from typing import Any, Final, Self
 
 from pydantic import TypeAdapter
 
-from envplan._files import append_whole, atomic_write
+from envplan._files import append_whole, atomic_write, check_writable
 from envplan.errors import InputError
 from envplan.profile import RAW_COLUMNS, ProfileMetadata
+from envplan.profile.sidecar import sidecar_path
 from envplan.profiling.smoothing import nine_digits
 
 __all__ = ["Row", "SweepFile"]
@@ -94,19 +95,13 @@ class SweepFile:
                 cannot be written.
         """
         self.path = Path(path)
-        self._parameters = dict(parameters)
-        self._sidecar = self.path.with_name(self.path.stem + ".meta.json")
+        self._parameters, self._metadata = dict(parameters), metadata
+        self._sidecar = sidecar_path(self.path)
+        check_writable(self.path)
         if self.path.is_file() and self.path.stat().st_size:
             _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
             _restore_raw(self.path)
-        self._metadata = metadata
-        try:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise InputError(
-                f"cannot be written ({error.strerror}); choose a path in a folder you can write to",
-                path=path,
-            ) from error
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._lock()
             self._write_sidecar(complete=False)
