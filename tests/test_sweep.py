@@ -557,11 +557,11 @@ def test_means_lie_within_the_blocks(raw: list[tuple[int, float, float]]) -> Non
     blocks = [Block(*values) for values in raw]
     found = summarize(blocks, PERIOD)
     slack = 1 + 1e-9
-    assert min(b.seconds / b.count for b in blocks) <= found.time * slack
-    assert found.time <= max(b.seconds / b.count for b in blocks) * slack
-    assert found.energy <= max(b.joules / b.count for b in blocks) * slack
+    assert min(b.seconds / b.repetitions for b in blocks) <= found.time * slack
+    assert found.time <= max(b.seconds / b.repetitions for b in blocks) * slack
+    assert found.energy <= max(b.joules / b.repetitions for b in blocks) * slack
     assert 1 <= found.samples <= len(blocks)
-    assert found.time_error >= 0
+    assert found.time_std >= 0
     assert found.energy_error >= 0
 
 

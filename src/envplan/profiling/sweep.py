@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,12 @@ from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.explaining import Explained
 from envplan.profiling.modelled import spaced_clocks
-from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.profiling.sweep_file import Measurement, Row, SweepFile
 from envplan.profiling.timers import HostTimer, Timer
 
 __all__ = [
     "SPLIT",
     "Block",
-    "Measurement",
     "Progress",
     "Settings",
     "Valley",
@@ -149,45 +148,18 @@ class Settings:
         return (_FORWARD, *(SPLIT if self.split_backward else (_BACKWARD,)))
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Repetitions of one operation, run back to back and timed together.
 
     Attributes:
-        count: repetitions.
+        repetitions: how many.
         seconds: of all of them.
         joules: of all of them, as the counter has it.
     """
 
-    count: int
+    repetitions: int
     seconds: float
     joules: float
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Means of an operation over blocks, outliers left out, and their standard errors.
-
-    Attributes:
-        time: s; time_error: its standard error, s.
-        energy: J; energy_error: its standard error, J.
-        samples: blocks that count.
-    """
-
-    time: float
-    energy: float
-    time_error: float
-    energy_error: float
-    samples: int
-
-    def meets(self, target: float) -> bool:
-        """Whether both relative standard errors are within the target."""
-        return (
-            self.samples >= _LEAST_BLOCKS
-            and self.time_error <= target * self.time
-            and self.energy_error <= target * self.energy
-            and self.energy > 0
-        )
 
 
 def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
@@ -197,7 +169,7 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
         blocks: at least one, in the order they ran in, with no pause between them.
         counter_period: of the energy counter, s.
     """
-    count, seconds, joules = np.array([(b.count, b.seconds, b.joules) for b in blocks]).T
+    count, seconds, joules = np.array(blocks).T
     reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
     times, powers = seconds / count, joules / seconds
     used = _typical(times, 0.0) & _typical(powers, reading / seconds.min())
@@ -213,8 +185,8 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
     return Measurement(
         time=float(seconds[used].sum() / total),
         energy=float(joules[used].sum() / total),
-        time_error=math.sqrt(_variance(times) / samples),
-        energy_error=math.sqrt(own + readings**2),
+        time_std=math.sqrt(_variance(times)),
+        energy_std=math.sqrt((own + readings**2) * samples),
         samples=samples,
     )
 
@@ -529,18 +501,21 @@ class _Sweep:
             if before is None or energy is None or energy < before:
                 # Blocks count only where one reading follows the other: begin anew.
                 blocks.clear()
-                spoiled += self._spoiled(before, energy)
+                if before is not None and energy is not None:
+                    self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
+                if before is not None or energy is None:  # not only the block before
+                    spoiled += 1
                 if spoiled > _MOST_SPOILED:
                     raise self._counter(f"fell or could not be read {spoiled} times in a row")
                 continue
             spoiled = 0
             blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
             found = summarize(blocks, settings.counter_period)
-            if found.meets(settings.target_error) or spent >= settings.time_limit:
+            enough = found.samples >= _LEAST_BLOCKS and found.error <= settings.target_error
+            if enough or spent >= settings.time_limit:
                 break
         if found.energy <= 0:
             raise self._counter(f"stood still for {spent:.1f} s of work")
-        root = math.sqrt(found.samples)
         observed = round(statistics.median(seen)) if seen else clock or 0
         # Without locks all rows go by the clock that the first one was seen at.
         named = self.file.rows[0].frequency if self.file.rows else observed
@@ -548,21 +523,10 @@ class _Sweep:
             stage=stage,
             instruction=instruction,
             frequency=named if clock is None else clock,
-            time=found.time,
-            energy=found.energy,
-            time_std=found.time_error * root,
-            energy_std=found.energy_error * root,
-            samples=found.samples,
             clock=observed,
             throttle="+".join(sorted(reasons)),
+            **asdict(found),
         )
-
-    def _spoiled(self, before: int | None, energy: int | None) -> bool:
-        """Whether a block was spoiled, and not only the one before it; a reset is counted."""
-        fell = before is not None and energy is not None
-        if fell:
-            self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
-        return fell or energy is None
 
     def _counter(self, what: str) -> DeviceError:
         name = self.device.info.name
