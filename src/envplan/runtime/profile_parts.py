@@ -8,13 +8,14 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.sweep_file import COLUMNS
 from envplan.runtime.metering import METHOD
 from envplan.runtime.windows import PartRow
 
@@ -101,11 +102,11 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
             f"rank {rank} measured nothing: {parts[rank]['problem'] or 'the job ended too soon'}",
             path=_part_path(path, rank),
         )
-    columns = [field.name for field in fields(PartRow)]
+    columns = [*COLUMNS, "part"]
     if not any(row.part for row in rows):
         columns.remove("part")
     profile = Profile.from_rows(
-        [tuple(asdict(row).values())[: len(columns)] for row in _averaged(_sure(rows))],
+        [tuple(getattr(row, name) for name in columns) for row in _averaged(_sure(rows))],
         columns=columns,
         name=path.stem,
         metadata=_merged_metadata(first),
