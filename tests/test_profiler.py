@@ -26,7 +26,7 @@ from envplan.profiling.sweep import Valley
 from envplan.runtime import Profiler
 from envplan.runtime.metering import EnergyLog, Seen, powers
 from envplan.runtime.profile_parts import merge_parts
-from envplan.runtime.windows import HostSpan, measure
+from envplan.runtime.windows import Span, measure
 from fake_nvml import NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -175,6 +175,7 @@ def test_reasons_that_cannot_be_read_cost_no_reading_of_the_energy(
 def test_driver_that_hangs_at_the_start_leaves_training_alone(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    monkeypatch.setattr("envplan.devices._PATIENCE_S", 0.3)
     monkeypatch.setattr("envplan.runtime.profiler._OPEN_S", 0.3)
     monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 0.5)
     fake_nvml.hang(kind)
@@ -335,8 +336,8 @@ def test_ranks_of_one_stage_are_averaged(tmp_path: Path) -> None:
     [
         ({"complete": False}, "rank 1 has not finished it"),
         ({"rows": [], "problem": "GPU 1: lost"}, "rank 1 measured nothing: GPU 1: lost"),
-        ({"schema": "envplan/profile-part/v0"}, "not a part of a profile of this version"),
-        ({"rows": [{"stage": 0}]}, "is damaged"),
+        ({"schema": "envplan/profile-part/v0"}, "is not a part of a profile: its schema is"),
+        ({"rows": [{"stage": 0}]}, "rows.0..instruction is missing"),
     ],
 )
 def test_parts_that_make_no_profile_are_refused(
@@ -493,7 +494,7 @@ def test_backward_that_may_hold_an_all_reduce_is_not_timed() -> None:
     spans = [("forward", 0, 0.0, 0.1), ("backward", 0, 0.1, 0.3)]
     spans += [("forward", 0, 0.3, 0.4), ("backward", 0, 0.4, 5.0)]
     seen = seen_at([0.0, 2.5, 5.0], [0.0, 250.0, 500.0])
-    measured = measure([[HostSpan(*span) for span in spans]], seen, [0], 1740)
+    measured = measure([[Span(*span) for span in spans]], seen, [0], 1740)
     assert measured is not None
     times = {row.instruction: row.time for row in measured.rows if row.instruction != "blocking"}
     assert times == pytest.approx({"forward": 0.1, "backward": 0.2})

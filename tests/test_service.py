@@ -245,7 +245,7 @@ def test_clock_that_another_tool_had_set_is_put_back(fake_nvml: FakeNvml, tmp_pa
         assert fake_nvml.locked() == 1200
         guard.request(1005)
         wait_for(lambda: fake_nvml.locked() == 1005)
-        guard.reset()
+        guard.request(0)
         wait_for(lambda: fake_nvml.locked() == 1200)
         guard.request(600)
     with site_lock(fake_nvml):  # the owner is killed
