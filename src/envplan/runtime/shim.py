@@ -474,8 +474,8 @@ def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
     """The plan and its ladder, by ascending iteration time, for one rank."""
     found = [(plan.iteration_time_s, mine.frequencies, mine.configs)]
     for slower in plan.ladder or []:
-        configs = None if slower.configs is None else slower.configs[mine.stage]
-        found.append((slower.iteration_time_s, slower.frequencies_mhz[mine.stage], configs))
+        clocks, configs = slower.frequencies_mhz[mine.stage], slower.configs_of(mine.stage)
+        found.append((slower.iteration_time_s, clocks, configs))
     rungs = []
     for seconds, clocks, given in found:
         named = (*(given or [""] * len(clocks)), "")
