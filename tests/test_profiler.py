@@ -275,8 +275,7 @@ def test_iterations_before_a_clock_is_in_force_do_not_count(
     ("options", "complaint"),
     [
         ({"frequencies": [1741]}, "1741 MHz, which the NVIDIA A40 does not support"),
-        ({"frequencies": []}, "frequencies is empty"),
-        ({"iterations_per_frequency": 0}, "must be at least 1, not 0"),
+        ({"iterations_per_frequency": 0}, "must be at least 1"),
         ({"stages": [3]}, "has stage 3 of 1"),
     ],
 )

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.joules import Joules
 from envplan.runtime.runlog import read_run_log, steps_of_plan
-from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
+from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, CLOCKS, frequency_plan
 
 __all__ = ["fake_nvml"]
@@ -52,18 +51,11 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read if line["event"] == event]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def wait_until_set(shim: Shim) -> None:
     """Until all clocks that were asked for have been set."""
     guard = shim._clocks.guard
     assert guard is not None
-    wait_until(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
+    wait_for(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
 
 
 def merged(clocks: list[int]) -> list[int]:
@@ -190,7 +182,7 @@ def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
         assert not told_of_an_error()
         wait_until_set(shim)
         fake_nvml.fail("lock")
-        wait_until(told_of_an_error)
+        wait_for(told_of_an_error)
         told = shim.steps
         for _ in range(3):
             run_step(shim)
@@ -235,12 +227,12 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
 ) -> None:
     with started(tmp_path) as shim:
         run_step(shim)
-        wait_until(lambda: fake_nvml.locked(0) is not None)
+        wait_for(lambda: fake_nvml.locked(0) is not None)
         guard = shim._clocks.guard
         assert guard is not None
         os.kill(guard.pid, signal.SIGKILL)
-        wait_until(lambda: fake_nvml.locked(0) is None)  # without another call
-        wait_until(lambda: not guard.alive)
+        wait_for(lambda: fake_nvml.locked(0) is None)  # without another call
+        wait_for(lambda: not guard.alive)
         run_step(shim)
     assert fake_nvml.locked(0) is None
     assert lines(tmp_path, "end")[0]["clock_errors"] == 1
@@ -261,7 +253,7 @@ def test_driver_that_hangs_is_no_success(
             run_step(shim)
             return shim.clock_errors > 0
 
-        wait_until(told_of_an_error)
+        wait_for(told_of_an_error)
         fake_nvml.hang()
         assert shim._first_error.startswith("GPU 0: the clock asked for")
     clocks = [{mhz for _, _, mhz, *_ in line["operations"]} for line in lines(tmp_path, "step")]
@@ -524,7 +516,7 @@ def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_
     with started(tmp_path, log_limit=4000) as shim:
         for _ in range(50):
             run_step(shim)
-            wait_until(lambda: shim._log._queue.empty())
+            wait_for(lambda: shim._log._queue.empty())
     first, own, old = sorted(tmp_path.glob("run.jsonl*"))
     assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
     assert all(file.stat().st_size < 6000 for file in (first, own, old))
@@ -605,7 +597,7 @@ def test_clocks_wait_for_the_device_while_training_runs_ahead(
         assert set_clocks(fake_nvml) == []
         DeviceMoment.come.set()
         planned = merged(2 * shim.plan.ranks[0].frequencies)
-        wait_until(lambda: set_clocks(fake_nvml) == planned)
+        wait_for(lambda: set_clocks(fake_nvml) == planned)
     assert len(lines(tmp_path, "step")) == 2
 
 
@@ -613,7 +605,7 @@ def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path
     DeviceMoment.come.set()
     with started(tmp_path, marker=DeviceMoment) as shim:
         run_step(shim)
-        wait_until(lambda: fake_nvml.locked(0) is not None)
+        wait_for(lambda: fake_nvml.locked(0) is not None)
         DeviceMoment.come.clear()
         run_step(shim)
         freed: list[float | None] = []
@@ -635,7 +627,7 @@ def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Pat
     with started(tmp_path, frequency_plan(PIPELINE, clocks=CLOCKS[1:])) as shim:
         run_step(shim)
         shim.full_speed()
-        wait_until(lambda: fake_nvml.locked(0) == 1740)
+        wait_for(lambda: fake_nvml.locked(0) == 1740)
 
 
 @pytest.mark.parametrize(

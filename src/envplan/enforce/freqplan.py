@@ -53,14 +53,8 @@ MAX_OPERATIONS: Final = 4_000_000
 MAX_ZEUS_BYTES: Final = 16 * 2**20
 
 CSV_COLUMNS: Final = (
-    "rank",
-    "stage",
-    "device",
-    "position",
-    "instruction",
-    "microbatch",
-    "chunk",
-    "frequency_mhz",
+    *("rank", "stage", "device", "position"),
+    *("instruction", "microbatch", "chunk", "frequency_mhz"),
 )
 
 ClockSource = Literal["modelled", "given", "nvml", "profile"]
@@ -475,15 +469,5 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
     return [(operation[0], clock := operation[3] or clock) for operation in operations]
 
 
-def write_schema() -> None:
-    """Write the JSON Schema of frequency plans, generated from the models, to SCHEMA_FILE."""
-    atomic_write(SCHEMA_FILE, schema_text())
-
-
-def schema_text() -> str:
-    """The JSON Schema of frequency plans."""
-    return json_schema(FrequencyPlan)
-
-
 if __name__ == "__main__":
-    write_schema()
+    atomic_write(SCHEMA_FILE, json_schema(FrequencyPlan))

@@ -29,14 +29,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -79,7 +78,7 @@ _OPEN_S: Final = 30.0
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Measures the operations of one rank at one clock after another while it trains.
 
     It is called as a Shim is, and like one must not be used by several threads at once.
@@ -133,17 +132,19 @@ class Profiler:
         parts: Sequence[str] = (),
     ) -> None:
         self.part_names = frozenset(parts)
-        self.rank = environment_number("Profiler", "rank", "RANK", rank)
-        world = environment_number("Profiler", "world_size", "WORLD_SIZE", world_size)
+        self.rank = environment_number("RANK", rank)
+        world = environment_number("WORLD_SIZE", world_size)
         self._stages = tuple(stages if stages is not None else [self.rank])
         if not all(0 <= stage < num_stages for stage in self._stages):
             raise InputError(
                 f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
                 "stages=, the model stage of each chunk of this rank"
             )
-        self._iterations = _at_least(1, "iterations_per_frequency", iterations_per_frequency)
-        self._settle = _at_least(0, "settle", settle)
-        self._skip = _at_least(0, "warm_up", warm_up)
+        if min(iterations_per_frequency - 1, settle, warm_up) < 0:
+            raise InputError(
+                "iterations_per_frequency must be at least 1, settle and warm_up at least 0"
+            )
+        self._iterations, self._settle, self._skip = iterations_per_frequency, settle, warm_up
         self.path = Path(path)
         self._part = Part(self.rank, world, num_stages)
         self._part.save(self.path)  # one that an earlier job left is no more
@@ -161,7 +162,7 @@ class Profiler:
         self._closed = self._missed = False
         if device is None:
             local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
-            device = environment_number("Profiler", "device", "LOCAL_RANK", local_rank)
+            device = environment_number("LOCAL_RANK", local_rank)
             counted = Counted.BY_CUDA
         try:
             source = self._driver.enter_context(opened(DEFAULT_BACKEND))
@@ -184,17 +185,9 @@ class Profiler:
             raise
         self._done = self._worker is None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         # Where training failed, the others' parts may never come.
-        self.close(_MERGE_WAIT_S if error is None else 0.0)
+        self.close(0.0 if any(raised) else _MERGE_WAIT_S)
 
     @property
     def done(self) -> bool:
@@ -355,23 +348,11 @@ def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int)
     Raises:
         InputError: the GPU does not have one of those asked for.
     """
-    if frequencies is None:
+    if not frequencies:
         return spaced_clocks(info.supported_clocks, step)
-    lacking = sorted(set(frequencies) - set(info.supported_clocks))
-    if lacking or not frequencies:
-        raise InputError(
-            f"frequencies has {lacking[0]} MHz, which the {info.name} does not support"
-            if lacking
-            else "frequencies is empty; leave it out to measure at all that the GPU supports"
-        )
+    for lacking in sorted(set(frequencies) - set(info.supported_clocks)):
+        raise InputError(f"frequencies has {lacking} MHz, which the {info.name} does not support")
     return sorted(set(frequencies), reverse=True)
-
-
-def _at_least(least: int, name: str, value: int) -> int:
-    """Raises: InputError: it is less."""
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, not {value}")
-    return value
 
 
 class _Worker:

@@ -21,12 +21,12 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from envplan.devices import DEFAULT_BACKEND, DeviceError
 from envplan.devices.visible import Counted
@@ -86,7 +86,7 @@ class _Step:
     asks: list[tuple[int, int]]
 
 
-class Shim:
+class Shim(AbstractContextManager["Shim"]):
     """Follows a frequency plan on one rank. Not for use by several threads at once.
 
     Args:
@@ -132,11 +132,9 @@ class Shim:
     ) -> None:
         path = None if isinstance(plan, FrequencyPlan) else Path(plan)
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = environment_number("Shim", "rank", "RANK", rank)
+        self.rank = environment_number("RANK", rank)
         if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(
-                environment_number("Shim", "world_size", "WORLD_SIZE", world_size)
-            )
+            self.plan.check_world(environment_number("WORLD_SIZE", world_size))
         mine = self.plan.rank_plan(self.rank)
         self.stage = mine.stage
         self.steps = 0
@@ -203,15 +201,7 @@ class Shim:
             _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
             self._log.event("clock_error", step=0, message=refusal)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
