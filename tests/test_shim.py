@@ -39,10 +39,14 @@ def started(folder: Path, plan: Any = None, **options: Any) -> Shim:
     return Shim(plan or frequency_plan(PIPELINE), **{**defaults, **options})
 
 
+def run(shim: Shim, *keys: tuple[Any, ...]) -> None:
+    for key in keys:
+        shim.begin(*key)
+        shim.end(*key)
+
+
 def run_step(shim: Shim) -> None:
-    for instruction, microbatch, chunk, _ in shim.plan.ranks[shim.rank].operations:
-        shim.begin(instruction, microbatch, chunk)
-        shim.end(instruction, microbatch, chunk)
+    run(shim, *(operation[:3] for operation in shim.plan.ranks[shim.rank].operations))
     shim.step()
 
 
@@ -92,11 +96,7 @@ def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
 ) -> None:
     with started(tmp_path) as shim:
         planned = shim.plan.ranks[0].frequencies
-        shim.begin("forward", 0)
-        shim.end("forward", 0)
-        for microbatch in (2, 1):
-            shim.begin("backward", microbatch)
-            shim.end("backward", microbatch)
+        run(shim, ("forward", 0), ("backward", 2), ("backward", 1))
         shim.step()
         run_step(shim)
         assert shim.mismatches == 1
@@ -111,8 +111,7 @@ def test_order_that_never_fits_is_given_up_and_logged_once(
 ) -> None:
     with started(tmp_path) as shim:
         for _ in range(10):
-            shim.begin("backward", 0)
-            shim.end("backward", 0)
+            run(shim, ("backward", 0))
             shim.step()
         run_step(shim)
     assert set_clocks(fake_nvml) == [1740]
@@ -120,23 +119,17 @@ def test_order_that_never_fits_is_given_up_and_logged_once(
     assert lines(tmp_path, "end")[0]["mismatches"] == 3
 
 
-def test_step_that_ends_early_is_a_mismatch(
+def test_too_few_and_too_many_operations_are_mismatches(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(tmp_path) as shim:
         shim.begin("forward", 0)
         shim.step()
         assert shim.mismatches == 1
-    assert "but the step's end came" in caplog.text
-
-
-def test_operation_too_many_is_a_mismatch(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path) as shim:
-        for instruction, microbatch, chunk, _ in shim.plan.ranks[0].operations:
-            shim.begin(instruction, microbatch, chunk)
-            shim.end(instruction, microbatch, chunk)
+        run(shim, *shim._keys[:-1])
         shim.begin("optimizer", 0)
-        assert shim.mismatches == 1
+        assert shim.mismatches == 2
+    assert "but the step's end came" in caplog.text
 
 
 def test_straggler_switches_to_the_slowest_rung_in_time_at_the_next_step(
@@ -164,7 +157,7 @@ def test_clock_errors_at_random_do_not_stop_training_and_are_reported(
             time.sleep(0.002)
         assert shim.steps == 40
     assert fake_nvml.locked(0) is None
-    (report,) = [r.getMessage() for r in caplog.records]
+    (report,) = caplog.messages
     assert "clock errors in 40 steps, the first:" in report
     assert lines(tmp_path, "clock_error")
     assert lines(tmp_path, "end")[0]["clock_errors"] >= len(lines(tmp_path, "clock_error"))
@@ -194,32 +187,29 @@ def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
         assert len(step) <= 2  # what was set last may be what is asked for
 
 
-def test_without_permission_training_goes_on_and_one_line_says_why(
-    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake_nvml.gpu(0).permission = 0
-    with started(tmp_path) as shim:
-        run_step(shim)
-    (record,) = caplog.records
-    assert "clocks are left alone" in record.getMessage()
-    assert "\n" not in record.getMessage()
-    assert set_clocks(fake_nvml) == []
-    (step,) = lines(tmp_path, "step")
-    assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
-    assert len(lines(tmp_path, "clock_error")) == 1
-
-
-def test_without_a_guard_training_goes_on_and_one_line_says_why(
+@pytest.mark.parametrize("lacks", ["permission", "guard"])
+def test_without_permission_or_a_guard_training_goes_on_and_one_line_says_why(
     fake_nvml: FakeNvml,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    lacks: str,
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    if lacks == "guard":
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+    else:
+        fake_nvml.gpu(0).permission = 0
     with started(tmp_path) as shim:
         run_step(shim)
-    (record,) = caplog.records
-    assert "clocks are left alone: the clock guard cannot be started" in record.getMessage()
+    (said,) = caplog.messages
+    assert "clocks are left alone: " in said
+    assert "\n" not in said
+    assert set_clocks(fake_nvml) == []
+    (step,) = lines(tmp_path, "step")
+    assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
+    (error,) = lines(tmp_path, "clock_error")
+    why = {"guard": "the clock guard cannot be started", "permission": "may not set clocks"}
+    assert why[lacks] in error["message"]
 
 
 def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
@@ -298,9 +288,7 @@ def test_energy_of_steps_is_measured_and_set_against_the_plan(
             shim.begin(*shim._keys[0])
             time.sleep(0.4)
             shim.end(*shim._keys[0])
-            for key in shim._keys[1:-1]:
-                shim.begin(*key)
-                shim.end(*key)
+            run(shim, *shim._keys[1:-1])
             shim.step()
             used += read_energy(fake_nvml) - before
             time.sleep(0.2)  # an evaluation, which is not the plan's
@@ -366,8 +354,8 @@ def test_shim_that_never_sees_an_operation_says_so_on_rank_0(
 ) -> None:
     for rank in (0, 1):
         started(tmp_path, rank=rank, log=None).close()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("rank 0: no operation was seen at all")
+    (said,) = caplog.messages
+    assert said.startswith("rank 0: no operation was seen at all")
 
 
 def test_steps_without_operations_are_told_after_a_few_and_at_the_end(
@@ -380,11 +368,8 @@ def test_steps_without_operations_are_told_after_a_few_and_at_the_end(
         assert caplog.records == []
         for _ in range(10):
             shim.step()
-        (record,) = caplog.records
-        assert "no operation was seen in 3 steps" in record.getMessage()
-    assert [r.getMessage()[:41] for r in caplog.records][1:] == [
-        "rank 0: no operation was seen in 12 steps"
-    ]
+        assert ["no operation was seen in 3 steps" in said for said in caplog.messages] == [True]
+    assert caplog.messages[1].startswith("rank 0: no operation was seen in 12 steps")
 
 
 def test_operations_that_the_shim_is_not_told_of_are_named_once_and_at_the_end(
@@ -394,7 +379,7 @@ def test_operations_that_the_shim_is_not_told_of_are_named_once_and_at_the_end(
         for _ in range(5):
             shim.missed("enter follow first")
         assert len(caplog.records) == 1
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "rank 0: the plan is not followed: enter follow first",
         "rank 0: the plan was not followed: enter follow first",
     ]
@@ -416,27 +401,26 @@ def test_config_of_the_operation_that_runs_is_told(fake_nvml: FakeNvml, tmp_path
             shim.step()
         shim.begin("optimizer", 0)
         assert shim.config == ""
+    with started(tmp_path, log=None) as without:
+        without.begin("forward", 0)
+        assert without.config == ""
     logged = [operation[6] for operation in lines(tmp_path, "step")[0]["operations"]]
     assert set(logged) == {"tiles-64", "tiles-128", "split-k"}
 
 
-def test_plan_without_configs_tells_of_none(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path) as shim:
-        shim.begin("forward", 0)
-        assert shim.config == ""
-        shim.end("forward", 0)
-        assert shim.config == ""
-
-
-def test_plan_for_another_world_size_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is for 2 ranks, but the job has 8"):
-        started(tmp_path, world_size=8)
-    assert fake_nvml.calls() == []
-
-
-def test_plan_for_another_gpu_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="for NVIDIA H100"):
-        started(tmp_path, frequency_plan(PIPELINE, gpu="NVIDIA H100 80GB HBM3"))
+@pytest.mark.parametrize(
+    ("plan", "size", "words"),
+    [
+        ({}, 8, "is for 2 ranks, but the job has 8"),
+        ({"gpu": "NVIDIA H100 80GB HBM3"}, 2, "for NVIDIA H100"),
+        ({"clocks": (1741, 780)}, 2, "1741 MHz"),
+    ],
+)
+def test_plan_for_another_job_or_gpu_is_refused(
+    fake_nvml: FakeNvml, tmp_path: Path, plan: dict[str, Any], size: int, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        started(tmp_path, frequency_plan(PIPELINE, **plan), world_size=size)
     assert fake_nvml.calls() == []
     with started(tmp_path, frequency_plan(PIPELINE, gpu=A40)) as shim:
         run_step(shim)
@@ -463,13 +447,6 @@ def test_only_gpu_that_a_rank_has_is_its_own_whatever_the_plan_says(
         run_step(shim)
     assert set_clocks(fake_nvml) == []
     assert set_clocks(fake_nvml, 3) == merged(shim.plan.ranks[0].frequencies)
-
-
-def test_plan_that_asks_for_a_clock_the_gpu_has_not_is_refused(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="1741 MHz"):
-        started(tmp_path, frequency_plan(PIPELINE, clocks=(1741, 780)))
 
 
 def test_older_schema_and_cut_files_are_refused(tmp_path: Path) -> None:

@@ -31,20 +31,6 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import changes_of
 
-__all__ = [
-    "CSV_COLUMNS",
-    "FREQPLAN_SCHEMA",
-    "MAX_OPERATIONS",
-    "ClockSource",
-    "Dwell",
-    "FrequencyPlan",
-    "LadderRung",
-    "RaisedClock",
-    "RankPlan",
-    "StageClocks",
-    "StageEnergy",
-]
-
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 SCHEMA_FILE: Final = Path(__file__).parent.parent / "schemas" / "freqplan.v1.schema.json"
 
