@@ -190,8 +190,9 @@ def plan_figure(plan: ServingPlan) -> Figure:
 
     before = plan.predicted.baseline
     names = [" + ".join(pool.classes) for pool in plan.pools]
-    heading = plan.profile.name + (f" ({plan.profile.source})" if plan.profile.source else "")
-    heading += f"\n{plan.planner}, {plan.gpus} GPUs, {plan.power / 1e3:.4g} kW"
+    modelled = f" ({plan.profile.source})" if plan.profile.source else ""
+    used = f"{plan.planner}, {plan.gpus} GPUs, {plan.power / 1e3:.4g} kW"
+    heading = f"{plan.profile.name}{modelled}\n{used}"
     with figure(9.6, 2.2 + 0.45 * (len(names) + 1)) as drawn:
         axes = drawn.add_subplot()
         handles = {}

@@ -14,13 +14,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envplan._model import Model
+from envplan._model import Document, Model
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.serving.plan import Count, Document, Group, Pool, ServingPlan
+from envplan.serving.plan import Count, Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
 __all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks", "hold_clocks"]
@@ -65,6 +65,7 @@ class ServingApplied(Document):
 
     kind: ClassVar[str] = "file of serving clocks"
     schema_name: ClassVar[str] = "envplan/serving-clocks/v1"
+    writes_null: ClassVar[bool] = True
 
     schema_id: Literal["envplan/serving-clocks/v1"] = Field(alias="schema")
     plan_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -5,23 +5,19 @@ A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1").
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envplan._documents import json_schema, read_document, readable_json
-from envplan._files import atomic_write, is_file
-from envplan._model import Model
+from envplan._files import is_file
+from envplan._model import Document, Model
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Positive, Slo, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
 
 __all__ = [
     "Count",
-    "Document",
     "Group",
     "Pool",
     "Served",
@@ -39,46 +35,6 @@ _NOTHING: Final = 2e-3
 
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-class Document(Model):
-    """A file: its model has a field `schema_id`, written as "schema".
-
-    Attributes:
-        kind: what it is, for people.
-        schema_name: what its field "schema" says.
-    """
-
-    kind: ClassVar[str]
-    schema_name: ClassVar[str]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, whole or not at all.
-
-        Raises:
-            InputError: it cannot be written.
-        """
-        atomic_write(path, readable_json(self.model_dump(by_alias=True)))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read and check a file.
-
-        Raises:
-            InputError: it is none of this kind, or does not hold together.
-        """
-        return read_document(path, cls, kind=cls.kind, schema=cls.schema_name)
-
-    @classmethod
-    def schema_file(cls) -> Path:
-        """Where the JSON Schema of the format is."""
-        name = f"{cls.schema_name.split('/')[1]}.v1.schema.json"
-        return Path(__file__).parents[1] / "schemas" / name
-
-    @classmethod
-    def write_schema(cls) -> None:
-        """Write the JSON Schema of the format, generated from the model."""
-        atomic_write(cls.schema_file(), json_schema(cls))
 
 
 class Served(Model):
@@ -203,6 +159,7 @@ class ServingPlan(Document):
 
     kind: ClassVar[str] = "serving plan"
     schema_name: ClassVar[str] = "envplan/serving-plan/v1"
+    writes_null: ClassVar[bool] = True
 
     schema_id: Literal["envplan/serving-plan/v1"] = Field(alias="schema")
     planner: str

@@ -222,8 +222,8 @@ class Simulation:
             rate: over time.
             beside: PUE and hosts that draw, too; default: none.
         """
-        steps, at = rate.steps(), self.series.time_s
-        edges = [steps.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
+        at = self.series.time_s
+        edges = [rate.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
         site = beside or Beside()
         watts = site.pue * (self.series.power_w + site.host_power * self.series.gpus)
         return float(np.dot(np.diff(edges), watts)) / J_PER_KWH
