@@ -194,7 +194,10 @@ class _Together:
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
         times: list[int] = self.times_ns.tolist()
-        rises = lambda k: self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])  # noqa: E731
+
+        def rises(k: int) -> bool:
+            return self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])
+
         return times[bisect_left(range(len(times) - 1), True, key=rises)]
 
     def bound_fj(self, time_ns: int) -> int:
@@ -269,17 +272,16 @@ class _Together:
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
         budget = self.request.limit(EnergyBudget)
-        if budget is not None and found.energy > budget.energy_j:
-            raise NoAnswerError(
-                f"no plans were found within the budget of {budget.energy_j:.10g} J: by "
-                f"{s_from_ns(time_ns):.9f} s the least found is {found.energy:.10g} J"
-            )
         average = self.request.limit(AveragePower)
-        if average is not None and found.energy > average.power_w * found.sync_time:
-            raise NoAnswerError(
-                f"{found.energy / found.sync_time:.10g} W on average, the least found, is above "
-                f"{average.power_w:.10g} W"
-            )
+        for most, least, unit in (
+            (budget and budget.energy_j, found.energy, "J"),
+            (average and average.power_w, found.energy / found.sync_time, "W on average"),
+        ):
+            if most is not None and least > most:
+                raise NoAnswerError(
+                    f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
+                    f"the least found is {least:.10g} {unit}"
+                )
         return found
 
     def planned_by(self, planner: Planner) -> ReplicaPlans:

@@ -503,13 +503,12 @@ class Timeline:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
         import pandas as pd
 
+        rows = zip(self.pipeline.operations, self._rows(), strict=True)
+        return pd.DataFrame([{"stage": op.stage, **row} for op, row in rows])
+
+    def _rows(self) -> list[dict[str, Any]]:
         path = set(self.critical_path)
-        return pd.DataFrame(
-            [
-                {"stage": timed.operation.stage, **timed.to_dict(on_path=index in path)}
-                for index, timed in enumerate(self.operations)
-            ]
-        )
+        return [timed.to_dict(on_path=i in path) for i, timed in enumerate(self.operations)]
 
     def __repr__(self) -> str:
         return (
@@ -528,7 +527,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
-        path = set(self.critical_path)
+        rows = self._rows()
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -550,19 +549,15 @@ class Timeline:
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
                         for at, mhz in use.clock_changes
                     ],
-                    "operations": [
-                        timed.to_dict(on_path=index in path)
-                        for index, timed in enumerate(self.operations)
-                        if timed.operation.stage == use.stage
-                    ],
+                    "operations": rows[first:last],
                     "bubbles": [
                         bubble.to_dict() for bubble in self.bubbles if bubble.stage == use.stage
                     ],
                 }
-                for use in self.stages
+                for use, (_, first, last) in zip(self.stages, self._bounds(), strict=True)
             ],
             "critical_path": [
-                [timed.operation.stage, timed.operation.instruction, timed.operation.microbatch]
-                for timed in (self.operations[index] for index in self.critical_path)
+                [op.stage, op.instruction, op.microbatch]
+                for op in (self.pipeline.operations[i] for i in self.critical_path)
             ],
         }
