@@ -11,16 +11,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from envplan._files import AnyPath, parse_json, read_bounded
 from envplan.errors import InputError, shown
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "first_problem",
-    "json_schema",
-    "parse_document",
-    "read_document",
-    "read_json",
-    "readable_json",
-]
-
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
 T = TypeVar("T")

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from envplan._model import Document, Model
 from envplan._notebook import html_of
 from envplan.costs.model import Costs
 from envplan.frontier import BlockingPowerSource
 from envplan.limits import Robustness
-from envplan.pipeline import Pipeline
+from envplan.pipeline import Pipeline, formats
 from envplan.profile import Adjustments
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
@@ -51,31 +51,15 @@ GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
-class Job(Model):
+class Job(formats.Job):
     """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
 
-    schedule: str
-    stages: Count
-    microbatches: Count
+    model_config = ConfigDict(extra="forbid")
+
     chunks: Count
     p2p_latency_s: Seconds | list[Seconds] = Field(
         description="of a transfer; a list has one for each pair of neighbouring stages"
     )
-    forwards_ahead: list[Index] | None = Field(
-        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
-    )
-    microbatch_group: Count | None = Field(
-        None,
-        description="schedule interleaved: microbatches that go through a chunk before the next",
-    )
-    extras: dict[str, list[Index]] | None = Field(
-        None,
-        description="operations beside forwards and backwards, and which model stages have them",
-    )
-    in_turn: list[Index] | None = Field(
-        None, description="stages that take turns with the next one: transfers hold the sender"
-    )
-    dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
     replicas: GpuCount
     blocking_power_w: list[BlockingWatts] = Field(description="W of one waiting GPU, per stage")

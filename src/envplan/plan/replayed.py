@@ -130,13 +130,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
             f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
             "in another way than for the plan; give it as it was measured"
         )
-    return profile.adjusted(
-        wanted.recompute,
-        wanted.backward_input_share,
-        join_backward=wanted.joined_backward,
-        by_parts=wanted.by_parts,
-        raw=not wanted.smoothed,
-    )
+    return profile.derived(wanted)
 
 
 def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:

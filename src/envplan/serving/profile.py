@@ -43,12 +43,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from envplan._documents import parse_document, read_json
-from envplan._files import atomic_write, read_bounded, refuse_slip
+from envplan._files import atomic_write, exists, read_bounded, refuse_slip
 from envplan._model import Model
 from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
-from envplan.profile.sidecar import exists, sidecar_path
+from envplan.profile.sidecar import sidecar_path
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
 from envplan.serving.phases import Phases, steady
 

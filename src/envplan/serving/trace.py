@@ -29,9 +29,8 @@ from typing import IO, Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from envplan._files import opened, refuse_slip
+from envplan._files import exists, opened, refuse_slip
 from envplan.errors import InputError, shown
-from envplan.profile.sidecar import exists
 from envplan.serving.classes import CLASSES, check_class, classify_all
 from envplan.serving.profile import ServingProfile, builtin_folder
 
