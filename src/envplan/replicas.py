@@ -274,8 +274,12 @@ class _Together:
         budget = self.request.limit(EnergyBudget)
         average = self.request.limit(AveragePower)
         for most, least, unit in (
-            (budget and budget.energy_j, found.energy, "J"),
-            (average and average.power_w, found.energy / found.sync_time, "W on average"),
+            (budget.energy_j if budget else None, found.energy, "J"),
+            (
+                average.power_w if average else None,
+                found.energy / found.sync_time,
+                "W on average",
+            ),
         ):
             if most is not None and least > most:
                 raise NoAnswerError(
