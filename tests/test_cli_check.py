@@ -104,7 +104,7 @@ def test_dag_says_what_it_holds(folder: Path, capsys: pytest.CaptureFixture[str]
     assert app._run(["check", "dag.json"]) == 0
     assert "2 operations on 2 stages" in capsys.readouterr().out
     edited(Path("dag.json"), lambda d: d["operations"][0].update(after=["b"]))
-    refused(["dag.json"], capsys, "dag.json", "cycle")
+    refused(["dag.json"], capsys, "dag.json", "waiting for each other")
 
 
 @pytest.mark.parametrize("name", ["f.csv", "f.json"])
