@@ -346,20 +346,18 @@ class Timeline:
     @cached_property
     def stages(self) -> tuple[StageUse, ...]:
         """For each stage, its use."""
-        busy, powers = self.replay.busy_ns, self.replay.problem.blocking_power_uw
-        return tuple(
-            StageUse(
-                stage=stage,
-                busy_ns=int(busy[stage]),
-                blocked_ns=self.sync_time_ns - int(busy[stage]),
-                computation_fj=sum(self.replay.energies_fj[first:last].tolist()) * self.num_gpus,
-                blocking_fj=int(powers[stage])
-                * (self.sync_time_ns - int(busy[stage]))
-                * self.num_gpus,
-                clock_changes=tuple(self._clock_changes(stage, first, last)),
-            )
-            for stage, first, last in self._bounds()
-        )
+        replay, gpus = self.replay, self.num_gpus
+        powers_uw = replay.problem.blocking_power_uw.tolist()
+        found = []
+        for stage, first, last in self._bounds():
+            busy_ns = int(replay.busy_ns[stage])
+            blocked_ns = self.sync_time_ns - busy_ns
+            computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
+            blocking_fj = powers_uw[stage] * blocked_ns * gpus
+            changes = tuple(self._clock_changes(stage, first, last))
+            use = StageUse(stage, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
+            found.append(use)
+        return tuple(found)
 
     def _bounds(self) -> Iterator[tuple[int, int, int]]:
         """Each stage with the indices of its first operation and of the one after its last."""
