@@ -161,13 +161,12 @@ def plan_replicas(
     together = _Together(frontiers, request or Request())
     if planner is not None:
         return together.planned_by(planner)
-    match together.request.objective:
-        case "energy":
-            return together.least_energy()
-        case "time":
-            return together.fastest()
-        case "cost":
-            return together.cheapest()
+    ways = {
+        "energy": together.least_energy,
+        "time": together.fastest,
+        "cost": together.cheapest,
+    }
+    return ways[together.request.objective]()
 
 
 class _Together:
@@ -329,9 +328,8 @@ class _Together:
         for cost, time_ns in cheapest_times(self, run, gpus):
             if found and cost >= min(map(_cost, found)):
                 break
-            plans = self._tried(time_ns)
-            if plans is None:  # what is cheapest breaks a limit: so does all that is faster
-                plans = self._fastest
+            # Where what is cheapest breaks a limit, so does all that is faster.
+            plans = self._tried(time_ns) or self._fastest
             if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
                 found.append(plans)
         if not found:
