@@ -112,11 +112,18 @@ class Pipeline:
         self.schedule = schedule
         self.num_stages = whole_number(num_stages, "num_stages", least=1)
         self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
-        chunks = traits(schedule).chunks if num_chunks is None else num_chunks
+        known = traits(schedule)
+        chunks = known.chunks if num_chunks is None else num_chunks
         self.num_chunks = whole_number(chunks, "num_chunks", least=1)
+        if self.num_chunks != known.chunks and not known.any_chunks:
+            runs = "one model chunk" if known.chunks == 1 else "two model chunks"
+            raise InputError(
+                f"schedule {schedule} runs {runs} per stage, not {self.num_chunks}; "
+                "schedules interleaved, looped-bfs and interleaved-zb run several"
+            )
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
-        _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
+        _refuse_too_large(known.passes * self.num_profile_stages * self.num_microbatches)
         given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
         for name, value in given.items():
             if value is not None and schedule != _GOES_WITH[name]:
