@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -436,11 +437,10 @@ def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
 
 def _counts(skipped: Mapping[str, int]) -> str:
     """The most frequent names and how often they occur."""
-    ordered = sorted(skipped.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name} ({count})" for name, count in ordered[:_MOST_NAMED])
-    if len(ordered) > _MOST_NAMED:
-        named += f", and {sum(count for _, count in ordered[_MOST_NAMED:])} others"
-    return named
+    most = Counter(skipped).most_common(_MOST_NAMED)
+    others = sum(skipped.values()) - sum(count for _, count in most)
+    named = [f"{name} ({count})" for name, count in most]
+    return ", ".join([*named, f"and {others} others"] if others else named)
 
 
 def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:

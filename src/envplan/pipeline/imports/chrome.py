@@ -324,15 +324,13 @@ def _patterns(mapping: TraceMapping) -> dict[str, re.Pattern[str]]:
                 f"the {what} cannot be taken from {shown(source)}; give "
                 f"{' or '.join([*known, 'args.NAME'])}"
             )
-    texts = dict(mapping.instructions)
-    for instruction in texts:
-        if not instruction.isidentifier():
-            raise InputError(f"{shown(instruction)} is no name of an instruction")
-    for option, text in (("--category", mapping.category), ("--within", mapping.within)):
-        if text is not None:
-            texts[option] = text
     patterns = {}
-    for name, text in texts.items():
+    beside = {"--category": mapping.category, "--within": mapping.within}
+    for name, text in {**mapping.instructions, **beside}.items():
+        if text is None:
+            continue
+        if name not in beside and not name.isidentifier():
+            raise InputError(f"{shown(name)} is no name of an instruction")
         try:
             patterns[name] = re.compile(text)
         except re.error as error:
