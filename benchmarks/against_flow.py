@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.flow_peer import FlowPoint
-from benchmarks.report import Section, Target, ratio, seconds, table
+from benchmarks.report import Section, ratio, seconds, table
 from benchmarks.running import note
 from benchmarks.tables import BLOOM, GPT, H100, equal_stages, noisy_profile
 from envplan import Pipeline, Profile
@@ -43,21 +43,17 @@ def run(_quick: bool, _folder: Path) -> Section:
             ]
         )
         if result["breakpoints"] <= FEW_BREAKPOINTS:
-            section.targets.append(
-                Target(
-                    f"b: {label}, whole frontier against one solve",
-                    "under 1x its time",
-                    ratio(traced / solved),
-                    traced < solved,
-                )
+            section.target(
+                f"b: {label}, whole frontier against one solve",
+                "under 1x its time",
+                ratio(traced / solved),
+                traced < solved,
             )
-        section.targets.append(
-            Target(
-                f"b: {label}, E(T_star) agrees with SimpleMinCostFlow",
-                "1e-9",
-                f"{result['relative_difference']:.1e}",
-                result["relative_difference"] <= 1e-9,
-            )
+        section.target(
+            f"b: {label}, E(T_star) agrees with SimpleMinCostFlow",
+            "1e-9",
+            f"{result['relative_difference']:.1e}",
+            result["relative_difference"] <= 1e-9,
         )
     section.paragraphs = [
         "The whole frontier from T_star to T_min, pipeline and network built, against one "

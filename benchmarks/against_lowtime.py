@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report import Section, Target, megabytes, percent, ratio, seconds, table
+from benchmarks.report import Section, megabytes, percent, ratio, seconds, table
 from benchmarks.running import in_fresh_process, note, profile_file
 from benchmarks.tables import noisy_profile
 from envplan import Pipeline, Profile
@@ -78,13 +78,11 @@ def _compare(section: Section, shape: Shape, folder: Path) -> None:
     run_ours()
     section.paragraphs.append(f"### {shape}\n\n" + _times_table(ours, theirs))
     factor = median(r["wall_s"] for r in theirs) / _cold(ours[False], "wall_s")
-    section.targets.append(
-        Target(
-            f"a: {shape}, [T_min, T_star] against lowtime",
-            f"at least {shape.least_ratio:,.0f}x",
-            ratio(factor),
-            factor >= shape.least_ratio,
-        )
+    section.target(
+        f"a: {shape}, [T_min, T_star] against lowtime",
+        f"at least {shape.least_ratio:,.0f}x",
+        ratio(factor),
+        factor >= shape.least_ratio,
     )
 
     note(f"plans of both at {shape}")
@@ -100,13 +98,11 @@ def _compare(section: Section, shape: Shape, folder: Path) -> None:
         ]
     section.paragraphs.append(_duels_text(frontier, duels))
     worse = sum(d.our_energy_j > d.their_energy_j for d in duels)
-    section.targets.append(
-        Target(
-            f"a: {shape}, plans of ours that use more energy than lowtime's",
-            f"0 of {len(duels)}",
-            str(worse),
-            worse == 0,
-        )
+    section.target(
+        f"a: {shape}, plans of ours that use more energy than lowtime's",
+        f"0 of {len(duels)}",
+        str(worse),
+        worse == 0,
     )
     section.raw.append(
         {

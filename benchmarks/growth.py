@@ -97,13 +97,11 @@ def _measured(section: Section, folder: Path, all_series: Sequence[_Series], wha
             before, breakpoints = spent, result["breakpoints"]
             if series.stages == STAGES[-1] and microbatches == MICROBATCHES[-1]:
                 section.targets += _largest_targets(series.name, label, result, spent)
-    section.targets.append(
-        Target(
-            f"c: largest factor for doubling microbatches, breakpoints settled, {what}",
-            f"{MOST_FACTOR}x",
-            f"{max(steady_factors):.2f}x",
-            max(steady_factors) <= MOST_FACTOR,
-        )
+    section.target(
+        f"c: largest factor for doubling microbatches, breakpoints settled, {what}",
+        f"{MOST_FACTOR}x",
+        f"{max(steady_factors):.2f}x",
+        max(steady_factors) <= MOST_FACTOR,
     )
     return table(
         ["stages x microbatches", "operations", "breakpoints", "time", "for doubling", "memory"],

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import Section, Target, percent, ratio, seconds, table
+from benchmarks.report import Section, percent, ratio, seconds, table
 from benchmarks.running import note
 from envplan import Pipeline, Profile
 from envplan.devices.modelled import GPUS, ModelledGpu
@@ -86,8 +86,8 @@ def run(quick: bool, folder: Path) -> Section:
         rows.append([name, *held, f"{len(composed)}", seconds(spent)])
     header = ["composing one kind of operation", "latency", "hold", "options", "CPU"]
     section.paragraphs.append(table(header, rows))
-    section.targets.append(
-        Target("compose 48 parts x 100 clocks", "50 ms", seconds(slowest), slowest <= _COMPOSED_S)
+    section.target(
+        "compose 48 parts x 100 clocks", "50 ms", seconds(slowest), slowest <= _COMPOSED_S
     )
     note("frontier by parts")
     profile = in_layers(Profile.builtin("sosp24-a100-gpt3-xl-4stage"), 6)
@@ -105,9 +105,7 @@ def run(quick: bool, folder: Path) -> Section:
         f"The demo's frontier and 20 plans on it: one clock an operation {one}, six equal layers "
         f"as parts {parted}, composition included."
     )
-    section.targets.append(
-        Target("frontier by parts, demo", "3x one clock", ratio(slower), slower <= _SLOWER)
-    )
+    section.target("frontier by parts, demo", "3x one clock", ratio(slower), slower <= _SLOWER)
     note("gap on A40 GPT-3 175B")
     rows, worst = [], 0.0
     for microbatches in (12,) if quick else (12, 48):
@@ -120,9 +118,7 @@ def run(quick: bool, folder: Path) -> Section:
     )
     header = ["microbatches", "options an operation", "gap at T_min", "2% slower", "at T_star"]
     section.paragraphs.append(table(header, rows))
-    section.targets.append(
-        Target("gap by 12 layers, A40 GPT-3 175B raw", "0.1%", percent(worst), worst < _GAP)
-    )
+    section.target("gap by 12 layers, A40 GPT-3 175B raw", "0.1%", percent(worst), worst < _GAP)
     return section
 
 

@@ -25,6 +25,9 @@ class Section:
     targets: list[Target] = field(default_factory=list)
     paragraphs: list[str] = field(default_factory=list)
 
+    def target(self, what: str, limit: str, measured: str, met: bool) -> None:
+        self.targets.append(Target(what, limit, measured, met))
+
     @property
     def markdown(self) -> str:
         return "\n\n".join([self.title, *self.paragraphs])

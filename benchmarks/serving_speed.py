@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Section, Target, megabytes, percent, ratio, seconds, table
+from benchmarks.report import Section, megabytes, percent, ratio, seconds, table
 from benchmarks.running import in_fresh_process, note
 from envplan.errors import NoAnswerError
 from envplan.serving import CLASSES, ServingProfile, exact_plan, hierarchical_plan, simulate
@@ -73,9 +73,7 @@ def planning(section: Section, quick: bool, _: Path) -> None:
         "time and power against its own.",
         table(["slot", "tokens/s", "GPUs", "exact", "gap", "time", "power"], rows),
     ]
-    section.targets.append(
-        Target("exact plan of a slot, 1,024 GPUs", "< 10 s", seconds(most_s), most_s < 10)
-    )
+    section.target("exact plan of a slot, 1,024 GPUs", "< 10 s", seconds(most_s), most_s < 10)
 
 
 def python_replay(trace: Trace, instances: int) -> int:
@@ -165,5 +163,6 @@ def reading(section: Section, quick: bool, folder: Path) -> None:
         table(["", "file", "CPU time", "rows/s", "against pandas", "most memory"], rows),
     ]
     memory = max(run["memory_peak"] for run in section.raw if run.get("reader") == "read_trace")
-    section.targets.append(Target("memory while reading a trace", "< 1 GB", megabytes(memory),
-                                  memory < MOST_MEMORY))  # fmt: skip
+    section.target(
+        "memory while reading a trace", "< 1 GB", megabytes(memory), memory < MOST_MEMORY
+    )

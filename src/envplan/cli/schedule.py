@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -141,12 +142,9 @@ def show(
     check_outputs(plot)
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = None if profile is None else open_profile(profile)
-    if timed_by is not None:
-        refuse_overwriting(timed_by, plot)
+    timed_by = _timed_by(profile, plot)
     pipeline = _pipeline(shape, timed_by, p2p_latency)
-    if timed_by is not None:
-        _refuse_other_stages(pipeline, timed_by)
+    _refuse_other_stages(pipeline, timed_by)
     layout = schedule_layout(pipeline, timed_by)
     if plot is not None:
         with spinner("Drawing", quiet=out.quiet):
@@ -210,8 +208,17 @@ def _pipeline(
     )
 
 
-def _refuse_other_stages(pipeline: Pipeline, profile: Profile) -> None:
-    if pipeline.num_profile_stages != profile.num_stages:
+def _timed_by(profile: str | None, output: Path | None) -> Profile | None:
+    """The profile of a name, which is no file that is going to be written."""
+    if profile is None:
+        return None
+    opened = open_profile(profile)
+    refuse_overwriting(opened, output)
+    return opened
+
+
+def _refuse_other_stages(pipeline: Pipeline, profile: Profile | None) -> None:
+    if profile is not None and pipeline.num_profile_stages != profile.num_stages:
         raise InputError(
             f"the schedule has {pipeline.num_profile_stages} model stages, but profile "
             f"{profile.name} has {profile.num_stages}"
@@ -324,14 +331,12 @@ def import_schedule(
             named = name.replace("_", "-")
             raise InputError(f"--{named} goes with --format {' or '.join(formats)}, not {form}")
     check_outputs(output, inputs=[("the schedule", file) for file in files])
-    timed_by = None if trace.check_profile is None else open_profile(trace.check_profile)
-    if timed_by is not None:
-        refuse_overwriting(timed_by, output)
+    timed_by = _timed_by(trace.check_profile, output)
     with spinner("Reading", quiet=out.quiet):
         imported, facts = _read(form, files, keep or (), trace, microbatches)
         pipeline = _connected(imported, files, p2p_latency or 0.0)
+    _refuse_other_stages(pipeline, timed_by)
     if timed_by is not None:
-        _refuse_other_stages(pipeline, timed_by)
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
     known = imported.known_as
     report: dict[str, Any] = {
@@ -436,11 +441,10 @@ def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
 
 def _counts(skipped: Mapping[str, int]) -> str:
     """The most frequent names and how often they occur."""
-    ordered = sorted(skipped.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name} ({count})" for name, count in ordered[:_MOST_NAMED])
-    if len(ordered) > _MOST_NAMED:
-        named += f", and {sum(count for _, count in ordered[_MOST_NAMED:])} others"
-    return named
+    most = Counter(skipped).most_common(_MOST_NAMED)
+    others = sum(skipped.values()) - sum(count for _, count in most)
+    named = [f"{name} ({count})" for name, count in most]
+    return ", ".join([*named, f"and {others} others"] if others else named)
 
 
 def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:

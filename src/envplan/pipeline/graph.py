@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -112,11 +113,18 @@ class Pipeline:
         self.schedule = schedule
         self.num_stages = whole_number(num_stages, "num_stages", least=1)
         self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
-        chunks = traits(schedule).chunks if num_chunks is None else num_chunks
+        known = traits(schedule)
+        chunks = known.chunks if num_chunks is None else num_chunks
         self.num_chunks = whole_number(chunks, "num_chunks", least=1)
+        if self.num_chunks != known.chunks and not known.any_chunks:
+            runs = "one model chunk" if known.chunks == 1 else "two model chunks"
+            raise InputError(
+                f"schedule {schedule} runs {runs} per stage, not {self.num_chunks}; "
+                "schedules interleaved, looped-bfs and interleaved-zb run several"
+            )
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
-        _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
+        _refuse_too_large(known.passes * self.num_profile_stages * self.num_microbatches)
         given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
         for name, value in given.items():
             if value is not None and schedule != _GOES_WITH[name]:
@@ -349,19 +357,8 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        time = time_ns.tolist()
-        start = [0] * len(time)
-        makespan = 0
-        for i, after in self._walk:
-            finish = start[i] + time[i]
-            if finish > makespan:
-                makespan = finish
-            for j, lag in after:
-                ready = finish + lag if lags else finish
-                if ready > start[j]:
-                    start[j] = ready
-        _refuse_too_long(makespan)
-        return np.array(start, np.int64), makespan
+        starts = _starts(self._walk, time_ns.tolist(), lags=lags)
+        return starts, int(np.max(starts + time_ns))
 
     def latest_finishes(self, time_ns: NDArray[np.int64], deadline_ns: int) -> NDArray[np.int64]:
         """How late each operation may finish so that all are finished by the deadline.
@@ -377,20 +374,9 @@ class Pipeline:
         Raises:
             InputError: the iteration would outlast 2**62 ns, 146 years.
         """
-        time = time_ns.tolist()
-        latest_finish = [int(deadline_ns)] * len(time)
-        latest_start = [0] * len(time)
-        earliest = 0
-        for i, after in reversed(self._walk):
-            latest = latest_finish[i]
-            for j, lag in after:
-                if latest_start[j] - lag < latest:
-                    latest = latest_start[j] - lag
-            latest_finish[i] = latest
-            latest_start[i] = latest - time[i]
-            earliest = min(earliest, latest)
-        _refuse_too_long(deadline_ns - earliest)
-        return np.array(latest_finish, np.int64)
+        before = predecessors(self)
+        backwards = [(i, before[i]) for i in reversed(self.order.tolist())]
+        return deadline_ns - _starts(backwards, time_ns.tolist())
 
     def __repr__(self) -> str:
         shape: dict[str, Any] = {"num_stages": self.num_stages}
@@ -482,6 +468,20 @@ def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
     return before
 
 
+def _starts(walk: _Walk, time: list[int], *, lags: bool = True) -> NDArray[np.int64]:
+    """The earliest start of each operation in ns, walking through them in topological order."""
+    start = [0] * len(time)
+    for i, after in walk:
+        finish = start[i] + time[i]
+        for j, lag in after:
+            ready = finish + lag if lags else finish
+            if ready > start[j]:
+                start[j] = ready
+    if max(map(add, start, time)) > MAX_INTEGER:
+        raise InputError("operation times and latencies add up to more than 146 years")
+    return np.array(start, np.int64)
+
+
 def _connected(
     orders: Sequence[Sequence[Operation]],
     latency_ns: int | Sequence[int],
@@ -558,8 +558,3 @@ def _refuse_too_large(count: int) -> None:
             f"stages x chunks x microbatches make {shown(count)} operations; "
             f"at most {formats.MAX_OPERATIONS} are possible"
         )
-
-
-def _refuse_too_long(makespan: int) -> None:
-    if makespan > MAX_INTEGER:
-        raise InputError("operation times and latencies add up to more than 146 years")

@@ -1,10 +1,12 @@
 """Pipeline schedules: in which order each stage runs its forwards and backwards.
 
-A generator takes (num_stages, num_microbatches, num_chunks), all at least 1, and returns for every
-stage its operations in execution order. It refuses, with an InputError, the shapes it cannot
-schedule. Data dependencies are not its business: they follow from the instructions (see
-dependencies.py). Some schedules split backwards in two: the gradient of the input, which the stage
-before waits for, and the gradients of the weights, for which there is time and which fill bubbles.
+A generator takes (num_stages, num_microbatches, num_chunks), all at least 1 and as many chunks as
+its traits allow, and returns for every stage its operations in execution order. It refuses, with an
+InputError, the shapes it cannot schedule. Data dependencies are not its business: they follow from
+the instructions (see dependencies.py).
+
+Some schedules split backwards in two: the gradient of the input, which the stage before waits for,
+and the gradients of the weights, for which there is time and which fill bubbles.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import NamedTuple
 
 from envplan.errors import InputError
@@ -59,10 +60,12 @@ class Traits(NamedTuple):
     Attributes:
         chunks: model chunks per stage unless the user says otherwise.
         passes: operations of one microbatch on one model stage, at most.
+        any_chunks: whether it runs any number of chunks, and not only `chunks`.
     """
 
     chunks: int = 1
     passes: int = 2
+    any_chunks: bool = True
 
 
 _TRAITS: dict[str, Traits] = {}
@@ -71,28 +74,12 @@ _TRAITS: dict[str, Traits] = {}
 def schedule(
     name: str, *, chunks: int = 1, any_chunks: bool = False, passes: int = 2
 ) -> Callable[[Generator], Generator]:
-    """Decorator that makes a generator known under `name`; chunks and passes as in Traits.
-
-    Args:
-        any_chunks: whether it runs any number of chunks, and not only `chunks`.
-    """
+    """Decorator that makes a generator known under `name`; the rest as in Traits."""
 
     def register(generator: Generator) -> Generator:
-        @wraps(generator)
-        def checked(
-            num_stages: int, num_microbatches: int, num_chunks: int, **options: object
-        ) -> Orders:
-            if num_chunks != chunks and not any_chunks:
-                what = "one model chunk" if chunks == 1 else "two model chunks"
-                raise InputError(
-                    f"schedule {name} runs {what} per stage, not {num_chunks}; "
-                    "schedules interleaved, looped-bfs and interleaved-zb run several"
-                )
-            return generator(num_stages, num_microbatches, num_chunks, **options)
-
-        SCHEDULES[name] = checked
-        _TRAITS[name] = Traits(chunks, passes)
-        return checked
+        SCHEDULES[name] = generator
+        _TRAITS[name] = Traits(chunks, passes, any_chunks)
+        return generator
 
     return register
 
@@ -106,9 +93,6 @@ def traits(name: str) -> Traits:
 def one_forward_one_backward(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     """1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
     ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, then drains.
-
-    Raises:
-        InputError: more than one chunk.
     """
     down, up = _through_chunks(num_microbatches)
     return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1)
@@ -120,9 +104,6 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
 
     Backwards run from the first microbatch on, as in PyTorch's ScheduleGPipe; figure 2c of the
     paper draws them from the last.
-
-    Raises:
-        InputError: more than one chunk.
     """
     down, up = _through_chunks(num_microbatches)
     return _in_turns(num_stages, down, up, lambda _: num_microbatches)
@@ -170,9 +151,6 @@ def envpipe(
 
     Args:
         forwards_ahead: for each stage, as fitting_ahead allows; none: 1F1B's own order.
-
-    Raises:
-        InputError: more than one chunk.
     """
     down, up = _through_chunks(num_microbatches)
     ahead = forwards_ahead or [0] * num_stages
@@ -219,9 +197,6 @@ def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     class of this name: the order is that of ScheduleInterleavedZeroBubble with one stage per rank
     ("ZB1P"), which refuses some numbers of microbatches above S where this takes any. The paper
     also has the optimizer step without a global synchronization; that is outside a schedule.
-
-    Raises:
-        InputError: more than one chunk.
     """
     return interleaved_zero_bubble(num_stages, num_microbatches, num_chunks)
 
@@ -235,9 +210,6 @@ def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     last stage has two neighbours. No bubbles at all where forward, input and weight gradients take
     equally long and there are at least 2 S - 1 microbatches; with fewer, the order is that of
     2 S - 1 without the ones that are not there.
-
-    Raises:
-        InputError: other than two chunks.
     """
     count = max(2 * num_stages - 1, num_microbatches)
     orders = []
@@ -270,7 +242,7 @@ def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Order
     follow each other in PyTorch's order, forward first.
 
     Raises:
-        InputError: other than two chunks, or fewer microbatches than model stages, 2 S.
+        InputError: fewer microbatches than model stages, 2 S.
     """
     if num_microbatches < 2 * num_stages:
         raise InputError(

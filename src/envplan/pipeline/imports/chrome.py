@@ -20,7 +20,7 @@ import os
 import re
 import statistics
 import zlib
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -324,15 +324,13 @@ def _patterns(mapping: TraceMapping) -> dict[str, re.Pattern[str]]:
                 f"the {what} cannot be taken from {shown(source)}; give "
                 f"{' or '.join([*known, 'args.NAME'])}"
             )
-    texts = dict(mapping.instructions)
-    for instruction in texts:
-        if not instruction.isidentifier():
-            raise InputError(f"{shown(instruction)} is no name of an instruction")
-    for option, text in (("--category", mapping.category), ("--within", mapping.within)):
-        if text is not None:
-            texts[option] = text
     patterns = {}
-    for name, text in texts.items():
+    beside = {"--category": mapping.category, "--within": mapping.within}
+    for name, text in {**mapping.instructions, **beside}.items():
+        if text is None:
+            continue
+        if name not in beside and not name.isidentifier():
+            raise InputError(f"{shown(name)} is no name of an instruction")
         try:
             patterns[name] = re.compile(text)
         except re.error as error:
@@ -509,20 +507,22 @@ def _in_order(
     passes = Counter(key for key, one in listed if one.instruction == "forward")
     count = max(passes.values(), default=1)
     chunks: dict[_Event, int] = {}
-    to_come: dict[tuple[int, int], dict[str, deque[int]]] = defaultdict(
-        lambda: {"backward": deque(reversed(range(count))), "backward_weight": deque()}
-    )
+    seen: Counter[tuple[tuple[int, int], str]] = Counter()
+    inputs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for key, one in listed:
-        turns = to_come[key]
-        turn = turns.setdefault(one.instruction.removesuffix("_input"), deque(range(count)))
-        if not turn:
+        kind = one.instruction.removesuffix("_input")
+        n = seen[key, kind]
+        seen[key, kind] += 1
+        turns = {"backward": range(count)[::-1], "backward_weight": inputs[key]}
+        try:
+            chunks[one] = turns.get(kind, range(count))[n]
+        except IndexError:
             raise InputError(
                 f"{one}: there are more of microbatch {key[1]} than its rank has chunks, {count}, "
                 "or it comes before its backward_input; is this a trace of several iterations?"
-            )
-        chunks[one] = turn.popleft()
+            ) from None
         if one.instruction == "backward_input":
-            turns["backward_weight"].append(chunks[one])
+            inputs[key].append(chunks[one])
     return chunks
 
 
