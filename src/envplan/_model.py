@@ -43,14 +43,16 @@ class Document(Model):
     Attributes:
         kind: what it is, for people.
         schema_name: what its field "schema" says.
+        writes_null: fields that say nothing are written as null; else they are left out.
     """
 
     kind: ClassVar[str]
     schema_name: ClassVar[str]
+    writes_null: ClassVar[bool] = False
 
     def to_json(self) -> str:
         """The text of the file: readable, with an object of a list in a line."""
-        return readable_json(self.model_dump(by_alias=True, exclude_none=True))
+        return readable_json(self.model_dump(by_alias=True, exclude_none=not self.writes_null))
 
     def save(self, path: AnyPath) -> None:
         """Write the file, whole or not at all.
