@@ -45,11 +45,8 @@ def test_clocks_and_limits_are_those_of_the_data_sheet(
     assert (device.clocks_mhz[-1], device.clocks_mhz[0]) == (lowest, highest)
     assert len(device.clocks_mhz) == number
     assert (device.memory_clock_mhz, device.power_limit_w) == (memory, limit)
-
-
-def test_v100_steps_by_seven_and_eight() -> None:
-    steps = {one - other for one, other in itertools.pairwise(gpu("v100").clocks_mhz)}
-    assert steps == {7, 8}
+    steps = {one - other for one, other in itertools.pairwise(device.clocks_mhz)}
+    assert len(steps) == 1 or max(steps) - min(steps) == 1  # of V100 and P100: 7.5 and 12.66
 
 
 def test_names_are_found_in_any_case_and_unknown_ones_listed() -> None:
@@ -59,23 +56,18 @@ def test_names_are_found_in_any_case_and_unknown_ones_listed() -> None:
 
 
 @every_gpu
-def test_power_never_falls_with_the_clock_and_never_passes_the_limit(device: ModelledGpu) -> None:
+def test_clocks_above_what_the_limit_affords_change_nothing(device: ModelledGpu) -> None:
     powers = [device.power_w(clock) for clock in device.clocks_mhz]
-    assert all(fast >= slow for fast, slow in itertools.pairwise(powers))
+    times = [device.time_s(1e12, 1e9, clock) for clock in device.clocks_mhz]
     assert max(powers) <= device.power_limit_w
     assert min(powers) > device.static_power_w
-
-
-@every_gpu
-def test_time_stops_improving_at_the_power_limit(device: ModelledGpu) -> None:
-    times = [device.time_s(1e12, 1e9, clock) for clock in device.clocks_mhz]
-    for (fast, slow), (high, low) in zip(
-        itertools.pairwise(times), itertools.pairwise(device.clocks_mhz), strict=True
-    ):
+    assert all(device.blocking_power_w(f) < device.power_w(f) for f in device.clocks_mhz)
+    for k, (high, low) in enumerate(itertools.pairwise(device.clocks_mhz)):
+        assert powers[k] >= powers[k + 1]
         if low >= device.capped_clock_mhz:
-            assert fast == slow
+            assert times[k] == times[k + 1]
         elif high <= device.capped_clock_mhz:
-            assert fast < slow
+            assert times[k] < times[k + 1]
 
 
 @every_gpu
@@ -84,16 +76,6 @@ def test_capped_clock_draws_the_limit(device: ModelledGpu) -> None:
         assert device.capped_clock_mhz == device.clocks_mhz[0]
         return
     assert device.uncapped_power_w(device.capped_clock_mhz) == pytest.approx(device.power_limit_w)
-
-
-def test_gpu_below_its_limit_is_not_capped() -> None:
-    roomy = ModelledGpu(**{**vars_of(gpu("a40")), "power_limit_w": 1000.0})
-    assert roomy.capped_clock_mhz == 1740
-
-
-def vars_of(device: ModelledGpu) -> dict[str, object]:
-    names = ModelledGpu.__dataclass_fields__
-    return {name: getattr(device, name) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -156,31 +138,8 @@ def test_waiting_draws_what_was_seen_on_waits(key: str) -> None:
     assert all(46 <= device.blocking_power_w(clock) <= 90 for clock in device.clocks_mhz)
 
 
-@every_gpu
-def test_waiting_draws_less_than_computing(device: ModelledGpu) -> None:
-    assert all(device.blocking_power_w(f) < device.power_w(f) for f in device.clocks_mhz)
-
-
 def test_single_precision_is_slower_and_known_for_the_v100_alone() -> None:
     v100 = gpu("v100")
     assert v100.time_s(1e12, 0.0, 1200, "single") > 5 * v100.time_s(1e12, 0.0, 1200)
     with pytest.raises(InputError, match="single precision is not modelled for the NVIDIA A40"):
         gpu("a40").time_s(1e12, 0.0, 1200, "single")
-
-
-def test_both_v100_cards_are_the_same_chip() -> None:
-    sxm2, pcie = gpu("v100"), gpu("v100-pcie")
-    assert all(sxm2.uncapped_power_w(f) == pcie.uncapped_power_w(f) for f in pcie.clocks_mhz)
-    assert sxm2.capped_clock_mhz > pcie.capped_clock_mhz
-
-
-def test_a100_pcie_saves_less_than_a40() -> None:
-    def savings(device: ModelledGpu) -> float:
-        flops, traffic = share(device, 0.4)
-        energies = [
-            device.time_s(flops, traffic, clock) * device.power_w(clock)
-            for clock in device.clocks_mhz
-        ]
-        return 1 - min(energies) / energies[0]
-
-    assert savings(gpu("a100-pcie-40gb")) < savings(gpu("a100-pcie-80gb")) < savings(gpu("a40"))

@@ -42,8 +42,7 @@ def test_says_what_a_gpu_is(devices: list[Device]) -> None:
 
 
 def test_clock_stays_where_it_is_locked_until_it_is_given_back(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
+    fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     devices[2].lock_clock(1005)
     assert devices[2].clock() == fake_nvml.locked(2) == 1005
@@ -64,10 +63,7 @@ def test_energy_is_power_times_time(devices: list[Device]) -> None:
     assert 0 < used <= device.power() * took * 1e3 + 1
 
 
-def test_without_a_counter_power_is_integrated(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
+def test_without_a_counter_power_is_integrated(fake_nvml: FakeNvml, devices: list[Device]) -> None:
     fake_nvml.gpu(0).energy_counter = 0
     assert devices[0].info.energy_source == "integrated power"
     begin = time.monotonic()
@@ -78,8 +74,7 @@ def test_without_a_counter_power_is_integrated(
 
 
 def test_a_gpu_that_tells_neither_energy_nor_power_cannot_be_measured(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
+    fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     fake_nvml.gpu(0).energy_counter = 0
     fake_nvml.fail("power", NOT_SUPPORTED)
@@ -88,8 +83,7 @@ def test_a_gpu_that_tells_neither_energy_nor_power_cannot_be_measured(
 
 
 def test_integrated_power_lives_through_a_reading_that_fails(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
+    fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     fake_nvml.gpu(0).energy_counter = 0
     first = devices[0].energy()
@@ -101,10 +95,7 @@ def test_integrated_power_lives_through_a_reading_that_fails(
     assert devices[0].energy() - first >= 0.06 * 300e3
 
 
-def test_throttling_is_named_and_a_lock_is_none(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
+def test_throttling_is_named_and_a_lock_is_none(fake_nvml: FakeNvml, devices: list[Device]) -> None:
     assert devices[0].throttle_reasons() == ()
     fake_nvml.gpu(0).throttle = 0x1 | 0x2
     assert devices[0].throttle_reasons() == ()
@@ -112,26 +103,19 @@ def test_throttling_is_named_and_a_lock_is_none(
     assert devices[0].throttle_reasons() == ("power cap", "hardware thermal slowdown")
 
 
-def test_card_that_tells_nobody_its_reasons_says_so(
+def test_older_drivers_name_the_reasons_differently(
     fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
+    fake_nvml.gpu(0).throttle = 0x4
+    fake_nvml.fail("throttle", 13, times=1)  # function not found
+    assert devices[0].throttle_reasons() == ("power cap",)
     fake_nvml.fail("throttle", NOT_SUPPORTED)
     with pytest.raises(DeviceError, match="Not Supported"):
         devices[0].throttle_reasons()
 
 
-def test_older_drivers_name_the_reasons_differently(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
-    fake_nvml.gpu(0).throttle = 0x4
-    fake_nvml.fail("throttle", 13, times=1)  # function not found
-    assert devices[0].throttle_reasons() == ("power cap",)
-
-
 def test_permission_is_asked_for_without_touching_a_clock(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
+    fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     assert devices[0].can_lock(probe=True) is None
     fake_nvml.gpu(0).permission = 0
@@ -149,10 +133,7 @@ def test_without_a_probe_nothing_is_written_and_capabilities_decide(
     assert fake_nvml.calls(kind="limit") == []
 
 
-def test_denied_permission_names_the_remedy(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
+def test_denied_permission_names_the_remedy(fake_nvml: FakeNvml, devices: list[Device]) -> None:
     fake_nvml.gpu(3).permission = 0
     with pytest.raises(PermissionDeniedError, match=r"GPU 3: .*run as root.*SYS_ADMIN"):
         devices[3].lock_clock(1005)
@@ -161,8 +142,7 @@ def test_denied_permission_names_the_remedy(
 
 
 def test_gpu_without_settable_limit_goes_by_the_user(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
+    fake_nvml: FakeNvml, devices: list[Device]
 ) -> None:
     fake_nvml.fail("limit", NOT_SUPPORTED)
     status = Path("/proc/self/status").read_text()
@@ -170,10 +150,7 @@ def test_gpu_without_settable_limit_goes_by_the_user(
     assert (devices[0].can_lock(probe=True) is None) == bool(effective & 1 << 21)
 
 
-def test_mig_is_refused_and_the_remedy_named(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
+def test_mig_is_refused_and_the_remedy_named(fake_nvml: FakeNvml, devices: list[Device]) -> None:
     fake_nvml.gpu(1).mig = 1
     assert devices[1].info.mig
     assert "nvidia-smi -i 1 -mig 0" in message(devices[1])
@@ -182,10 +159,7 @@ def test_mig_is_refused_and_the_remedy_named(
     assert fake_nvml.calls(1) == []
 
 
-def test_a_lost_gpu_says_which(
-    fake_nvml: FakeNvml,
-    devices: list[Device],
-) -> None:
+def test_a_lost_gpu_says_which(fake_nvml: FakeNvml, devices: list[Device]) -> None:
     for kind in ("lock", "reset", "energy", "power", "clock", "throttle", "limit"):
         fake_nvml.fail(kind, GPU_IS_LOST, index=2)
     device = devices[2]

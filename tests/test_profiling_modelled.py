@@ -73,8 +73,7 @@ def test_a_step_keeps_some_of_the_rows() -> None:
 
 
 def test_sizes_left_out_leave_the_workload_as_it_is() -> None:
-    for name, model in WORKLOADS.items():
-        assert model_of(name, Sizes()) is model
+    assert all(model_of(name, Sizes()) is model for name, model in WORKLOADS.items())
 
 
 def test_a_new_width_keeps_the_width_of_a_head() -> None:

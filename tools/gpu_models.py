@@ -27,7 +27,6 @@ the transformers is 1: those are what the built-in profiles are mostly made of.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -37,6 +36,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.optimize import minimize
 
 from envplan.devices.modelled import ModelledGpu, gpu
@@ -157,7 +157,7 @@ def read_measured(folder: str | Path) -> list[Curve]:
                 curves += _read_summary(path)
             elif "+" in path.name:
                 curves.append(_read_windows(path))
-        except (OSError, KeyError, ValueError, ZeroDivisionError) as error:
+        except (OSError, KeyError, ValueError, TypeError) as error:
             raise InputError(f"is not a file of measured points ({error!r})", path=path) from error
     if not curves:
         raise InputError(
@@ -169,45 +169,31 @@ def read_measured(folder: str | Path) -> list[Curve]:
 
 def _read_windows(path: Path) -> Curve:
     device, network, gpus = path.stem.split("+")
-    points = []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            joules = [float(row[name]) for name in row if name.endswith("_energy")]
-            limit = float(row["window_name"].rsplit("_", 1)[1])
-            points.append((limit, float(row["elapsed_time"]), sum(joules) / len(joules)))
+    table = pd.read_csv(path)
+    limit = table["window_name"].str.rsplit("_", n=1).str[1].astype(float)
+    joules = table.filter(regex="_energy$").mean(axis="columns")
     count = len(gpus.removeprefix("gpu").split(","))
     workload = network if count == 1 else f"{network}, {count} GPUs"
-    return _curve(device, path.name, workload, network, points)
+    return _curve(path, device, workload, network, limit, table["elapsed_time"], joules)
 
 
 def _read_summary(path: Path) -> Iterator[Curve]:
     device = path.stem.removeprefix("summary_power_").upper()
-    groups: defaultdict[tuple[str, str, str, str], list[tuple[float, float, float]]] = defaultdict(
-        list
-    )
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            key = (row["dataset"], row["network"], row["batch_size"], row["optimizer"])
-            seconds = float(row["time_per_epoch"])
-            groups[key].append(
-                (float(row["power_limit"]), seconds, seconds * float(row["average_power"]))
-            )
-    for (dataset, network, batch, optimizer), points in sorted(groups.items()):
+    table = pd.read_csv(path, dtype={"batch_size": str})
+    for (dataset, network, batch, optimizer), rows in table.groupby(
+        ["dataset", "network", "batch_size", "optimizer"]
+    ):
         workload = f"{network} {dataset} batch {batch} {optimizer}"
-        yield _curve(device, path.name, workload, network, points)
+        seconds = rows["time_per_epoch"]
+        joules = seconds * rows["average_power"]
+        yield _curve(path, device, workload, str(network), rows["power_limit"], seconds, joules)
 
 
-def _curve(
-    device: str,
-    source: str,
-    workload: str,
-    network: str,
-    points: Sequence[tuple[float, float, float]],
-) -> Curve:
+def _curve(path: Path, device: str, workload: str, network: str, *points: pd.Series) -> Curve:
     if device not in DEVICES:
         raise ValueError(f"no model of a {device}")
-    limit, time, energy = np.array(sorted(points, reverse=True)).T
-    return Curve(device, source, workload, network, limit, time, energy)
+    limit, time, energy = np.array(sorted(zip(*points, strict=True), reverse=True), dtype=float).T
+    return Curve(device, path.name, workload, network, limit, time, energy)
 
 
 # --- the model of a curve ------------------------------------------------------------------------
@@ -521,16 +507,12 @@ def _gpu_table(judged: dict[str, list[Judgement]], refitted: list[Judgement]) ->
     for name, all_of_it in [*judged.items(), ("A40, for comparison", refitted)]:
         limited = [judgement for judgement in all_of_it if _limited(judgement.curve)]
         transformers = [j for j in limited if j.curve.network.startswith(_TRANSFORMERS)]
-        rows.append([name, str(len(all_of_it)), *_figures(all_of_it), *_aim(all_of_it)])
-        rows.append([f"{name}, limited", str(len(limited)), *_figures(limited), *_aim(limited)])
-        rows.append(
-            [
-                f"{name}, limited transformers",
-                str(len(transformers)),
-                *_figures(transformers),
-                *_aim(transformers),
-            ]
-        )
+        for words, group in (
+            ("", all_of_it),
+            (", limited", limited),
+            (", limited transformers", transformers),
+        ):
+            rows.append([f"{name}{words}", str(len(group)), *_figures(group), _aim(group)])
     return markdown_table(("GPU", "curves", *_FIGURES, "aim of 5%"), rows)
 
 
@@ -581,8 +563,8 @@ def _figures(judgements: Sequence[Judgement]) -> list[str]:
     ]
 
 
-def _aim(judgements: Sequence[Judgement]) -> list[str]:
-    return ["met" if _rms([j.energy_error for j in judgements]) < 0.05 else "not met"]
+def _aim(judgements: Sequence[Judgement]) -> str:
+    return "met" if _rms([j.energy_error for j in judgements]) < 0.05 else "not met"
 
 
 def _rms(errors: Sequence[FloatArray]) -> float:

@@ -96,7 +96,8 @@ class ZeusdDevice(NvmlDevice):
         if own in told:
             return int(told[own]["id"])
         # Daemons up to 0.5 do not tell addresses.
-        count = pynvml.nvmlDeviceGetCount()
+        with self._errors():
+            count = pynvml.nvmlDeviceGetCount()
         same = [gpu for gpu in gpus if gpu.get("id") == self._index]
         if set(told) <= {""} and len(gpus) == count and same[0].get("name") == self.info.name:
             return self._index

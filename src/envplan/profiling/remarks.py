@@ -19,6 +19,16 @@ __all__ = [
 
 #: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
 _BYTES_PER_PARAMETER: Final = 18
+#: What fields of a sidecar mean, where they are set.
+_NOTES: Final = {
+    "counter_resets": "the energy counter was set back {} times; what it spoiled was measured "
+    "again",
+    "throttle_untold": "the driver does not tell why the clock is held back ({})",
+    "rows_throttled": "the clock was held back during {} rows; see the column throttle",
+    "rows_over_target_error": "{} rows did not reach the standard error asked for within "
+    "--time-limit; see the columns time_std and energy_std",
+    "communication": "{}",
+}
 
 
 @dataclass(frozen=True)
@@ -106,26 +116,12 @@ def remarks(profile: Profile) -> list[str]:
         )
     if extra.get("energy_source") == "integrated power":
         notes.append("this GPU has no energy counter: energy is its power, sampled and summed up")
-    if resets := extra.get("counter_resets"):
-        notes.append(
-            f"the energy counter was set back {resets} times; what it spoiled was measured again"
-        )
-    if untold := extra.get("throttle_untold"):
-        notes.append(f"the driver does not tell why the clock is held back ({untold})")
-    if throttled := extra.get("rows_throttled"):
-        notes.append(f"the clock was held back during {throttled} rows; see the column throttle")
-    if over := extra.get("rows_over_target_error"):
-        notes.append(
-            f"{over} rows did not reach the standard error asked for within --time-limit; see "
-            "the columns time_std and energy_std"
-        )
+    notes += [text.format(extra[name]) for name, text in _NOTES.items() if extra.get(name)]
     if profile.blocking_power_w is not None:
         watts = sum(profile.blocking_power_w) / len(profile.blocking_power_w)
         kind = extra.get("blocking_power")
         how = f": blocking power {kind}" if kind else " (modelled)"
         notes.append(f"a GPU that waits draws {watts:.0f} W on average over the clocks{how}")
-    if communication := extra.get("communication"):
-        notes.append(str(communication))
     if smoothed := extra.get("smoothed"):
         notes.append(describe_smoothing(smoothed))
     return notes

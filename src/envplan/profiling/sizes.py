@@ -14,7 +14,7 @@ class Sizes:
             50, 101 or 152.
         hidden_size: width of a transformer.
         heads: attention heads; a new width without it keeps the width of a head.
-        vocabulary_size: words; 0 leaves out embedding and head of gpt and bert.
+        vocabulary_size: words; 0 leaves out embedding and head.
         sequence_length: tokens of a sample, for t5 on either side.
         width_factor: how much wider than ResNet's the 3x3 convolutions are.
         image_size: pixels on a side.

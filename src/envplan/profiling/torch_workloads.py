@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class TorchWorkload:
         self._outputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
-        self._recorded: _Recorded | None = None
+        self._run_weights: Callable[[], None] | None = None
         if self._device.type == "cuda":
             if not torch.cuda.is_available():
                 raise InputError(
@@ -112,13 +112,13 @@ class TorchWorkload:
         The first call after a forward also does all that comes before.
 
         Raises:
-            InputError: as in backward_input, or this torch cannot split a backward.
+            InputError: as in backward_input.
         """
-        if self._recorded is None:
+        if self._run_weights is None:
             self._find_sources()
             weights = [weight for weight in self._module.parameters() if weight.requires_grad]
-            self._recorded = _Recorded(self._outputs, self._ones(), self._sources, weights)
-        self._recorded.run()
+            self._run_weights = _weights_part(self._outputs, self._ones(), self._sources, weights)
+        self._run_weights()
 
     def wait(self, seconds: float) -> None:
         """Have the GPU wait for about so long for a neighbour, or spin as one that waits does."""
@@ -159,7 +159,7 @@ class TorchWorkload:
         self._outputs = _differentiable(self._module(*self._inputs))
 
     def _forget(self) -> None:
-        self._outputs, self._sources, self._recorded = [], [], None
+        self._outputs, self._sources, self._run_weights = [], [], None
 
     def _ones(self) -> list[torch.Tensor]:
         """Gradients of the outputs, as the next stage would send them."""
@@ -185,63 +185,46 @@ class TorchWorkload:
         return moved.requires_grad_(moved.is_floating_point())
 
 
-class _Recorded:
-    """A backward that has reached the inputs, from where the weights' part can be run again.
+def _weights_part(
+    outputs: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    sources: list[torch.Tensor],
+    weights: list[nn.Parameter],
+) -> Callable[[], None]:
+    """Run a backward down to the inputs; what is returned queues the weights' part, time and again.
 
     Args:
         outputs: of the stage, with their graph.
         gradients: of the outputs.
         sources: what the inputs' part makes gradients of.
         weights: the stage's.
-
-    Raises:
-        InputError: this torch cannot split a backward.
     """
+    from torch.distributed.pipelining import _backward
 
-    def __init__(
-        self,
-        outputs: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        sources: list[torch.Tensor],
-        weights: list[nn.Parameter],
-    ) -> None:
-        try:
-            from torch.distributed.pipelining import _backward
-        except ImportError as error:
-            raise InputError(
-                f"torch {torch.__version__} cannot split a backward; install torch 2.6 or later, "
-                "or leave out --split-backward"
-            ) from error
-        for source in sources:
-            source.retain_grad()
-        # It cuts off the outputs it is given, so it gets some of its own.
-        ends = [output.clone() for output in outputs]
-        gradients_in, groups = _backward.stage_backward_input(
-            ends, gradients, sources, iter(weights)
-        )
-        self._groups = [group for group in groups if group.get("grads") is not None]
-        self._run_weights = _backward.stage_backward_weight
-        self._weights = weights
-        # Weights in front of the sources, such as an embedding's.
-        self._edges = [
-            (source, gradient)
-            for source, gradient in zip(sources, gradients_in, strict=True)
-            if gradient is not None and not source.is_leaf
-        ]
-        grouped = {node for group in self._groups for node in group["params"]}
-        self._front = [
-            weight
-            for weight in weights
-            if torch.autograd.graph.get_gradient_edge(weight).node not in grouped
-        ]
+    for source in sources:
+        source.retain_grad()
+    # It cuts off the outputs it is given, so it gets some of its own.
+    ends = [output.clone() for output in outputs]
+    found, groups = _backward.stage_backward_input(ends, gradients, sources, iter(weights))
+    groups = [group for group in groups if group.get("grads") is not None]
+    # Weights in front of the sources, such as an embedding's.
+    edges = [
+        (source, gradient)
+        for source, gradient in zip(sources, found, strict=True)
+        if gradient is not None and not source.is_leaf
+    ]
+    grouped = {node for group in groups for node in group["params"]}
+    edge_of = torch.autograd.graph.get_gradient_edge
+    front = [weight for weight in weights if edge_of(weight).node not in grouped]
 
-    def run(self) -> None:
-        """Queue the weights' part."""
-        groups = [dict(group) for group in self._groups]  # it takes them apart
-        self._run_weights(iter(self._weights), groups, retain_graph=True)
-        if self._edges and self._front:
-            sources, gradients = zip(*self._edges, strict=True)
-            torch.autograd.backward(sources, gradients, retain_graph=True, inputs=self._front)
+    def run() -> None:
+        # It takes the groups apart.
+        _backward.stage_backward_weight(iter(weights), list(map(dict, groups)), retain_graph=True)
+        if edges and front:
+            starts, ones = zip(*edges, strict=True)
+            torch.autograd.backward(starts, ones, retain_graph=True, inputs=front)
+
+    return run
 
 
 def _wants_gradient(value: Any) -> bool:

@@ -664,8 +664,7 @@ def _best_split(
                 (
                     (join(cost, rest[0]), (end - begin, *rest[1]))
                     for end in range(begin + 1, number + 1)
-                    if least <= (cost := upto[end] - upto[begin]) <= most
-                    and (rest := best[end]) is not None
+                    if (rest := best[end]) and least <= (cost := upto[end] - upto[begin]) <= most
                 ),
                 default=None,
             )
