@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_helpers import envplan
-from envplan.devices.modelled import gpu
-from envplan.devices.modelled_backend import ModelledDevice
+from envplan.devices.modelled import ModelledDevice, gpu
 from envplan.errors import InputError
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.sweep import Valley

@@ -85,7 +85,7 @@ def apply_plan(
         problem = problem_of(plan.job, profile)
     fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology), parts)
     own = plan.as_rung()
-    planned = fitter.planned("the plan", own, profile)
+    planned = fitter.planned("the plan", own)
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
     applied = supported = fitter.supported(planned)
@@ -201,7 +201,7 @@ def _rungs(
     rungs: list[LadderRung] = []
     last = fastest
     for n, rung in enumerate(plan.ladder):
-        choice = fitter.supported(fitter.planned(f"ladder[{n}]", rung, setting.profile))
+        choice = fitter.supported(fitter.planned(f"ladder[{n}]", rung))
         if min_dwell is not None:
             choice, _ = fitter.lasting(choice, min_dwell)
         replay = fitter.replay(choice)

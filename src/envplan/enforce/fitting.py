@@ -87,7 +87,7 @@ class Fitter:
         self._table = problem.table.tolist()
         self._row_of_table = cache(self._find_row)
 
-    def planned(self, name: str, rung: Rung, profile: Profile) -> Choice:
+    def planned(self, name: str, rung: Rung) -> Choice:
         """A plan's own choice.
 
         Args:
@@ -96,7 +96,7 @@ class Fitter:
         Raises:
             InputError: as for rung_rows.
         """
-        rows = rung_rows(name, rung, self.problem, profile).tolist()
+        rows = rung_rows(name, rung, self.problem).tolist()
         tables = [self.problem.tables[number] for number in self._table]
         return [
             (int(table.frequency_mhz[row]), table.config[row])

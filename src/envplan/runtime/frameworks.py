@@ -23,7 +23,8 @@ import torch.distributed as dist
 from envplan.devices.visible import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports.steps import Place, Step, walk
+from envplan.pipeline.dependencies import Place
+from envplan.pipeline.imports.steps import Step, scheduled
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
@@ -281,8 +282,7 @@ class Recorder:
             ]
             for _, one in sorted(orders.items())
         ]
-        schedule = walk(ranks, lambda _rank, _place, step: [step])
-        self.pipeline = Pipeline.from_imported(schedule, by_name=True)
+        self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
 

@@ -8,7 +8,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,7 +16,7 @@ from envplan._documents import read_document
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
-from envplan.profiling.sweep_file import Row
+from envplan.profiling.sweep_file import COLUMNS
 from envplan.runtime.metering import METHOD
 from envplan.runtime.windows import PartRow
 
@@ -103,7 +103,7 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
             f"rank {rank} measured nothing: {parts[rank].problem or 'the job ended too soon'}",
             path=part_path(path, rank),
         )
-    columns = [column.name for column in fields(PartRow if any(r.part for r in rows) else Row)]
+    columns = [*COLUMNS, *(["part"] if any(row.part for row in rows) else [])]
     extra = {
         "measured": "inside a training job",
         "energy_method": METHOD,
