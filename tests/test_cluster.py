@@ -99,15 +99,11 @@ def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
 
 
 def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, slowdowns=[{3: 0.8}])
+    report = simulate_cluster(plan, profile, slowdowns=[{3: 0.8, 2: 1.0}])
     assert report.energy == plan.energy
     assert report.iterations[0].stragglers == 0
-    assert "replica 3 at 0.8 times the plan's time is faster" in report.notes[0]
-
-
-def test_a_slowdown_of_one_is_none_and_needs_no_word(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, slowdowns=[{3: 1.0}])
-    assert (report.energy, report.notes) == (plan.energy, ())
+    (note,) = report.notes
+    assert "replica 3 at 0.8 times the plan's time is faster" in note
 
 
 def test_the_slowest_straggler_decides_and_lesser_ones_wait(
@@ -291,11 +287,3 @@ def test_bad_traces_are_refused_with_their_line(tmp_path: Path, text: str, words
     file.write_text(text)
     with pytest.raises(InputError, match=words):
         read_slowdowns(file, 4)
-
-
-def test_missing_and_binary_traces_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        read_slowdowns(tmp_path / "none.csv", 4)
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not UTF-8 text"):
-        read_slowdowns(tmp_path / "binary.csv", 4)

@@ -94,7 +94,7 @@ def test_one_file_may_hold_both_rates_and_a_byte_order_mark(tmp_path: Path) -> N
 
 
 def test_timestamps_start_with_the_file_or_when_told(tmp_path: Path) -> None:
-    text = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
+    text = "\ufeffTime,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n2026-12-01T02:00,3\n"
     path = csv_file(tmp_path, text)
     assert read_rate(path, "price").start_s == 0
     later = read_rate(path, "price", start="2026-12-01T01:30")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -85,10 +84,6 @@ def test_gpus_and_replicas_multiply_every_energy_and_no_time(
     assert many.stages == one.stages
 
 
-def test_average_power_is_energy_over_time(plan: Plan) -> None:
-    assert plan.average_power == pytest.approx(plan.energy / plan.iteration_time, rel=1e-12)
-
-
 def test_everything_free_has_no_gap_and_no_savings(pipeline: Pipeline) -> None:
     rows = [(s, i, 1000, 1.0, 0.0) for s in (0, 1) for i in ("forward", "backward")]
     plan = built(pipeline, Profile.from_rows(rows), blocking_power=0.0)
@@ -151,14 +146,6 @@ def test_plan_of_a_dag_carries_the_dag(profile: Profile, tmp_path: Path) -> None
     assert verify_plan(loaded, profile)
 
 
-def test_plan_of_16384_operations_saves_loads_and_is_the_same(tmp_path: Path) -> None:
-    pipeline, profile = Pipeline("1f1b", 16, 512), small_profile(16)
-    plan = built(pipeline, profile)
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
-    assert sum(map(len, plan.stages)) == 16384
-
-
 def test_schema_file_is_the_one_the_models_give() -> None:
     schema = _documents.json_schema(Plan)
     assert Plan.schema_file().read_text() == schema, "run python -m envplan.plan"
@@ -178,7 +165,7 @@ def test_unwritable_place_is_refused_and_leaves_nothing(plan: Plan, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", [0.001, 0.3, 0.7, 0.999])
+@pytest.mark.parametrize("kept", [0.001, 0.7, 0.999])
 def test_truncated_file_names_line_and_column(plan: Plan, tmp_path: Path, kept: float) -> None:
     text = plan.to_json().rstrip()
     file = tmp_path / "plan.json"
@@ -221,11 +208,6 @@ def test_file_above_the_size_limit_is_not_read(
     monkeypatch.setattr(_documents.read_json, "__defaults__", (2**20,))
     (tmp_path / "plan.json").write_text(plan.to_json() + " " * 2**20)
     with pytest.raises(InputError, match="larger than 1 MiB"):
-        Plan.load(tmp_path / "plan.json")
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"plan\.json: cannot be read \(No such file"):
         Plan.load(tmp_path / "plan.json")
 
 
@@ -335,6 +317,7 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (scaled(("predicted", "baseline", "energy_j"), 1.1), r"baseline\.energy_j|savings"),
     (scaled(("target", "time_s"), 0.9), "more than the target"),
     (scaled(("target", "deadline_s"), 1.01), "slowdown means"),
+    (lambda d: put(d, ("target", "deadline_s"), 0.001), "more than the target"),
     (lambda d: put(d, ("target", "kind"), "no-slowdown"), "no-slowdown means"),
     (lambda d: put(d, ("target", "kind"), "min-energy"), "min-energy means"),
     (lambda d: d["target"].update(kind="time", time_s=9.0), "time means"),
@@ -393,13 +376,6 @@ def test_changed_profile_is_refused_unless_forced(plan: Plan, profile: Profile) 
     assert "HAS CHANGED" in verify_plan(Plan.from_document(document), changed, force=True)[0]
 
 
-def test_deadline_below_t_min_is_found(pipeline: Pipeline, profile: Profile) -> None:
-    document = json.loads(built(pipeline, profile).to_json())
-    document["target"]["deadline_s"] = 0.001
-    with pytest.raises(InputError, match="more than the target"):
-        verify_plan(Plan.from_document(document), profile)
-
-
 # Finding the profile
 
 
@@ -442,9 +418,3 @@ def test_file_name_that_is_not_text_does_no_harm(pipeline: Pipeline, tmp_path: P
     plan = built(pipeline, Profile.read_csv(file))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").profile.name == "caf?"
-
-
-def test_operations_of_every_stage_are_in_execution_order(plan: Plan) -> None:
-    for stage in plan.stages:
-        for one, other in itertools.pairwise(stage):
-            assert one.start_s + one.time_s <= other.start_s + 1e-12

@@ -239,13 +239,6 @@ def test_a_bad_sidecar_is_refused(tmp_path: Path, sidecar: object, words: str) -
     assert words in str(refused.value)
 
 
-def test_the_built_in_profile_without_its_sidecar_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "copy.csv"
-    path.write_bytes(ServingProfile.builtin().content)
-    with pytest.raises(InputError, match="does not say in kv_tokens"):
-        ServingProfile.read_csv(path)
-
-
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("class,tp,frequency,load,power_w,ttft_s\n")
     with pytest.raises(InputError, match="column tbt_s: the column is missing"):

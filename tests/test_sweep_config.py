@@ -47,18 +47,21 @@ def test_a_grid_is_every_combination_once_and_in_order(tmp_path: Path) -> None:
 def test_all_kinds_of_targets_follow_each_other(tmp_path: Path) -> None:
     made = points(
         tmp_path,
-        '[grid]\nprofiles = ["a"]\nslowdowns = [1]\ntarget_times = [9.5]\nmin_energy = true\n',
-    )
-    assert [p.target for p in made] == [("slowdown", 1), ("time", 9.5), ("min-energy", None)]
-
-
-def test_caps_and_budgets_are_targets_too(tmp_path: Path) -> None:
-    made = points(
-        tmp_path,
-        '[grid]\nprofiles = ["a"]\nenergy_budgets = [9]\npower_caps = [8, 7.5]\n'
-        "peak_power_caps = [6]\n",
+        """
+        [grid]
+        profiles = ["a"]
+        slowdowns = [1]
+        target_times = [9.5]
+        min_energy = true
+        energy_budgets = [9]
+        power_caps = [8, 7.5]
+        peak_power_caps = [6]
+        """,
     )
     assert [p.target for p in made] == [
+        ("slowdown", 1),
+        ("time", 9.5),
+        ("min-energy", None),
         ("energy-budget", 9),
         ("power-cap", 8),
         ("power-cap", 7.5),

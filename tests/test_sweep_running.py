@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -36,9 +37,16 @@ def sweep_file(folder: Path, text: str) -> Path:
     return path
 
 
+def here(groups: list[work.Group], jobs: int) -> Iterator[tuple[work.Task, work.Done]]:
+    """As run_on_processes, in this process: quicker by the start of one."""
+    for group in groups:
+        yield from zip(group.tasks, work.compute(group), strict=True)
+
+
 def swept(folder: Path, text: str, **options: object) -> SweepResult:
     small_profile().save_csv(folder / "profile.csv")
-    return run_sweep(read_config(sweep_file(folder, text)), folder / "journal", jobs=1, **options)
+    with mock.patch("envplan.sweep.running.run_on_processes", here):
+        return run_sweep(read_config(sweep_file(folder, text)), folder / "journal", **options)
 
 
 def grid(**lists: object) -> str:
@@ -101,37 +109,29 @@ def test_slow_clocks_noise_and_caps_reach_the_plan(tmp_path: Path) -> None:
         f"[[points]]\n{shared}{line}\n"
         for line in (
             "slowdown = 5\nswitch_latency = 4\nmin_dwell = 20",
-            "switch_latency = 4",
             "slowdown = 5\nrobust = 90\nnoise = 1",
-            "slowdown = 5\nrobust = 90\nnoise = 1\nswitch_latency = 4",
             "power_cap = 460",
             "peak_power_cap = 560",
             "energy_budget = 790",
-            "slowdown = 5\nrobust = 90\nnoise = 1\nmin_dwell = 20",
             "min_energy = true\nrobust = 90\nnoise = 1",
-            "power_cap = 460\nswitch_latency = 4\nmin_dwell = 20",
         )
     )
     result = swept(tmp_path, text)
     frontier = trace_frontier(Pipeline("1f1b", 2, 6), Profile.read_csv(tmp_path / "profile.csv"))
     plans = [
         frontier.plan(slowdown=0.05, switch_latency=0.004, min_hold=0.02),
-        frontier.plan(switch_latency=0.004),
         frontier.plan(probability=0.9, slowdown=0.05, noise=0.01),
-        frontier.plan(probability=0.9, slowdown=0.05, noise=0.01, switch_latency=0.004),
         frontier.plan(power_cap=460),
         frontier.plan(peak_power_cap=560),
         frontier.plan(energy_budget=790),
-        frontier.plan(probability=0.9, slowdown=0.05, noise=0.01, min_hold=0.02),
         frontier.plan(probability=0.9, min_energy=True, noise=0.01),
-        frontier.plan(power_cap=460, switch_latency=0.004, min_hold=0.02),
     ]
     for row, plan in zip(result.rows, plans, strict=True):
         assert row.error is None
         assert (row.iteration_time_s, row.energy_j) == (plan.iteration_time, plan.energy)
     first = result.rows[0]
     assert (first.switch_latency_ms, first.min_dwell_ms, first.robust_percent) == (4, 20, None)
-    assert [row.target for row in result.rows[4:7]] == [
+    assert [row.target for row in result.rows[2:5]] == [
         "power-cap",
         "peak-power-cap",
         "energy-budget",
@@ -176,15 +176,13 @@ def test_every_planner_has_its_plans(tmp_path: Path) -> None:
 
 
 def test_gpus_replicas_and_recomputation_reach_the_plan(tmp_path: Path) -> None:
-    plain = swept(tmp_path, grid(profiles=["profile.csv"]), fresh=True).rows[0]
-    many = swept(
-        tmp_path,
-        grid(profiles=["profile.csv"], gpus_per_stage=2, replicas=5, p2p_latency=0.01),
-        fresh=True,
-    ).rows[0]
+    text = "".join(
+        f"[[points]]\nprofile = 'profile.csv'\n{more}\n"
+        for more in ("", "gpus_per_stage = 2\nreplicas = 5\np2p_latency = 0.01", "recompute = true")
+    )
+    plain, many, again = swept(tmp_path, text).rows
     assert (many.t_min_s or 0.0) > (plain.t_min_s or 0.0)
     assert many.energy_j == pytest.approx(10 * (plain.energy_j or 0.0), rel=0.05)
-    again = swept(tmp_path, grid(profiles=["profile.csv"], recompute=True), fresh=True).rows[0]
     assert (again.t_min_s or 0.0) > 1.2 * (plain.t_min_s or 0.0)
     assert "recomputation" in (again.assumed or "")
 
@@ -210,14 +208,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert [row.target_value for row in second.rows] == [1, 0, 2]
     assert second.rows[1] == first.rows[0]
     assert swept(tmp_path, more, fresh=True).computed == 3
-
-
-def test_a_profile_that_has_changed_is_done_again(tmp_path: Path) -> None:
-    text = grid(profiles=["profile.csv"])
-    assert swept(tmp_path, text).computed == 1
     small_profile(clocks=(1740, 900)).save_csv(tmp_path / "profile.csv")
     config = read_config(tmp_path / "sweep.toml")
-    assert run_sweep(config, tmp_path / "journal", jobs=1).computed == 1
+    assert run_sweep(config, tmp_path / "journal", jobs=1).computed == 3
 
 
 def test_points_of_one_pipeline_trace_their_frontier_once(
@@ -230,12 +223,7 @@ def test_points_of_one_pipeline_trace_their_frontier_once(
         traced.append(pipeline.num_microbatches)
         return trace(pipeline, *arguments, **options)
 
-    def here(groups: list[work.Group], jobs: int) -> Iterator[tuple[work.Task, work.Done]]:
-        for group in groups:
-            yield from zip(group.tasks, work.compute(group), strict=True)
-
     monkeypatch.setattr(work, "trace_frontier", counted)
-    monkeypatch.setattr("envplan.sweep.running.run_on_processes", here)
     text = grid(
         profiles=["profile.csv"],
         microbatches=[2, 3],
@@ -314,7 +302,9 @@ def test_a_process_that_dies_costs_one_point(tmp_path: Path) -> None:
 
     slowdowns = [k / 20 for k in range(200)]
     text = grid(profiles=["profile.csv"], microbatches=[32], slowdowns=slowdowns)
-    result = swept(tmp_path, text, progress=progress)
+    small_profile().save_csv(tmp_path / "profile.csv")
+    config = read_config(sweep_file(tmp_path, text))
+    result = run_sweep(config, tmp_path / "journal", jobs=1, progress=progress)
     assert killed
     (lost,) = result.failures
     assert lost.error == "its process was ended by signal 9"

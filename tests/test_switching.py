@@ -220,7 +220,7 @@ def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
     # Replayed at once, a rung is faster or slower than it states.
     hasty = plan.job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None})
     profile = Profile.read_csv(folder / "profile.csv")
-    with pytest.raises(InputError, match=r"replayed it is|recomputed it is"):
+    with pytest.raises(InputError, match="recomputed it is"):
         verify_plan(plan.model_copy(update={"job": hasty}), profile)
     assert app._run(["simulate", "-q", "--replicas", "4", "--straggler", "1.2"]) == 0
 

@@ -124,4 +124,4 @@ def check_stated(where: str, stated: Any, true: Any, tolerance: float = 0.0) -> 
 
 
 def _shown(value: object) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+    return f"a list of {len(value)} values" if isinstance(value, list) else repr(value)

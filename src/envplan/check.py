@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envplan._files import opened
+from envplan._documents import MAX_DOCUMENT_BYTES
+from envplan._files import parse_json, read_bounded
 from envplan._words import describe_profile, significant
 from envplan.errors import EnvplanError, InputError, shown
 
 __all__ = ["Checked", "check_file"]
 
-_HEAD_BYTES: Final = 4096
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
@@ -64,20 +64,18 @@ def check_file(
     Raises:
         InputError: it is no file of envplan, or does not hold; says where.
     """
-    head = _head(file)
-    text = head.lstrip(_BLANK)
+    data = read_bounded(file, MAX_DOCUMENT_BYTES)
+    text = data.lstrip(_BLANK)
     if not text:
         raise InputError("is empty", path=file)
+    document = None
     if text.startswith((b"{", b"[")):
-        from envplan._documents import read_json
-
-        document = read_json(file)
+        document = parse_json(data, file)
         schema = document.get("schema") if isinstance(document, dict) else None
         if not isinstance(schema, str) or schema not in _DOCUMENTS:
             raise InputError(f"is no file of envplan: its schema is {shown(schema)}", path=file)
         kind, check = _DOCUMENTS[schema]
     else:
-        document = None
         kind, check = next(_TABLES[start] for start in _TABLES if text.startswith(start))
     try:
         return Checked(kind, check(_Given(file, document, profile, force, progress)))
@@ -85,15 +83,6 @@ def check_file(
         if isinstance(error, InputError) and error.path is not None:
             raise
         raise InputError(str(error), path=file) from error
-
-
-def _head(file: Path) -> bytes:
-    try:
-        with opened(file) as stream:
-            return stream.read(_HEAD_BYTES)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be read ({reason})", path=file) from None
 
 
 def _profile(given: _Given) -> list[str]:

@@ -8,6 +8,7 @@ what runs side by side.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,7 +58,7 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
         return spread
     derived = ""
     if profile.adjustments.makes_operations:
-        derived = f": it says so of measured rows, and {'; '.join(profile.adjustments.in_words())}"
+        derived = f", for it has derived rows ({'; '.join(profile.adjustments.in_words())})"
     raise InputError(
         f"profile {profile.name} does not say how much the time of {instruction} on stage {stage} "
         f"at {mhz} MHz varies (column time_std){derived}; give the noise in percent (--noise)"
@@ -115,14 +116,9 @@ def share_at_least(held: int, runs: int, confidence: float) -> float:
 
 def least_held(share: float, runs: int, confidence: float) -> int:
     """The fewest successes in `runs` trials that prove a probability; runs + 1 where none do."""
-    low, high = math.ceil(share * runs) - 1, runs + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if share_at_least(middle, runs, confidence) >= share:
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisect_left(
+        range(runs + 1), share, key=lambda held: share_at_least(held, runs, confidence)
+    )
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Problem:
                 config = f" with config {knob[1]}" if knob[1] else ""
                 raise InputError(
                     f"the profile has no row for {op.instruction} on stage {op.profile_stage} at "
-                    f"{knob[0]} MHz{config}"
+                    f"{knob[0]} MHz{config}, asked for by microbatch {op.microbatch}"
                 )
             found[i] = row
         return found

@@ -161,13 +161,12 @@ def plan_replicas(
     together = _Together(frontiers, request or Request())
     if planner is not None:
         return together.planned_by(planner)
-    match together.request.objective:
-        case "energy":
-            return together.least_energy()
-        case "time":
-            return together.fastest()
-        case "cost":
-            return together.cheapest()
+    ways = {
+        "energy": together.least_energy,
+        "time": together.fastest,
+        "cost": together.cheapest,
+    }
+    return ways[together.request.objective]()
 
 
 class _Together:
@@ -194,7 +193,10 @@ class _Together:
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
         times: list[int] = self.times_ns.tolist()
-        rises = lambda k: self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])  # noqa: E731
+
+        def rises(k: int) -> bool:
+            return self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])
+
         return times[bisect_left(range(len(times) - 1), True, key=rises)]
 
     def bound_fj(self, time_ns: int) -> int:
@@ -269,17 +271,20 @@ class _Together:
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
         budget = self.request.limit(EnergyBudget)
-        if budget is not None and found.energy > budget.energy_j:
-            raise NoAnswerError(
-                f"no plans were found within the budget of {budget.energy_j:.10g} J: by "
-                f"{s_from_ns(time_ns):.9f} s the least found is {found.energy:.10g} J"
-            )
         average = self.request.limit(AveragePower)
-        if average is not None and found.energy > average.power_w * found.sync_time:
-            raise NoAnswerError(
-                f"{found.energy / found.sync_time:.10g} W on average, the least found, is above "
-                f"{average.power_w:.10g} W"
-            )
+        for most, least, unit in (
+            (budget.energy_j if budget else None, found.energy, "J"),
+            (
+                average.power_w if average else None,
+                found.energy / found.sync_time,
+                "W on average",
+            ),
+        ):
+            if most is not None and least > most:
+                raise NoAnswerError(
+                    f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
+                    f"the least found is {least:.10g} {unit}"
+                )
         return found
 
     def planned_by(self, planner: Planner) -> ReplicaPlans:
@@ -323,9 +328,8 @@ class _Together:
         for cost, time_ns in cheapest_times(self, run, gpus):
             if found and cost >= min(map(_cost, found)):
                 break
-            plans = self._tried(time_ns)
-            if plans is None:  # what is cheapest breaks a limit: so does all that is faster
-                plans = self._fastest
+            # Where what is cheapest breaks a limit, so does all that is faster.
+            plans = self._tried(time_ns) or self._fastest
             if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
                 found.append(plans)
         if not found:

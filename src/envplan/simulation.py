@@ -346,20 +346,18 @@ class Timeline:
     @cached_property
     def stages(self) -> tuple[StageUse, ...]:
         """For each stage, its use."""
-        busy, powers = self.replay.busy_ns, self.replay.problem.blocking_power_uw
-        return tuple(
-            StageUse(
-                stage=stage,
-                busy_ns=int(busy[stage]),
-                blocked_ns=self.sync_time_ns - int(busy[stage]),
-                computation_fj=sum(self.replay.energies_fj[first:last].tolist()) * self.num_gpus,
-                blocking_fj=int(powers[stage])
-                * (self.sync_time_ns - int(busy[stage]))
-                * self.num_gpus,
-                clock_changes=tuple(self._clock_changes(stage, first, last)),
-            )
-            for stage, first, last in self._bounds()
-        )
+        replay, gpus = self.replay, self.num_gpus
+        powers_uw = replay.problem.blocking_power_uw.tolist()
+        found = []
+        for stage, first, last in self._bounds():
+            busy_ns = int(replay.busy_ns[stage])
+            blocked_ns = self.sync_time_ns - busy_ns
+            computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
+            blocking_fj = powers_uw[stage] * blocked_ns * gpus
+            changes = tuple(self._clock_changes(stage, first, last))
+            use = StageUse(stage, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
+            found.append(use)
+        return tuple(found)
 
     def _bounds(self) -> Iterator[tuple[int, int, int]]:
         """Each stage with the indices of its first operation and of the one after its last."""
@@ -503,13 +501,12 @@ class Timeline:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
         import pandas as pd
 
+        rows = zip(self.pipeline.operations, self._rows(), strict=True)
+        return pd.DataFrame([{"stage": op.stage, **row} for op, row in rows])
+
+    def _rows(self) -> list[dict[str, Any]]:
         path = set(self.critical_path)
-        return pd.DataFrame(
-            [
-                {"stage": timed.operation.stage, **timed.to_dict(on_path=index in path)}
-                for index, timed in enumerate(self.operations)
-            ]
-        )
+        return [timed.to_dict(on_path=i in path) for i, timed in enumerate(self.operations)]
 
     def __repr__(self) -> str:
         return (
@@ -528,7 +525,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
-        path = set(self.critical_path)
+        rows = self._rows()
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -550,19 +547,15 @@ class Timeline:
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
                         for at, mhz in use.clock_changes
                     ],
-                    "operations": [
-                        timed.to_dict(on_path=index in path)
-                        for index, timed in enumerate(self.operations)
-                        if timed.operation.stage == use.stage
-                    ],
+                    "operations": rows[first:last],
                     "bubbles": [
                         bubble.to_dict() for bubble in self.bubbles if bubble.stage == use.stage
                     ],
                 }
-                for use in self.stages
+                for use, (_, first, last) in zip(self.stages, self._bounds(), strict=True)
             ],
             "critical_path": [
-                [timed.operation.stage, timed.operation.instruction, timed.operation.microbatch]
-                for timed in (self.operations[index] for index in self.critical_path)
+                [op.stage, op.instruction, op.microbatch]
+                for op in (self.pipeline.operations[i] for i in self.critical_path)
             ],
         }

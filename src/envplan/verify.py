@@ -28,7 +28,6 @@ from envplan.units import (
     MAX_INTEGER,
     fj_from_j,
     j_from_fj,
-    ns_from_s,
     ns_from_s_floor,
     s_from_ns,
     uw_from_w,
@@ -200,10 +199,7 @@ def _check_bound(plan: Plan, frontier: Relaxation) -> str:
         least = max(0.0, frontier.energy_at(deadline))
     except NoAnswerError as error:
         raise InputError(f"target.deadline_s: {error}") from None
-    if stated > least * (1 + _TOLERANCE):
-        raise InputError(
-            f"predicted.energy_lower_bound_j is {stated!r}; only {least!r} can be proved"
-        )
+    _check_provable("predicted.energy_lower_bound_j", stated, least)
     return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
 
 
@@ -218,41 +214,37 @@ def _check_until_straggler(plan: Plan, frontier: Relaxation) -> list[str]:
         )
     bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(time))) * plan.job.num_gpus
     least, bound = j_from_fj(bound_fj), stated.energy_lower_bound_j
-    if bound > least * (1 + _TOLERANCE):
-        raise InputError(
-            f"predicted.until_straggler.energy_lower_bound_j is {bound!r}; only {least!r} can be "
-            "proved"
-        )
-    check_stated(
-        "predicted.until_straggler", stated, until_straggler(plan, time, bound), _TOLERANCE
-    )
+    name = "predicted.until_straggler"
+    _check_provable(f"{name}.energy_lower_bound_j", bound, least)
+    check_stated(name, stated, until_straggler(plan, time, bound), _TOLERANCE)
     return [
         f"until the straggler has finished at {time!r} s, {stated.energy_j!r} J are used; no plan "
         f"in time for it uses less than {least!r} J"
     ]
 
 
+def _check_provable(name: str, stated: float, least: float) -> None:
+    if stated > least * (1 + _TOLERANCE):
+        raise InputError(f"{name} is {stated!r}; only {least!r} can be proved")
+
+
 def _check_kind(plan: Plan, frontier: Relaxation) -> None:
     """That the deadline is the one which the kind of target means."""
     target, least, star = plan.target, frontier.min_time_ns, frontier.min_energy_time_ns
     is_limited = bool(plan.request.limits or plan.job.switch_latency_s)
-    match target.kind:
-        case "no-slowdown" if is_limited:
-            # T_min may be out of reach: the least time found then.
-            meant = max(least, ns_from_s(target.deadline_s))
-        case "no-slowdown":
-            meant = least
-        case "slowdown":
-            meant = least + int(least * (target.slowdown or 0.0))
-        case "time" | "sync-time":
-            meant = ns_from_s_floor(target.time_s or 0.0)
-        case "min-energy" if not is_limited:
-            meant = star
-        case "planner":
-            asked = plan.iteration_time if target.time_s is None else target.time_s
-            meant = ns_from_s_floor(asked)
-        case _:
-            return
+    asked_ns = ns_from_s_floor(plan.iteration_time if target.time_s is None else target.time_s)
+    means = {
+        # T_min may be out of reach: the least time found then.
+        "no-slowdown": max(least, target.deadline_ns) if is_limited else least,
+        "slowdown": least + int(least * (target.slowdown or 0.0)),
+        "time": asked_ns,
+        "sync-time": asked_ns,
+        "planner": asked_ns,
+        "min-energy": None if is_limited else star,
+    }
+    meant = means.get(target.kind)
+    if meant is None:
+        return
     # Nothing uses less later than T_star, unless it is kept from using that little by then.
     if target.kind in ("slowdown", "time") and not (is_limited and target.deadline_ns == meant):
         meant = min(meant, star)

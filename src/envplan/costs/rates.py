@@ -168,7 +168,7 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
         raise InputError(error.message + hint, path=path) from None
     header, newline, rows = content.partition(b"\n")
     header = header.lower()
-    names = [name.strip() for name in header.decode(errors="replace").split(",")]
+    names = [name.strip() for name in header.decode("utf-8-sig", "replace").split(",")]
     clock = "time" if "time" in names else "hour"
     model = _row_model(clock, kind)
     words = "a table of rates, with times or with hours,"
@@ -274,8 +274,10 @@ def _spans(
 
 def _seconds(table: Table[BaseModel], row: int, when: Any, zero: datetime | None) -> Any:
     """A cell in s: of hours, or since zero; None of an empty one."""
-    if when is None or zero is None:
-        return when and when * _HOUR_S
+    if when is None:
+        return None
+    if zero is None:
+        return when * _HOUR_S
     try:
         return (when - zero).total_seconds()
     except TypeError:

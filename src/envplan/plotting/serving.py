@@ -133,7 +133,7 @@ def _names(simulations: Sequence[Simulation]) -> list[str]:
 
 def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Figure:
     """Energy of a request against the clock at one load, a panel for each class."""
-    names = [name for name in profile.classes if profile.degrees(name)]
+    names = [name for name in profile.classes if profile.of(name)]
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
     modelled = f" ({profile.source})" if profile.source else ""
@@ -164,13 +164,11 @@ def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> 
         axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
         return
     points = [(profile.energy_per_request(c, load) / 1e3, c.frequency_mhz, c.tp) for c in able]
-    for tp in profile.degrees(name):
+    for tp in sorted({tp for _, _, tp in points}):
         mine = sorted((clock, energy) for energy, clock, n in points if n == tp)
         color, mark = _DEGREES[tp]
-        if mine:
-            axes.plot(
-                *zip(*mine, strict=True), mark + "-", color=color, markersize=5, label=f"TP{tp}"
-            )
+        look: dict[str, Any] = {"color": color, "markersize": 5, "label": f"TP{tp}"}
+        axes.plot(*zip(*mine, strict=True), mark + "-", **look)
     if able[-1] is profile.of(name)[-1]:
         usual, highest, _ = points[-1]
         axes.plot(

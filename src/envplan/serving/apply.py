@@ -23,7 +23,7 @@ from envplan.runtime.guard import Guard
 from envplan.serving.plan import Count, Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
-__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks", "hold_clocks"]
+__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "hold_clocks"]
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02
@@ -107,14 +107,6 @@ class ServingApplied(Document):
         }
 
 
-def default_clocks(profile: ServingProfile) -> Clocks:
-    """Clocks of the GPU that a profile names; if it is not a known one, those in the profile."""
-    if profile.gpu is not None and profile.gpu.lower() in {m.name.lower() for m in GPUS.values()}:
-        return modelled_clocks(profile.gpu)
-    clocks = sorted({frequency for _, _, frequency in profile.curves})
-    return Clocks(tuple(clocks), "profile", profile.gpu)
-
-
 def apply_serving_plan(
     plan: ServingPlan,
     profile: ServingProfile,
@@ -133,7 +125,8 @@ def apply_serving_plan(
     Args:
         plan: what to do; it is checked first.
         profile: what it was made from.
-        clocks: what the GPUs can be set to; default: default_clocks.
+        clocks: what the GPUs can be set to; default: the clocks of the GPU that the profile names
+            or, if it is not a known one, those in the profile.
         gpus_per_node: of a machine.
         force: go on though the profile has changed since.
         plan_sha256: of the plan's file; default: of its text.
@@ -143,7 +136,12 @@ def apply_serving_plan(
             clock as high as the plan's.
     """
     plan.check(profile, force=force)
-    known = clocks or default_clocks(profile)
+    known = clocks
+    if known is None and (profile.gpu or "").lower() in {m.name.lower() for m in GPUS.values()}:
+        known = modelled_clocks(str(profile.gpu))
+    elif known is None:
+        every = sorted({frequency for _, _, frequency in profile.curves})
+        known = Clocks(tuple(every), "profile", profile.gpu)
     if gpus_per_node < 1:
         raise InputError(f"a node needs at least one GPU, not {gpus_per_node}")
     instances: list[Instance] = []
@@ -190,12 +188,10 @@ def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
 
 def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:
     """Whether the SLO is kept at a clock: the plan's, a higher one, or shown by a slower one."""
-    if clock >= group.frequency_mhz:
-        return True
-    slower = [f for f in profile.frequencies(pool.request_class, group.tp) if f <= clock]
-    return bool(slower) and profile.curves[pool.request_class, group.tp, slower[-1]].meets(
-        pool.slo, group.load_tokens_s
-    )
+    known = profile.of(pool.request_class, group.tp)
+    slower = [curve for curve in known if curve.frequency_mhz <= clock]
+    shown = bool(slower) and slower[-1].meets(pool.slo, group.load_tokens_s)
+    return shown or clock >= group.frequency_mhz
 
 
 def _supported(mhz: int, known: Clocks) -> int:

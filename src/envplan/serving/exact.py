@@ -43,7 +43,6 @@ __all__ = ["TIME_LIMIT_S", "exact_plan"]
 TIME_LIMIT_S: Final = 6.0
 
 _RELATIVE_GAP: Final = 1e-6
-_NO_GAP: Final = 1e-6  # of the objective: HiGHS stops at an absolute gap of this, too
 _AT_LEAST: Final = 0.2  # of the time limit is left to count GPUs in, if no plan was found
 _WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for rounding
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
@@ -281,31 +280,15 @@ class _Program:
             self._model.add_linear_constraint(sum(clocks.values()) <= 1)
 
     def _solve(self, time_limit: float) -> tuple[list[Pool] | None, float]:
-        """The pools that the solver finds, if any, and a bound on the objective; 0: none proved.
-
-        Where its best is lost on the way back from presolve, HiGHS claims an optimum whose bounds
-        lie further apart than was asked for. Then it is asked again without.
-        """
-        mathopt, begin = self._mathopt, time.monotonic()
-
-        def solved(seconds: float, presolve: Any = None) -> Any:
-            parameters = mathopt.SolveParameters(
-                time_limit=timedelta(seconds=seconds),
-                relative_gap_tolerance=_RELATIVE_GAP,
-                random_seed=1,
-                presolve=presolve,
-            )
-            with _silenced():
-                return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
-
-        result = solved(time_limit)
-        bounds = result.termination.objective_bounds
-        allowed = max(2 * _RELATIVE_GAP * abs(bounds.primal_bound), _NO_GAP)
-        claims = result.termination.reason == mathopt.TerminationReason.OPTIMAL
-        if claims and bounds.primal_bound - bounds.dual_bound > allowed:
-            left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-            again = solved(left, presolve=mathopt.Emphasis.OFF)
-            result = again if again.has_primal_feasible_solution() else result
+        """The pools that the solver finds, if any, and a bound on the objective; 0: none proved."""
+        mathopt = self._mathopt
+        parameters = mathopt.SolveParameters(
+            time_limit=timedelta(seconds=time_limit),
+            relative_gap_tolerance=_RELATIVE_GAP,
+            random_seed=1,
+        )
+        with _silenced():
+            result = mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
         bound = result.termination.objective_bounds.dual_bound
         found = result.has_primal_feasible_solution()
         pools = self._pools(result.variable_values()) if found else None
@@ -364,19 +347,17 @@ class _Program:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Keep what HiGHS now and then prints, whatever it is told, out of our own output."""
-    libc = ctypes.CDLL(None)
     sys.stdout.flush()
-    libc.fflush(None)
     try:
         kept = os.dup(1)
     except OSError:  # there is no standard output
         yield
         return
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
     try:
-        with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), 1)
         yield
     finally:
-        libc.fflush(None)
+        ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
         os.close(kept)

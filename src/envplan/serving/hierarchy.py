@@ -178,24 +178,19 @@ def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]]) -> None
 def _fit(
     profile: ServingProfile, options: Mapping[str, list[SizedPool]], gpus: int
 ) -> list[SizedPool]:
-    """The cheapest choices, made denser one after another until they fit."""
-    chosen = dict.fromkeys(options, 0)
-
-    def now() -> list[SizedPool]:
-        return [options[name][at] for name, at in chosen.items()]
-
-    while sum(pool.gpus for pool in now()) > gpus:
-        steps = []
-        for name, at in chosen.items():
-            if at + 1 < len(options[name]):
-                old, new = options[name][at], options[name][at + 1]
-                steps.append(((new.power_w - old.power_w) / (old.gpus - new.gpus), name))
+    """The cheapest choices, the first ones, made denser one after another until they fit."""
+    while (needed := sum(choices[0].gpus for choices in options.values())) > gpus:
+        steps = {
+            name: (denser[0].power_w - first.power_w) / (first.gpus - denser[0].gpus)
+            for name, (first, *denser) in options.items()
+            if denser
+        }
         if not steps:
-            held = {main_class(profile, p.model.name, p.served): p.gpus for p in now()}
-            needed = sum(pool.gpus for pool in now())
+            pools = [choices[0] for choices in options.values()]
+            held = {main_class(profile, p.model.name, p.served): p.gpus for p in pools}
             raise too_few(gpus, needed, held, "the hierarchical planner needs at least")
-        chosen[min(steps)[1]] += 1
-    return now()
+        options[min(steps, key=lambda name: steps[name])].pop(0)
+    return [choices[0] for choices in options.values()]
 
 
 def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:

@@ -196,7 +196,6 @@ class ServingProfile:
         phases: by (tp, frequency in MHz); empty for a profile by class and load.
         source: "measured", "identified" (from measurements), "modelled" or None.
         modelled: what of it is modelled, in words.
-        content: the CSV's bytes.
     """
 
     name: str
@@ -209,19 +208,11 @@ class ServingProfile:
     model: str | None = None
     source: str | None = None
     modelled: str | None = None
-    content: bytes = field(default=b"", repr=False)
 
-    def degrees(self, name: str) -> list[int]:
-        """The TP degrees it has for a class, ascending."""
-        return sorted({tp for known, tp, _ in self.curves if known == name})
-
-    def frequencies(self, name: str, tp: int) -> list[int]:
-        """The clocks it has for a class on so many GPUs, MHz, ascending."""
-        return sorted(f for known, degree, f in self.curves if (known, degree) == (name, tp))
-
-    def of(self, name: str) -> list[Curve]:
-        """All configurations of a class, by TP and clock."""
-        return [self.curves[key] for key in sorted(self.curves) if key[0] == name]
+    def of(self, name: str, tp: int | None = None) -> list[Curve]:
+        """All configurations of a class, or those on so many GPUs, by TP and clock."""
+        keys = [key for key in sorted(self.curves) if key[0] == name and tp in (None, key[1])]
+        return [self.curves[key] for key in keys]
 
     def gaps(self) -> list[tuple[str, int, int]]:
         """Class, TP and clock of blanks that no SLO explains.
@@ -279,7 +270,7 @@ class ServingProfile:
         Raises:
             InputError: it cannot be written.
         """
-        atomic_write(path, self.content)
+        atomic_write(path, self.path.read_bytes())
         if self.sidecar is not None:
             atomic_write(sidecar_path(path), self.sidecar.read_bytes())
 
@@ -424,11 +415,7 @@ def _read(path: Path) -> ServingProfile:
         curves=curves,
         classes=classes,
         phases=phases,
-        gpu=said.gpu,
-        model=said.model,
-        source=said.source,
-        modelled=said.modelled,
-        content=content,
+        **said.model_dump(include={"gpu", "model", "source", "modelled"}),
     )
     if not phases:
         _refuse_holes(profile)
@@ -552,7 +539,7 @@ def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
 def _refuse_holes(profile: ServingProfile) -> None:
     """A clock between two others, that other configurations have, must not be missing."""
     for name, tp, clock in profile.gaps():
-        mine = profile.frequencies(name, tp)
+        mine = [curve.frequency_mhz for curve in profile.of(name, tp)]
         if mine and mine[0] < clock < mine[-1]:
             raise InputError(
                 f"the table has a hole: {name} on TP{tp} has rows below and above {clock} MHz but "

@@ -34,48 +34,35 @@ _PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at 
 _PACK_SHARE: Final = 0.3  # of it that a request may wait at an instance that is filled up
 
 
-#: What may be ready before an instance is needed, and the steps of its start that this saves.
-READY: Final[Mapping[str, tuple[str, ...]]] = {
-    "vm": ("new_vm",),
-    "weights": ("download",),
-    "snapshot": ("distributed_setup", "engine_setup"),
-}
+#: How long the steps of a start take, s, by what saves them: a machine is booted; it fetches the
+#: weights; its processes find each other and the engine starts, or both come from a snapshot.
+#: (DynamoLLM, section IV; the middle where a range is stated.)
+READY: Final[Mapping[str, float]] = {"vm": 90.0, "weights": 180.0, "snapshot": 138.0}
+_ENGINE_S: Final = 18.0  # of the last: the engine alone starts
+_INSTALL_S: Final = 15.0  # weights and KV cache are put into the GPUs
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """How long changes take, s (DynamoLLM, section IV): the middle where a range is stated.
+    """How long changes take.
 
     Attributes:
-        new_vm: a machine is booted.
-        distributed_setup: its processes find each other.
-        download: it fetches the weights.
-        engine_setup: the engine starts.
-        install: weights and KV cache are put into the GPUs.
-        clock: until a clock that was asked for is in force.
-        ready: of READY: machines booted ahead ("vm"), weights on their disks ("weights"), and
-            engines started from a snapshot of their whole state ("snapshot").
+        clock: until a clock that was asked for is in force, s.
+        ready: of READY, what is ready before an instance is needed.
     """
 
-    new_vm: float = 90.0
-    distributed_setup: float = 120.0
-    download: float = 180.0
-    engine_setup: float = 18.0
-    install: float = 15.0
     clock: float = 0.03
     ready: frozenset[str] = frozenset()
 
     @property
     def start(self) -> float:
         """Until a new instance serves, s."""
-        steps = ("new_vm", "distributed_setup", "download", "engine_setup", "install")
-        saved = {step for name in self.ready for step in READY[name]}
-        return sum(float(getattr(self, step)) for step in steps if step not in saved)
+        return _INSTALL_S + sum(step for name, step in READY.items() if name not in self.ready)
 
     @property
     def reshard(self) -> float:
         """Until GPUs that already hold the weights serve as instances of another TP, s."""
-        return min(self.start, self.engine_setup + self.install)
+        return min(self.start, _ENGINE_S + _INSTALL_S)
 
 
 @dataclass(frozen=True)
@@ -304,23 +291,27 @@ class Machines:
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
         there = self.replay.instances()
         there.sort(key=lambda i: (i[4], -i[5]))  # those that serve first, the fullest of them
+        moves: list[tuple[int, _Start]] = []
         spare: dict[int, list[int]] = {}
         for instance, number, size, *_ in there:
             if slots := wanted.get((number, size)):
-                self._move(instance, slots.pop(0))
+                moves.append((instance, slots.pop(0)))
             else:
                 spare.setdefault(size, []).append(instance)
         for (_, size), slots in wanted.items():
             while slots and spare.get(size):
-                self._move(spare[size].pop(0), slots.pop(0))
+                moves.append((spare[size].pop(0), slots.pop(0)))
+        for instance, start in moves:
+            self.replay.move(instance, start.pool, start.clock, start.managed)
         lacking = [start for slots in wanted.values() for start in slots]
         left = [
             (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
         ]
-        if warm:
-            self._begin(lacking, now)
-        else:
+        if not warm:
             self._change(lacking, left, now)
+            return
+        for start in lacking:
+            self.replay.start(*start, now)
 
     def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
         """Start what is lacking, and let go what is left over when it is not needed any more."""
@@ -336,7 +327,7 @@ class Machines:
             fresh -= sizes[lacking[0].size]
             self.started += 1
             first = now + self.overheads.start
-            self._begin([lacking.pop(0)], first)
+            self.replay.start(*lacking.pop(0), first)
         while lacking:
             step = _Step(first, [], [])
             free, wanted, before = 0, part or sizes[lacking[0].size], list[int]()
@@ -357,13 +348,6 @@ class Machines:
         self._steps.append(_Step(first, [instance for instance, _ in left], []))
         self.advance(now)
 
-    def _begin(self, starts: list[_Start], ready_at: float) -> None:
-        for start in starts:
-            self.replay.start(*start, ready_at)
-
-    def _move(self, instance: int, start: _Start) -> None:
-        self.replay.move(instance, start.pool, start.clock, start.managed)
-
     def advance(self, until: float) -> None:
         """Serve until a time, s."""
         while self._steps and self._steps[0].at <= until:
@@ -371,7 +355,8 @@ class Machines:
             self.replay.advance(step.at)
             for instance in step.leave:
                 self.replay.retire(instance)
-            self._begin(step.begin, step.at + self.overheads.reshard)
+            for start in step.begin:
+                self.replay.start(*start, step.at + self.overheads.reshard)
             self.resharded += len(step.begin)
         self.replay.advance(until)
 

@@ -237,13 +237,11 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
     for name, written in named.items():
         if name not in _COLUMNS:
             refuse_slip(written, (*_COLUMNS, *lengths), path, 1)
-    for needed, words in (
-        (("timestamp",), "has no column timestamp; the first line must name it, and"),
-        (() if "class" in named else _LENGTHS, "needs"),
-    ):
-        if not named.keys() >= set(needed):
-            words += f" a column class, or both {' and '.join(lengths)}"
-            raise InputError(words, path=path, line=1)
+    both = f"a column class, or both {' and '.join(lengths)}"
+    if "timestamp" not in named:
+        raise InputError(f"has no column timestamp; it needs that and {both}", path=path, line=1)
+    if "class" not in named and not named.keys() >= set(_LENGTHS):
+        raise InputError(f"needs {both}", path=path, line=1)
     return named
 
 
@@ -268,7 +266,8 @@ def _read(path: Path) -> Trace:
                 if seen > _MOST_REQUESTS:
                     raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
     except (EOFError, OSError) as error:
-        raise InputError(f"cannot be read to its end ({error})", path=path) from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read to its end ({reason})", path=path) from None
     except UnicodeDecodeError:
         raise InputError("is not a text file in UTF-8", path=path) from None
     except ValueError as error:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +20,8 @@ from envplan.errors import EnvplanError, InputError
 from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.sweep.journal import Journal
-from envplan.sweep.processes import run_on_processes
-from envplan.sweep.work import Done, Group, Task, failed_row, group_key
+from envplan.sweep.work import Group, Task, failed_row, group_key
+from envplan.sweep.workers import run_on_processes, run_on_ray
 
 if TYPE_CHECKING:
     from envplan.sweep.config import Point, SweepConfig
@@ -108,7 +108,10 @@ def run_sweep(
             Group(_opened(same[0].point.profile, config.folder, profiles), tuple(same))
             for same in shared.values()
         ]
-        with closing(_outcomes(groups, jobs, ray)) as outcomes:
+        outcomes = run_on_processes(groups, jobs or cores())
+        if groups and ray is not None:
+            outcomes = run_on_ray(groups, ray)
+        with closing(outcomes):
             for task, done in outcomes:
                 book.append(task.key, done.row, final=done.final)
                 rows[task.index] = done.row
@@ -121,17 +124,6 @@ def run_sweep(
         len(tasks) - len(missing),
         time.monotonic() - begin,
     )
-
-
-def _outcomes(
-    groups: Sequence[Group], jobs: int | None, ray: str | None
-) -> Generator[tuple[Task, Done], None, None]:
-    if groups and ray is not None:
-        from envplan.sweep.on_ray import run_on_ray
-
-        yield from run_on_ray(groups, ray)
-    elif groups:
-        yield from run_on_processes(groups, jobs or cores())
 
 
 def _opened(name: str, folder: Path, known: dict[str, Profile | EnvplanError]) -> Profile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ from envplan.sweep.config import Point
 from envplan.sweep.table import Row
 from envplan.units import ns_from_s_floor
 
-__all__ = ["Done", "Group", "Task", "Underway", "compute", "failed_row", "group_key"]
+__all__ = ["Done", "Group", "Task", "compute", "failed_row", "group_key"]
 
 #: What points with one frontier have in common.
 _SHARED: Final = (
@@ -74,24 +73,6 @@ class Done(NamedTuple):
 
     row: Row
     final: bool
-
-
-class Underway:
-    """A group that somebody computes, task by task, and what is left of it."""
-
-    def __init__(self, group: Group) -> None:
-        self._profile = group.profile
-        self.tasks = deque(group.tasks)
-
-    def finished(self, done: Done) -> tuple[Task, Done]:
-        """The task it was at, with its outcome."""
-        return self.tasks.popleft(), done
-
-    def lost(self, why: str) -> tuple[tuple[Task, Done], list[Group]]:
-        """The task it was at, as failed; and a group of those that are left, if any are."""
-        task = self.tasks.popleft()
-        failed = task, Done(failed_row(task.point, self._profile, why), final=False)
-        return failed, [Group(self._profile, tuple(self.tasks))] if self.tasks else []
 
 
 def group_key(point: Point) -> tuple[object, ...]:

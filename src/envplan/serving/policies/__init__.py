@@ -119,7 +119,7 @@ def _plan(policy: Policy, outlook: Outlook) -> Fleet:
     if fleet.gpus > outlook.settings.gpus:
         raise NoAnswerError(
             f"{policy.name} needs {fleet.gpus} GPUs, {fleet.gpus - outlook.settings.gpus} more "
-            f"than the {outlook.settings.gpus} there are"
+            f"than the {outlook.settings.gpus} there are; compare others, with --policies"
         )
     return fleet
 
@@ -131,11 +131,10 @@ def replay(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
         InputError: no request comes after the past.
         NoAnswerError: the policy's fleet is too large.
     """
-    past = SLOT_S * math.ceil(settings.past_s / SLOT_S)
-    if not stream.counts(past, stream.trace.duration_s):
+    past, duration = SLOT_S * math.ceil(settings.past_s / SLOT_S), stream.trace.duration_s
+    if not stream.counts(past, duration):
         raise InputError(
-            f"no request comes after a past of {past:g} s; the trace is "
-            f"{stream.trace.duration_s:g} s long"
+            f"no request comes after a past of {past:g} s; the trace is {duration:g} s long"
         )
     if past and not stream.counts(0.0, past):
         raise InputError(f"no request comes in a past of {past:g} s")
@@ -145,7 +144,7 @@ def replay(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
     machines.adopt(fleet, 0.0, warm=True)
     epoch = max(1, round(settings.epoch_s / SLOT_S))
     gpus: list[int] = []
-    for slot in range(round(stream.trace.duration_s / SLOT_S)):
+    for slot in range(round(duration / SLOT_S)):
         now = slot * SLOT_S
         if policy.scales and now >= (past or _YOUNG_S):
             wanted = _next(policy, stream, settings, fleet, now, shrinks=slot % epoch == 0)
@@ -158,13 +157,7 @@ def replay(policy: Policy, stream: Stream, settings: Settings) -> Simulation:
 
 
 def _next(
-    policy: Policy,
-    stream: Stream,
-    settings: Settings,
-    fleet: Fleet,
-    now: float,
-    *,
-    shrinks: bool,
+    policy: Policy, stream: Stream, settings: Settings, fleet: Fleet, now: float, *, shrinks: bool
 ) -> Fleet:
     """The fleet from now on; a new one at an epoch, or where the present one falls short."""
     stretches = expected(stream, now, settings.epoch_s + settings.overheads.start + SLOT_S)
@@ -172,34 +165,24 @@ def _next(
     unusual = _rate(stream, recent) > max(_rate(stream, stretch) for stretch in stretches)
     if not shrinks and not (unusual and _short(fleet, Outlook(stream, settings, [recent]))):
         return fleet
-    if unusual:
-        stretches.append(recent)
-    coming = Outlook(stream, settings, stretches, fleet)
-    if not shrinks:
-        coming = replace(coming, worth=0.0)
+    coming = Outlook(stream, settings, [*stretches, *([recent] if unusual else [])], fleet)
     if not coming.classes:
         return fleet
     try:
-        wanted = _plan(policy, coming)
+        wanted = _plan(policy, coming if shrinks else replace(coming, worth=0.0))
     except NoAnswerError:  # more than the GPUs can carry is expected: what runs stays
         return fleet
-    return wanted if shrinks else _at_least(wanted, fleet)
+    for key, pool in [] if shrinks else list(wanted.items()):  # only more instances of a kind
+        there = fleet.get(key)
+        if there and (there.tp, there.clock) == (pool.tp, pool.clock):
+            wanted[key] = replace(pool, count=max(pool.count, there.count))
+    return wanted
 
 
 def _rate(stream: Stream, stretch: Stretch) -> float:
     """Requests per second of a stretch, times its factor."""
     begin, end, factor = stretch
     return factor * sum(stream.counts(begin, end).values()) / (end - begin)
-
-
-def _at_least(wanted: Fleet, fleet: Fleet) -> Fleet:
-    """`wanted`, but with no fewer instances of a kind than a pool has: only more."""
-    kept = Fleet(wanted)
-    for key, pool in wanted.items():
-        there = fleet.get(key)
-        if there and (there.tp, there.clock) == (pool.tp, pool.clock):
-            kept[key] = replace(pool, count=max(pool.count, there.count))
-    return kept
 
 
 def _short(fleet: Fleet, recent: Outlook) -> bool:
@@ -251,10 +234,7 @@ def compare_policies(
     stream = stream_of(profile, trace, chosen)
     results = []
     for name in names:
-        try:
-            results.append(replay(POLICIES[name], stream, chosen))
-        except NoAnswerError as error:
-            raise NoAnswerError(f"{error}; compare others, with --policies") from None
+        results.append(replay(POLICIES[name], stream, chosen))
         if progress is not None:
             progress(len(results), len(names))
     return results
