@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +127,13 @@ def evaluate(folder: Path) -> dict[str, Any]:
     return {"mismatches": mismatches, "asked": asked, "steps": shim.steps}
 
 
-def straggle(folder: Path, *, reduce: bool = False) -> dict[str, Any]:
-    """Two pipelines of two stages; the second is late from the 4th to the 14th step."""
+def straggle(folder: Path) -> dict[str, Any]:
+    """Two pipelines of two stages that reduce gradients; the second is late from the 4th to the
+    14th step."""
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     stages = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     rank = dist.get_rank()
-    job = Job("1f1b", group=pipelines[rank // 2], replicas=stages[rank % 2] if reduce else None)
+    job = Job("1f1b", group=pipelines[rank // 2], replicas=stages[rank % 2])
     followed = []
     with follow(folder / "ladder.freqplan.json", job.schedule) as shim:
         for step in range(24):
@@ -187,7 +187,6 @@ TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "compare": compare,
     "evaluate": evaluate,
     "straggle": straggle,
-    "straggle_reducing": partial(straggle, reduce=True),
     "profile_itself": profile_itself,
     "run_on": run_on,
 }

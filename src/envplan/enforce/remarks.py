@@ -48,10 +48,11 @@ def remarks(
             if format_ == "envplan"
             else f"the plan's ladder is left out: {format_} has no place for it"
         )
-    configs = {operation.config for stage in plan.stages for operation in stage}
-    if any(map(changes_of, configs)):
+    configs = {operation.config for stage in plan.stages for operation in stage} - {""}
+    by_part = set(filter(changes_of, configs))
+    if by_part:
         notes.append("parts of operations have clocks of their own, which hook_parts asks for")
-    if any(config and not changes_of(config) for config in configs):
+    if configs - by_part:
         notes.append(
             f"the plan's configs are left out: {format_} has no place for them"
             if format_ == "zeus"

@@ -18,7 +18,6 @@ __all__ = ["DEFAULT_RANK_ORDER", "Topology"]
 DEFAULT_RANK_ORDER: Final = "tp-cp-ep-dp-pp"
 
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
-_DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 _MOST_NAMED: Final = 8
 
 
@@ -104,18 +103,17 @@ class Topology(Model):
         Raises:
             InputError: it does not.
         """
-        names = self.rank_order.split("-")
-        usable = "it must be a permutation of tp-cp-ep-dp-pp, innermost first"
-        for name in names:
-            if name not in _DIMENSIONS:
-                raise InputError(f"--rank-order has {name!r}, which is no dimension; {usable}")
-            if names.count(name) > 1:
-                raise InputError(f"--rank-order names {name} twice; {usable}")
-        for name, size in self.sizes.items():
-            if size > 1 and name not in names:
-                raise InputError(
-                    f"--rank-order leaves out {name}, which has {size} ranks; {usable}"
-                )
+        names, sizes = self.rank_order.split("-"), self.sizes
+        wrong = [f"has {name!r}, which is no dimension" for name in names if name not in sizes]
+        wrong += [f"names {name} twice" for name in names if names.count(name) > 1]
+        wrong += [
+            f"leaves out {name}, which has {size} ranks"
+            for name, size in sizes.items()
+            if size > 1 and name not in names
+        ]
+        if wrong:
+            usable = "it must be a permutation of tp-cp-ep-dp-pp, innermost first"
+            raise InputError(f"--rank-order {wrong[0]}; {usable}")
 
     def place(self, rank: int) -> dict[str, int]:
         """Where a global rank from 0 to world_size - 1 is in each dimension that the order has."""

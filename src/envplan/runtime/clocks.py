@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Final
@@ -38,8 +39,7 @@ class Clocks:
         self.asked = 0
         self.requests = 0
         self._closed = threading.Event()
-        self._queue: SimpleQueue[tuple[int, Moment, int] | Callable[[], None] | None]
-        self._queue = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if marker is not None:
             self._start()
@@ -51,7 +51,7 @@ class Clocks:
         if delay_ns and self._thread is None:
             self._start()
         if self._thread is not None:
-            self._queue.put((mhz, moment, delay_ns))
+            self._queue.put(partial(self._request, mhz, moment, delay_ns))
         elif self.guard is not None:
             self.guard.request(mhz)
 
@@ -72,9 +72,8 @@ class Clocks:
             self.guard.close()
         with suppress(Empty):  # what a thread that still waits for the device has not got to
             while True:
-                item = self._queue.get_nowait()
-                if item is not None and not isinstance(item, tuple):
-                    item()
+                if (call := self._queue.get_nowait()) is not None:
+                    call()
         self._queue.put(None)
 
     def _start(self) -> None:
@@ -82,19 +81,18 @@ class Clocks:
         self._thread.start()
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if not isinstance(item, tuple):
-                item()
-                continue
-            mhz, moment, delay_ns = item
-            if not isinstance(moment, int) and not self._closed.is_set():
-                with suppress(Exception):  # a device that fails says so to the training itself
-                    moment.synchronize()
-            if delay_ns:
-                begun = moment if isinstance(moment, int) else perf_counter_ns()
-                self._closed.wait(max(0, begun + delay_ns - perf_counter_ns()) / 1e9)
-            if self.guard is not None and not self._closed.is_set():
-                self.guard.request(mhz)
+        while (call := self._queue.get()) is not None:
+            call()
+
+    def _request(self, mhz: int, moment: Moment, delay_ns: int) -> None:
+        if not isinstance(moment, int) and not self._closed.is_set():
+            with suppress(Exception):  # a device that fails says so to the training itself
+                moment.synchronize()
+        if delay_ns:
+            begun = moment if isinstance(moment, int) else perf_counter_ns()
+            self._closed.wait(max(0, begun + delay_ns - perf_counter_ns()) / 1e9)
+        if self.guard is not None and not self._closed.is_set():
+            self.guard.request(mhz)
 
 
 def _recorder(marker: Callable[[], Marker]) -> Callable[[], Marker]:

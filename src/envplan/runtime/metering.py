@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,14 +139,8 @@ class EnergyLog:
             before, last = asked, energy
 
 
-@dataclass(frozen=True)
-class Powers:
-    """Powers of kinds of work.
-
-    Attributes:
-        watts: (k,).
-        covariance: (k, k), W^2.
-    """
+class Powers(NamedTuple):
+    """Powers of k kinds of work: W, (k,), and their covariance, W^2, (k, k)."""
 
     watts: NDArray[np.float64]
     covariance: NDArray[np.float64]

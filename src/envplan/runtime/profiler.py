@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,7 +57,7 @@ from envplan.runtime.guard import Guard
 from envplan.runtime.metering import EnergyLog
 from envplan.runtime.profile_parts import Part, merge_parts, part_path, unfinished_parts
 from envplan.runtime.runlog import Marker, Moment
-from envplan.runtime.windows import Span, Window, measure, on_host
+from envplan.runtime.windows import Span, measure, on_host
 
 __all__ = ["Profiler", "merge_parts"]
 
@@ -240,7 +241,7 @@ class Profiler(AbstractContextManager["Profiler"]):
         else:
             self._window.append(spans)
             if len(self._window) == self._iterations:
-                self._worker.measure(Window(self._frequencies[self._at], self._window))
+                self._worker.measure(self._frequencies[self._at], self._window)
                 self._next_clock()
         if self._worker.enough or (guard is not None and not guard.alive):
             self._finish()
@@ -307,7 +308,7 @@ class Profiler(AbstractContextManager["Profiler"]):
         self._done = True
         self._spans, self._window = [], []
         assert self._worker is not None
-        self._worker.measure(None)
+        self._worker.finish()
 
     def _give_back(self) -> None:
         self._clocks.close()
@@ -385,14 +386,18 @@ class _Worker:
         self._valley = Valley(rises)
         self._give_back = give_back
         self._energy = EnergyLog(device)
-        self._queue: SimpleQueue[Window | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._deadline = math.inf
         self._thread = threading.Thread(target=self._run, name="envplan-profile", daemon=True)
         self._thread.start()
 
-    def measure(self, window: Window | None) -> None:
-        """Make rows of it, later; None: there are no more."""
-        self._queue.put(window)
+    def measure(self, clock: int | None, window: list[list[Span[Moment]]]) -> None:
+        """Make rows of iterations at one clock, later; None: at whatever the driver chooses."""
+        self._queue.put(partial(self._measure, clock, window))
+
+    def finish(self) -> None:
+        """There are no more."""
+        self._queue.put(None)
 
     def close(self, wait: float) -> None:
         """Wait for the rows to be written and, on rank 0, merged; so long for the others, s."""
@@ -401,8 +406,8 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            while (window := self._queue.get()) is not None:
-                self._measure(window)
+            while (call := self._queue.get()) is not None:
+                call()
         except Exception as error:  # profiling must not end what it profiles
             self._part.problem = str(error)
             _logger.warning("rank %d: profiling is given up: %s", self._part.rank, error)
@@ -418,27 +423,27 @@ class _Worker:
         except EnvplanError as error:
             _logger.warning("no profile is written: %s", error)
 
-    def _measure(self, window: Window) -> None:
+    def _measure(self, clock: int | None, window: list[list[Span[Moment]]]) -> None:
         if self.enough:
             return
-        iterations = on_host(window.iterations)
+        iterations = on_host(window)
         begin, end = iterations[0][0].begin, iterations[-1][-1].end
         seen = self._energy.take(begin, end)
-        measured = measure(iterations, seen, self._stages, window.clock)
+        measured = measure(iterations, seen, self._stages, clock)
         why = self._energy.problem or "its iterations are too short for the energy counter"
-        if measured is not None and window.clock and seen.clock > _IN_FORCE * window.clock:
+        if measured is not None and clock and seen.clock > _IN_FORCE * clock:
             measured, why = None, f"the clock was at {seen.clock} MHz"
         if measured is None:
-            clock = f"{window.clock} MHz" if window.clock else "the current clock"
-            _logger.warning("rank %d: %s was passed over: %s", self._part.rank, clock, why)
+            which = f"{clock} MHz" if clock else "the current clock"
+            _logger.warning("rank %d: %s was passed over: %s", self._part.rank, which, why)
             return
-        if measured.energy_error > _SURE * measured.energy:
+        rank, mhz = self._part.rank, measured.rows[0].frequency
+        part = measured.energy_error / measured.energy
+        if part > _SURE:
             _logger.warning(
                 "rank %d: at %d MHz the standard error of the energy is %.0f%%; more "
                 "iterations_per_frequency make it smaller",
-                self._part.rank,
-                measured.rows[0].frequency,
-                100 * measured.energy_error / measured.energy,
+                *(rank, mhz, 100 * part),
             )
         self._part.num_microbatches = measured.microbatches
         self._part.rows += measured.rows
@@ -446,10 +451,7 @@ class _Worker:
         self.enough = self._valley.passed(measured.energy, measured.energy_error)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
-            self._part.rank,
-            measured.rows[0].frequency,
-            measured.energy,
-            measured.busy,
+            *(rank, mhz, measured.energy, measured.busy),
         )
 
     def _merge(self) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Full, Queue
 from typing import Annotated, Any, Final, Protocol
@@ -153,47 +154,46 @@ class RunLog:
         self._on_step = on_step
         self.dropped = 0
         self._file = None if path is None else _open(Path(path))
-        self._queue: Queue[Iteration | dict[str, Any] | None] = Queue(_WAITING_STEPS)
+        self._queue: Queue[Callable[[], None] | None] = Queue(_WAITING_STEPS)
         self._thread = threading.Thread(target=self._run, name="envplan-log", daemon=True)
         self._thread.start()
 
     def event(self, name: str, **facts: object) -> None:
         """Log that something happened."""
-        self._put({"event": name, "rank": self._rank, "time": time.time(), **facts})
+        line = {"event": name, "rank": self._rank, "time": time.time(), **facts}
+        self._put(partial(self._write, line))
 
     def iteration(self, iteration: Iteration) -> None:
         """Log an iteration; dropped and counted if the thread is far behind."""
-        self._put(iteration)
+        self._put(partial(self._take, iteration))
 
     def close(self, **facts: object) -> None:
         """Log the end and write what is waiting, for ten seconds at most."""
         end = {"event": "end", "rank": self._rank, "time": time.time(), **facts}
         with suppress(Full):
-            self._queue.put({**end, "dropped": self.dropped}, timeout=_CLOSE_S)
+            last = partial(self._write, {**end, "dropped": self.dropped})
+            self._queue.put(last, timeout=_CLOSE_S)
             self._queue.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
 
-    def _put(self, item: Iteration | dict[str, Any]) -> None:
+    def _put(self, call: Callable[[], None]) -> None:
         try:
-            self._queue.put_nowait(item)
+            self._queue.put_nowait(call)
         except Full:
             self.dropped += 1
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (call := self._queue.get()) is not None:
             try:
-                self._handle(item)
+                call()
             except Exception as error:  # a log must not end what it is a log of
                 self._give_up(error)
         if self._file is not None:
             os.close(self._file)
 
-    def _handle(self, item: Iteration | dict[str, Any]) -> None:
-        if isinstance(item, dict):
-            self._write(item)
-            return
-        line = self._describe(item)
-        self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[self._alone - 1][1]))
+    def _take(self, done: Iteration) -> None:
+        line = self._describe(done)
+        self._on_time(done.planned_s, seconds(done.spans[0][0], done.spans[self._alone - 1][1]))
         self._write(line)
         if self._on_step is not None:
             try:

@@ -74,16 +74,16 @@ class _Step:
     Attributes:
         number: which, from 0.
         rung: the plan that it followed.
-        spans: when each operation began and ended.
+        spans: when each operation began and ended, and the request that it ran at.
         host_ns: when the first of them was begun and when the step was over, perf_counter_ns.
-        asks: (operation, request) in order: from which operation on which request counts.
+        requests: from how many on to how many there were.
     """
 
     number: int
     rung: _Rung
-    spans: list[tuple[Moment, Moment]]
+    spans: list[tuple[Moment, Moment, int]]
     host_ns: tuple[int, int]
-    asks: list[tuple[int, int]]
+    requests: range
 
 
 class Shim(AbstractContextManager["Shim"]):
@@ -150,9 +150,9 @@ class Shim(AbstractContextManager["Shim"]):
         self._rung = self._next_rung = self._rungs[0]
         self._at = 0
         self._begun: Moment | None = None
-        self._spans: list[tuple[Moment, Moment]] = []
+        self._spans: list[tuple[Moment, Moment, int]] = []
         self._began_ns = 0
-        self._asks = [(0, 0)]
+        self._requests = 0
         self._unlogged: deque[_Step] = deque()
         self._lost = False
         self._lost_in_a_row = self._silent = 0
@@ -217,7 +217,7 @@ class Shim(AbstractContextManager["Shim"]):
             self._config = next(iter(parts.values()))[0].config
         clock = self._rung.clocks[at]
         if clock != self._clocks.asked and clock:
-            self._ask(clock, begun)
+            self._clocks.ask(clock, begun)
 
     @property
     def config(self) -> str:
@@ -249,7 +249,7 @@ class Shim(AbstractContextManager["Shim"]):
         for change in changes:
             self._config = change.config
             if change.frequency_mhz != self._clocks.asked:
-                self._ask(change.frequency_mhz, self._clocks.mark(), change.delay_ns)
+                self._clocks.ask(change.frequency_mhz, self._clocks.mark(), change.delay_ns)
 
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """The operation that began last has ended."""
@@ -257,7 +257,7 @@ class Shim(AbstractContextManager["Shim"]):
         if self._begun is None or self._keys[at] != (instruction, microbatch, chunk):
             self._stray("end", (instruction, microbatch, chunk))
             return
-        self._spans.append((self._begun, self._clocks.mark()))
+        self._spans.append((self._begun, self._clocks.mark(), self._clocks.requests))
         self._begun = None
         self._at = at + 1
 
@@ -265,21 +265,21 @@ class Shim(AbstractContextManager["Shim"]):
         """An iteration is over; the next one follows the plan that stragglers leave time for."""
         if 0 < self._at < self._end or self._begun is not None:
             self._stray("step", None)
-        done = None
+        done, before = None, self._requests
+        self._requests = self._clocks.requests
         if self._lost:
             self._silent = 0
             self._lost_in_a_row += 1
         elif self._spans:
             self._silent = self._lost_in_a_row = 0
-            host_ns = (self._began_ns, perf_counter_ns())
-            done = _Step(self.steps, self._rung, self._spans, host_ns, self._asks)
+            host_ns, requests = (self._began_ns, perf_counter_ns()), range(before, self._requests)
+            done = _Step(self.steps, self._rung, self._spans, host_ns, requests)
         else:
             self._silent += 1
             if self._silent == _PATIENCE and not self._missed:
                 self._warn_first_rank(self._silence())
         self._clocks.then(partial(self._hear, done))
         self.steps += 1
-        self._asks = [(0, self._clocks.requests)]
         self._spans = []
         self._rung = self._next_rung
         self._lost = self._lost_in_a_row >= _PATIENCE
@@ -288,7 +288,7 @@ class Shim(AbstractContextManager["Shim"]):
     def full_speed(self) -> None:
         """Ask for the highest clock until the next operation begins: to evaluate or to save."""
         if self._clocks.asked != self._max_clock:
-            self._ask(self._max_clock, self._clocks.mark())
+            self._clocks.ask(self._max_clock, self._clocks.mark())
 
     def missed(self, why: str) -> None:
         """Operations run that the shim is not told of, so that the plan cannot be followed.
@@ -347,11 +347,8 @@ class Shim(AbstractContextManager["Shim"]):
         if self.clock_errors:
             _logger.warning(
                 "rank %d: %d clock error%s in %d steps, the first: %s",
-                self.rank,
-                self.clock_errors,
-                "s" if self.clock_errors > 1 else "",
-                self.steps,
-                self._first_error,
+                *(self.rank, self.clock_errors, "s" if self.clock_errors > 1 else ""),
+                *(self.steps, self._first_error),
             )
         if summary := self._joules.summary(self.planned_time):
             self._warn_first_rank(summary)
@@ -361,10 +358,6 @@ class Shim(AbstractContextManager["Shim"]):
             clock_errors=self.clock_errors,
             **self._joules.facts,
         )
-
-    def _ask(self, clock: int, moment: Moment, delay_ns: int = 0) -> None:
-        self._clocks.ask(clock, moment, delay_ns)
-        self._asks.append((self._at, self._clocks.requests))
 
     def _hear(self, done: _Step | None) -> None:
         """Take note of what the guard reports, and log the steps that it has decided."""
@@ -381,7 +374,7 @@ class Shim(AbstractContextManager["Shim"]):
                 self._joules.read(*reading)
             guard.readings.clear()
         while self._unlogged:
-            *_, (_, last) = self._unlogged[0].asks
+            last = self._unlogged[0].requests.stop
             if guard and not guard.silent and not guard.failing and guard.done < last:
                 break  # soon
             self._log.iteration(self._iteration(self._unlogged.popleft()))
@@ -417,9 +410,7 @@ class Shim(AbstractContextManager["Shim"]):
         _logger.warning(
             "rank %d, step %d: the plan has %s next, but %s came; at the highest clock until the "
             "order is the plan's again",
-            self.rank,
-            self.steps,
-            _shown(expected),
+            *(self.rank, self.steps, _shown(expected)),
             f"{where} of {_shown(got)}" if got else "the step's end",
         )
         self._log.event("mismatch", step=self.steps, where=where, expected=expected, got=got)
@@ -428,16 +419,14 @@ class Shim(AbstractContextManager["Shim"]):
         """What a step did; an operation whose clock was not set has 0 MHz."""
         guard = self._clocks.guard
         lags = {} if guard is None or guard.lost else guard.lags
-        starts = [position for position, _ in step.asks]
         operations = []
         asked = 0
-        for at in range(len(step.spans)):
+        for at, (_, _, request) in enumerate(step.spans):
             key, clock = self._keys[at], step.rung.clocks[at]
             assert key is not None
             asked += clock > 0
-            if step.asks[bisect_right(starts, at) - 1][1] not in lags:
-                clock = 0
-            operations.append((key[0], key[2], clock, step.rung.configs[at]))
+            config = step.rung.configs[at]
+            operations.append((key[0], key[2], clock if request in lags else 0, config))
         if step.rung is self._rungs[0]:
             self._joules.step(*step.host_ns)
         in_force = sum(clock > 0 for _, _, clock, _ in operations)
@@ -446,11 +435,11 @@ class Shim(AbstractContextManager["Shim"]):
             step=step.number,
             planned_s=rung.iteration_s,
             operations=operations,
-            spans=step.spans,
+            spans=[(begin, end) for begin, end, _ in step.spans],
             facts={
                 "asked": asked,
                 "in_force": in_force,
-                "lag_s": max((lags.get(n, 0) for _, n in step.asks[1:]), default=0) / 1e9,
+                "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
                 "mismatches": self.mismatches,
                 **self._joules.facts,
             },

@@ -20,7 +20,7 @@ from envplan.profiling.sweep_file import Row
 from envplan.runtime.metering import Powers, Seen, powers
 from envplan.runtime.runlog import Moment, seconds
 
-__all__ = ["Measured", "PartRow", "Span", "Window", "measure", "on_host"]
+__all__ = ["Measured", "PartRow", "Span", "measure", "on_host"]
 
 #: Work that is no operation's: between iterations, and backwards that may hold an all-reduce.
 _OUTSIDE: Final = "outside"
@@ -49,14 +49,6 @@ class PartRow(Row):
     """A row of an operation, or of a part of it."""
 
     part: str = ""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Iterations at one clock; None: at whatever clock the driver chooses."""
-
-    clock: int | None
-    iterations: list[list[Span[Moment]]]
 
 
 @dataclass(frozen=True)
