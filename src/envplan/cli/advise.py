@@ -139,7 +139,7 @@ def advice_document(row: Advice) -> dict[str, Any]:
         "microbatches": pipeline.num_microbatches,
         "replicas": row.frontier.replicas,
         "model_share": row.model_share,
-        "adjustments": row.frontier.profile.adjustments.to_dict(),
+        "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
         **{

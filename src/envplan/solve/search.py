@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Run, Steps, spent
+from envplan.costs import Rate, Run, spent
 from envplan.costs.spending import check_span, priced
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
@@ -646,17 +646,16 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     beside = run.minimized_beside(1.0, gpus) * iterations
     if rate.is_fixed and rate.per_kwh[0] > 0 and not (more.host_power or beside):
         return [(0.0, latest_ns)]  # energy only falls until T_star
-    steps = rate.steps()
 
     def energy(time_ns: int) -> float:
         time_s = s_from_ns(time_ns)
         return more.joules(time_s, frontier.energy_at(time_s), gpus)
 
     def integral(time_ns: int) -> float:
-        return steps.integral(s_from_ns(time_ns) * iterations)
+        return rate.integral(s_from_ns(time_ns) * iterations)
 
     points: list[int] = []
-    for begin, end in pairwise(_bends(frontier, steps, iterations, latest_ns)):
+    for begin, end in pairwise(_bends(frontier, rate, iterations, latest_ns)):
         # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
@@ -676,10 +675,10 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     return sorted(minima)[:_MAX_MINIMA]
 
 
-def _bends(frontier: Curve, steps: Steps, iterations: int, latest_ns: int) -> list[int]:
+def _bends(frontier: Curve, rate: Rate, iterations: int, latest_ns: int) -> list[int]:
     """T_min, latest, and where in between the frontier or the rate bends, ns, ascending."""
     first_ns = frontier.min_time_ns
     bends = {first_ns, latest_ns, *(t for t in frontier.times_ns.tolist() if t < latest_ns)}
     span = (s_from_ns(first_ns) * iterations, s_from_ns(latest_ns) * iterations)
-    changes = {ns_from_s(change / iterations) for change in steps.changes(*span)}
+    changes = {ns_from_s(change / iterations) for change in rate.changes(*span)}
     return sorted(bends | {t for t in changes if first_ns < t < latest_ns})
