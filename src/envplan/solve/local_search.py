@@ -136,7 +136,7 @@ class LocalSearch:
 
     def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
         starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
-        starts.append((search.constant(by_table=False), _CONSTANT_HEAT))
+        starts.append((search.constant(), _CONSTANT_HEAT))
         starts += [(rows, _LAST_HEAT) for rows in self._prepared(rounded, deadline_ns)]
         found = self._improved(search, starts)
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
@@ -177,7 +177,7 @@ class LocalSearch:
             machine=self._machine,
             **self._prices,
         )
-        starts = [rows, hurry.constant(by_table=False)]
+        starts = [rows, hurry.constant()]
         if self._power_limited is not None:
             starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
         found = self._improved(hurry, [(one, 1.0) for one in starts])
