@@ -26,14 +26,6 @@ def frontier() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
-def test_plan_at_t_min_is_no_slower_than_maximum_frequency_and_uses_less(
-    frontier: Frontier,
-) -> None:
-    plan, before = frontier.plan(), frontier.max_frequency_plan()
-    assert plan.iteration_time <= before.iteration_time
-    assert plan.energy < before.energy
-
-
 @pytest.mark.parametrize("profile", builtin_profiles(), ids=lambda p: p.name)
 def test_every_built_in_profile_has_plans_within_a_fraction_of_a_percent(
     profile: Profile,
@@ -48,10 +40,6 @@ def test_target_below_t_min_says_t_min(frontier: Frontier) -> None:
         frontier.plan(frontier.min_time - 1e-9)
 
 
-def test_t_min_itself_can_be_asked_for(frontier: Frontier) -> None:
-    assert frontier.plan(frontier.min_time).iteration_time <= frontier.min_time
-
-
 def test_target_beyond_t_star_gives_the_t_star_plan(frontier: Frontier) -> None:
     late, star = frontier.plan(10 * frontier.min_energy_time), frontier.plan(min_energy=True)
     assert late.energy == star.energy
@@ -64,11 +52,6 @@ def test_numbers_that_are_none_are_refused(frontier: Frontier, value: float) -> 
         frontier.plan(value)
     with pytest.raises(InputError):
         frontier.plan(slowdown=value)
-
-
-def test_two_targets_are_refused(frontier: Frontier) -> None:
-    with pytest.raises(InputError, match="exclude each other"):
-        frontier.plan(14.0, slowdown=0.1)
 
 
 def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) -> None:

@@ -28,6 +28,8 @@ def frontier() -> Frontier:
 
 def test_ladder_climbs_in_time_and_saves_on_every_rung(frontier: Frontier) -> None:
     ladder = frontier.ladder(16)
+    assert frontier.ladder(1)[0].stages == frontier.plan_for_straggler(0.0).stages
+    assert frontier.ladder(1)[0].iteration_time <= frontier.min_time
     times = [plan.iteration_time for plan in ladder]
     assert times == sorted(set(times))
     late = 2 * frontier.slowest_time
@@ -76,11 +78,6 @@ def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
     times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]
     assert len(slower) == 5
     assert times == sorted(times)
-
-
-def test_ladder_of_one_is_the_t_min_plan(frontier: Frontier) -> None:
-    (only,) = frontier.ladder(1)
-    assert only.iteration_time <= frontier.min_time
 
 
 def until(plan: Plan, sync_time: float) -> float:
@@ -132,10 +129,6 @@ def test_a_large_pipeline_is_traced_only_in_part_and_its_bound_holds(
         plan = large.plan(sync_time=straggler)
     assert plan.iteration_time <= straggler
     assert until(plan, straggler) <= until(frontier.plan(min_energy=True), straggler) * (1 + 1e-12)
-
-
-def test_straggler_faster_than_t_min_is_none(frontier: Frontier) -> None:
-    assert frontier.plan_for_straggler(0.0).iteration_time <= frontier.min_time
 
 
 def test_plan_with_a_ladder_is_proved_rung_by_rung(frontier: Frontier) -> None:

@@ -90,6 +90,9 @@ def test_every_planner_has_an_entry_and_ours_several() -> None:
 
 def test_all_are_set_against_maximum_frequency_on_the_schedule_given() -> None:
     comparison = compare(traced())
+    for e in comparison.entries:
+        assert e.extrinsic_j == 0
+        assert e.straggler_energy is e.straggler_savings_percent is e.straggler_gap is None
     base = entry(comparison, "max_frequency")
     assert base.slowdown_percent == base.savings_percent == 0
     assert comparison.baseline == base.plan.predicted.baseline
@@ -123,15 +126,6 @@ def test_blocking_power_given_holds_for_both_schedules() -> None:
     assert other.blocking_power_w == frontier.blocking_power_w == (33.0, 33.0)
     assert other.pipeline.p2p_latency_ns == pipeline.p2p_latency_ns
     assert other.replicas == 2
-
-
-def test_without_straggler_bloat_is_intrinsic_alone() -> None:
-    for e in compare(traced()).entries:
-        assert e.intrinsic_j == pytest.approx(e.plan.energy - e.ours.energy)
-        assert e.extrinsic_j == 0
-        assert e.straggler_energy is None
-        assert e.straggler_savings_percent is None
-        assert e.straggler_gap is None
 
 
 def test_straggler_adds_waiting_and_extrinsic_bloat() -> None:
@@ -231,11 +225,11 @@ def test_published_figure_comes_from_the_sidecar() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (3, "must be an object"),
-        ({"source": "x"}, "savings_percent must be a number, not null"),
-        ({"savings_percent": True, "source": "x"}, "savings_percent must be a number"),
+        (3, "should be an object"),
+        ({"source": "x"}, "savings_percent is missing"),
+        ({"savings_percent": True, "source": "x"}, "savings_percent should be a valid number"),
         ({"savings_percent": 1, "slowdown_percent": "2", "source": "x"}, "slowdown_percent"),
-        ({"savings_percent": 1}, "published.source"),
+        ({"savings_percent": 1}, "published: source is missing"),
     ],
 )
 def test_malformed_published_figure_is_refused(value: object, words: str) -> None:

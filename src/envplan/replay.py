@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from envplan import _kernel
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
+from envplan.pipeline.graph import predecessors
 from envplan.profile import OptionTable, Profile
 from envplan.units import s_from_ns
 
@@ -97,6 +98,11 @@ class Problem:
         clocks = np.concatenate([self.frequency_mhz, self.left_mhz])
         self.clocks_mhz: Times = np.unique(clocks[clocks > 0])
         self._kernel = self._ordered(pipeline.order)
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, int]]]:
+        """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
+        return predecessors(self.pipeline)
 
     @cached_property
     def max_frequency_rows(self) -> Rows:
@@ -367,6 +373,20 @@ class Replay:
         return self.problem.frequency_mhz[self.problem.over_all(self.rows)]
 
     @cached_property
+    def critical_path(self) -> tuple[int, ...]:
+        """Operations in time order, each as soon as the one before it allows; the last is the first
+        of those that end last. Of several before it, the one on the same stage."""
+        starts, finishes = self.starts_ns.tolist(), self.finishes_ns.tolist()
+        stage = self.problem.stage.tolist()
+        path = [finishes.index(self.makespan_ns)]
+        while starts[at := path[-1]] > 0:
+            waited_for = [
+                i for i, lag in self.problem.before[at] if finishes[i] + lag == starts[at]
+            ]
+            path.append(min(waited_for, key=lambda i: stage[i] != stage[at]))
+        return tuple(reversed(path))
+
+    @cached_property
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
         found = self.problem._kernel.parts(self.rows, self.machine.latency_ns, self.factors)
@@ -531,6 +551,6 @@ class Search:
         """
         return self._kernel.improve(rows, moves, heat, seed)
 
-    def constant(self, *, by_table: bool) -> Rows:
+    def constant(self, *, by_table: bool = False) -> Rows:
         """The best rows found with one clock a stage, or one row a stage and table, int32 (N,)."""
         return self._kernel.constant(by_table, _CONSTANT_PASSES)

@@ -6,7 +6,7 @@ be made again from its own file.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -160,38 +160,37 @@ class Request(Model):
             raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
         if noise is not None and probability is None:
             raise InputError("noise goes with a probability (--robust PCT)")
-        limits: list[Limit] = []
-        if min_hold:
-            limits.append(MinHold.of(time_s=float(min_hold)))
-        if peak_power_cap is not None:
-            limits.append(PeakPower.of(power_w=float(peak_power_cap)))
-        if power_cap is not None:
-            limits.append(AveragePower.of(power_w=float(power_cap)))
-        if energy_budget is not None:
-            limits.append(EnergyBudget.of(energy_j=float(energy_budget)))
+        limits: list[Limit] = [
+            kind.of(**{field: float(value)})
+            for kind, field, value in (
+                (MinHold, "time_s", min_hold or None),
+                (PeakPower, "power_w", peak_power_cap),
+                (AveragePower, "power_w", power_cap),
+                (EnergyBudget, "energy_j", energy_budget),
+            )
+            if value is not None
+        ]
         if probability is not None:
             limits.append(
                 HoldsWithProbability.of(probability=float(probability), noise=noise, seed=seed)
             )
-        deadline: dict[str, Any] = {"kind": "no-slowdown"}
-        objective = "energy"
+        fastest = any(one is not None for one in (energy_budget, power_cap, peak_power_cap))
+        objective, deadline = "energy", Deadline(kind="no-slowdown")
         if target_time is not None:
-            deadline = {"kind": "time", "time_s": float(target_time)}
+            deadline = Deadline.of(kind="time", time_s=float(target_time))
         elif slowdown is not None:
-            deadline = {"kind": "slowdown", "slowdown": float(slowdown)}
+            deadline = Deadline.of(kind="slowdown", slowdown=float(slowdown))
         elif min_energy:
-            deadline = {"kind": "min-energy"}
+            deadline = Deadline(kind="min-energy")
         elif sync_time is not None:
-            deadline = {"kind": "sync-time", "time_s": float(sync_time)}
-        elif run is not None and run.deadline_s is not None:
-            objective, deadline = "cost", {"kind": "any"}
-        elif straggler_time is None and any(
-            limit is not None for limit in (energy_budget, power_cap, peak_power_cap)
-        ):
-            objective, deadline = "time", {"kind": "any"}
+            deadline = Deadline.of(kind="sync-time", time_s=float(sync_time))
+        elif deadlines["the run's deadline"]:
+            objective, deadline = "cost", Deadline(kind="any")
+        elif straggler_time is None and fastest:
+            objective, deadline = "time", Deadline(kind="any")
         return cls.of(
             objective=objective,
-            deadline=Deadline.of(**deadline),
+            deadline=deadline,
             straggler_time_s=None if straggler_time is None else float(straggler_time),
             switch_latency_s=float(switch_latency),
             limits=tuple(limits),

@@ -19,7 +19,6 @@ from envplan._model import Model
 from envplan._notebook import html_of
 from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
-from envplan.pipeline.graph import predecessors
 from envplan.plan import Job, Plan, Target, machine_of, replay_plan
 from envplan.plan.build import planned_operations, predict
 from envplan.profile import Profile, pieces
@@ -395,23 +394,11 @@ class Timeline:
                     found.append(Bubble(stage, begin, end, i, stretch, useful))
         return tuple(found)
 
-    @cached_property
+    @property
     def critical_path(self) -> tuple[int, ...]:
         """Indices into `operations`, in time order: a chain, each as soon as the one before it lets
-        it, that lasts as long as the iteration.
-
-        Backwards from the operation that finishes last, each time to one that it waited for; of
-        several, to the one on the same stage.
-        """
-        before, operations = predecessors(self.pipeline), self.operations
-        at = self.replay.finishes_ns.tolist().index(self.iteration_time_ns)
-        path = [at]
-        while operations[at].start_ns > 0:
-            stage, start = operations[at].operation.stage, operations[at].start_ns
-            waited_for = [i for i, lag in before[at] if operations[i].finish_ns + lag == start]
-            at = min(waited_for, key=lambda i: operations[i].operation.stage != stage)
-            path.append(at)
-        return tuple(reversed(path))
+        it, that lasts as long as the iteration."""
+        return self.replay.critical_path
 
     @property
     def num_gpus(self) -> int:

@@ -1,10 +1,7 @@
 """The relaxed time-energy frontier of a pipeline: the lower bound that all plans stand above."""
 
-from envplan.frontier.network import Network, build_network
-from envplan.frontier.relaxation import (
-    BlockingPowerSource,
-    Relaxation,
-)
+from envplan.frontier.network import Network, build_network, network_events
+from envplan.frontier.relaxation import BlockingPowerSource, Relaxation
 from envplan.frontier.walk import Progress
 
 __all__ = [
@@ -13,4 +10,5 @@ __all__ = [
     "Progress",
     "Relaxation",
     "build_network",
+    "network_events",
 ]

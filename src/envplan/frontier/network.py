@@ -157,17 +157,10 @@ def _levels(curves: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, 
     }
 
 
-def replayed_events(pipeline: Pipeline, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each event of the network is if all operations start as early as can be, ns.
-
-    Args:
-        time_ns: how long each operation takes, (N).
-    """
-    starts, makespan = pipeline.earliest_starts(time_ns)
-    events = np.empty(2 * len(starts) + 2, np.int64)
-    events[0:-2:2], events[1:-2:2] = starts, starts + time_ns
-    events[-2:] = 0, makespan
-    return events
+def network_events(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When each event of the network is, ns, where operations start and end then, (N,)."""
+    around = [0, ends_ns.max()]
+    return np.concatenate([np.stack([starts_ns, ends_ns], axis=1).ravel(), around]).astype(np.int64)
 
 
 def _int32(*parts: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.frontier.network import build_network, replayed_events
+from envplan.frontier.network import build_network, network_events
 from envplan.frontier.start import Start
 from envplan.frontier.walk import Progress, Walk, naming_units
 from envplan.pipeline import Pipeline
@@ -317,7 +317,8 @@ class Relaxation:
         """Event times at T_max, ns, each as early as can be."""
         slowest = np.array([c.hull_time_ns[0] for c in self.network.cost_curves], np.int64)
         time_ns = slowest[self.network.curve[: len(self.pipeline.operations)]]
-        return replayed_events(self.pipeline, time_ns)
+        starts, _ = self.pipeline.earliest_starts(time_ns)
+        return network_events(starts, starts + time_ns)
 
     def checked_ns(self, time_ns: int) -> int:
         """A time, if a plan could be that fast.

@@ -123,16 +123,21 @@ class HoldsWithProbability(Limit):
         Each attempt draws anew and takes half of the risk of error that is left, so that all of
         them together keep to the confidence stated.
         """
-        seed, confidence = self.seed + 1 + attempt, _confidence(attempt)
-        makespans = self.makespans(replay, setting, seed, RUNS)
+        seed = self.seed + 1 + attempt
+        shown = self.shown(replay, setting, seed, RUNS, _confidence(attempt))
+        return None if shown.share_at_least < self.probability else shown
+
+    def shown(
+        self, replay: Replay, setting: Setting, seed: int, runs: int, confidence: float
+    ) -> Robustness:
+        """What so many replays with noise drawn from a seed show."""
+        makespans = self.makespans(replay, setting, seed, runs)
         held, share = proved_share(makespans, setting, confidence)
-        if share < self.probability:
-            return None
         return Robustness(
             probability=self.probability,
             noise=self.noise,
             seed=seed,
-            runs=RUNS,
+            runs=runs,
             held_runs=held,
             confidence=confidence,
             share_at_least=share,
@@ -169,15 +174,13 @@ class HoldsWithProbability(Limit):
             raise InputError("predicted.robustness.held_runs are more than its runs")
         setting = _stated_setting(plan, stated, setting)
         told = HoldsWithProbability.of(probability=stated.probability, noise=stated.noise)
-        makespans = told.makespans(replay, setting, stated.seed, stated.runs)
-        held, share = proved_share(makespans, setting, stated.confidence)
-        for field, found, true in (
-            ("held_runs", stated.held_runs, held),
-            ("share_at_least", stated.share_at_least, share),
-        ):
-            if not math.isclose(found, true, rel_tol=1e-9):
+        true = told.shown(replay, setting, stated.seed, stated.runs, stated.confidence)
+        held, share = true.held_runs, true.share_at_least
+        for field in ("held_runs", "share_at_least"):
+            found, right = getattr(stated, field), getattr(true, field)
+            if not math.isclose(found, right, rel_tol=1e-9):
                 raise InputError(
-                    f"predicted.robustness.{field} is {found!r}; replayed it is {true!r}"
+                    f"predicted.robustness.{field} is {found!r}; replayed it is {right!r}"
                 )
         if share < self.probability:
             raise InputError(

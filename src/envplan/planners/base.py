@@ -1,33 +1,32 @@
-"""What a planner is, and the frequencies it can choose from."""
+"""What a planner is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from envplan.costs import priced
-from envplan.errors import InputError, NoAnswerError
-from envplan.pipeline import Pipeline
-from envplan.plan import note_straggler, replay_plan
-from envplan.profile import Profile
-from envplan.solve.single_clocks import ClockRows
+from envplan.errors import InputError
+from envplan.plan import build_plan, note_straggler, replay_plan
+from envplan.plan.model import Target
 from envplan.units import ns_from_s_floor, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.replay import Replay
     from envplan.request import Request
     from envplan.solve import Frontier
 
 
-class Planner(Protocol):
-    """Chooses a frequency for every operation of a traced pipeline."""
+class Planner:
+    """Chooses a frequency for every operation of a traced pipeline.
 
-    @property
-    def takes_target(self) -> bool:
-        """Whether plan() can be asked for a time; if not, it settles on one of its own."""
+    Attributes:
+        name: what the user calls it, and plan.json's `planner`.
+        takes_target: whether plan() can be asked for a time; if not, it settles on one of its own.
+    """
 
-    @property
-    def name(self) -> str:
-        """What the user calls it, and plan.json's `planner`."""
+    name: ClassVar[str]
+    takes_target: ClassVar[bool] = False
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """The planner's plan, replayed, priced and set against the frontier's lower bound.
@@ -39,6 +38,26 @@ class Planner(Protocol):
             NoAnswerError: the planner has no plan that fast; says its fastest.
             InputError: a target was given and the planner takes none.
         """
+        self.check_target(target_time_ns)
+        replay = self.choose(frontier, target_time_ns)
+        deadline_ns = replay.makespan_ns if target_time_ns is None else target_time_ns
+        target = Target(
+            kind="planner",
+            time_s=None if target_time_ns is None else s_from_ns(deadline_ns),
+            deadline_s=s_from_ns(deadline_ns),
+        )
+        return build_plan(frontier, replay, target=target, planner=self.name)
+
+    def check_target(self, target_time_ns: int | None) -> None:
+        """Raises: InputError: a target was given and the planner takes none."""
+        if target_time_ns is not None and not self.takes_target:
+            raise InputError(
+                f"planner {self.name} takes no target: it settles on an iteration time of its own"
+            )
+
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """The replay of what it chooses; the arguments are those of plan."""
+        raise NotImplementedError
 
 
 def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
@@ -65,37 +84,3 @@ def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
         replay = replay_plan(plan, frontier.profile)
         plan = note_straggler(plan, frontier, replay, straggler_s, until_ns)
     return plan if request.run is None else priced(plan, request.run)
-
-
-def refuse_target(planner: str, target_time_ns: int | None) -> None:
-    """For planners that settle on a time of their own.
-
-    Raises:
-        InputError: a target was given.
-    """
-    if target_time_ns is not None:
-        raise InputError(
-            f"planner {planner} takes no target: it settles on an iteration time of its own"
-        )
-
-
-def no_plan_so_fast(planner: str, target_time_ns: int, fastest_ns: int) -> NoAnswerError:
-    return NoAnswerError(
-        f"planner {planner} has no plan that finishes in {s_from_ns(target_time_ns):.9f} s; its "
-        f"fastest takes {s_from_ns(fastest_ns):.9f} s"
-    )
-
-
-def clocks_of_operations(pipeline: Pipeline, profile: Profile) -> list[ClockRows]:
-    """The clocks of each operation, (N); operations with one table share them."""
-    known: dict[tuple[int, str], ClockRows] = {}
-    for op in pipeline.operations:
-        key = (op.profile_stage, op.instruction)
-        if key not in known:
-            known[key] = ClockRows.of(profile.table(*key))
-    return [known[op.profile_stage, op.instruction] for op in pipeline.operations]
-
-
-def all_clocks(clocks: list[ClockRows]) -> list[int]:
-    """Every frequency that some operation can be set to, ascending; [0] if none is controlled."""
-    return sorted({mhz for one in set(clocks) for mhz in one.mhz if mhz}) or [0]

@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from envplan.errors import InputError, shown
+from pydantic import ValidationError
+
+from envplan._documents import first_problem
+from envplan._model import Model
+from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
 from envplan.plan import Baseline, Plan, gap_over
 from envplan.plan.build import percent
 from envplan.planners.advice import Advice, advise, beside
-from envplan.planners.baselines import (
-    MaxFrequency,
-    ZeusGlobal,
-    ZeusPerStage,
-    cheapest_in_time,
-)
+from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
-from envplan.planners.ours import FrontierPlanner, best_plan_beside
+from envplan.planners.ours import best_plan_beside
 from envplan.profile import Profile
-from envplan.replay import Replay
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
@@ -34,8 +32,7 @@ _MAX_STRAGGLER_S: Final = 1e9
 _NOTABLE_PERCENT: Final = 0.1
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Model, extra="ignore"):
     """What a paper says was saved on this workload; measured there, on real GPUs.
 
     Attributes:
@@ -45,7 +42,7 @@ class Published:
     """
 
     savings_percent: float
-    slowdown_percent: float | None
+    slowdown_percent: float | None = None
     source: str
 
 
@@ -60,25 +57,58 @@ class Entry:
         point: which of our own planner's plans this is; None for all other planners.
         plan: the plan.
         planning_time: s, the frontier's trace included where the planner needs it.
-        slowdown_percent, savings_percent: against Comparison.baseline.
         straggler_time: s, when a straggler is finished; None without one.
-        straggler_energy: J until the straggler is finished; None without one.
-        straggler_savings_percent: likewise, against the baseline waiting for the same straggler.
-        straggler_gap: straggler_energy over the least that any plan in time for it uses, less 1.
     """
 
     planner: str
     point: Point | None
     plan: Plan
     planning_time: float
-    slowdown_percent: float
-    savings_percent: float
     straggler_time: float | None
-    straggler_energy: float | None
-    straggler_savings_percent: float | None
-    straggler_gap: float | None
     _frontier: Frontier = field(repr=False, compare=False)
     _known: _OurPlans = field(repr=False, compare=False)
+
+    @property
+    def slowdown_percent(self) -> float:
+        """Against Comparison.baseline."""
+        before = self._known.baseline.iteration_time_s
+        return percent(self.plan.iteration_time - before, before)
+
+    @property
+    def savings_percent(self) -> float:
+        """Likewise."""
+        before = self._known.baseline.energy_j
+        return percent(before - self.plan.energy, before)
+
+    @property
+    def _sync_time(self) -> float | None:
+        # A plan that is slower than the straggler is one itself.
+        straggler = self.straggler_time
+        return None if straggler is None else max(straggler, self.plan.iteration_time)
+
+    @property
+    def straggler_energy(self) -> float | None:
+        """J until the straggler is finished; None without one."""
+        return None if self._sync_time is None else until(self.plan, self._sync_time)
+
+    @property
+    def straggler_savings_percent(self) -> float | None:
+        """Against the baseline waiting for the same straggler; None without one."""
+        if self.straggler_time is None or self.straggler_energy is None:
+            return None
+        before = self._known.baseline
+        waiting = self.plan.waiting_energy(self.straggler_time, since=before.iteration_time_s)
+        without = before.energy_j + waiting
+        return percent(without - self.straggler_energy, without)
+
+    @property
+    def straggler_gap(self) -> float | None:
+        """straggler_energy over the least that any plan in time for it uses, less 1; None without
+        one."""
+        if self._sync_time is None or self.straggler_energy is None:
+            return None
+        bound_fj = max(0, self._frontier.waiting_bound_fj(ns_from_s(self._sync_time)))
+        return gap_over(self.straggler_energy, j_from_fj(bound_fj * self._frontier.num_gpus))
 
     @cached_property
     def ours(self) -> Plan:
@@ -97,11 +127,10 @@ class Entry:
     def extrinsic_j(self) -> float:
         """What ours for the same time, waiting included, uses above the best that we know for the
         straggler (extrinsic bloat); 0 without one."""
-        if self.straggler_time is None:
+        if self._sync_time is None:
             return 0.0
-        # A plan that is slower than the straggler is one itself.
-        sync = max(self.straggler_time, self.plan.iteration_time)
-        return until(self.ours, sync) - self._known.least_until(self._frontier, sync)
+        best = self._known.least_until(self._frontier, self._sync_time)
+        return until(self.ours, self._sync_time) - best
 
 
 @dataclass(frozen=True)
@@ -175,53 +204,48 @@ def compare(
     envpipe = EnvPipe(reconfigure)
     rescheduled = _rescheduled(frontier, activation_slots)
     begin = time.perf_counter()
-    baseline = MaxFrequency().plan(frontier)
+    baseline = frontier.max_frequency_plan()
     seconds = time.perf_counter() - begin
-    others = [_Made(MaxFrequency.name, None, baseline, seconds, frontier)]
     sync = _sync_time(baseline, straggler_time, straggler_slowdown)
-    points: dict[str, list[Replay]] = {}
-    for planner in (ZeusGlobal(), ZeusPerStage()):
+    ours, entries = _OurPlans(baseline.predicted.baseline), list[Entry]()
+
+    def add(plan: Plan, seconds: float, own: Frontier, point: Point | None = None) -> None:
+        entries.append(Entry(plan.planner, point, plan, seconds, sync, own, ours))
+
+    add(baseline, seconds, frontier)
+    zeus = (ZeusGlobal(), ZeusPerStage())
+    for planner in zeus:
         begin = time.perf_counter()
-        points[planner.name] = planner.candidates(frontier)
-        plan = cheapest_in_time(planner.name, frontier, points[planner.name], None)
-        seconds = time.perf_counter() - begin
-        others.append(_Made(planner.name, None, plan, seconds, frontier))
+        plan = planner.plan(frontier)
+        add(plan, time.perf_counter() - begin, frontier)
     begin = time.perf_counter()
     run = envpipe.run(rescheduled)
     seconds = time.perf_counter() - begin
-    others.append(_Made(EnvPipe.name, None, run.plan(rescheduled), seconds, rescheduled))
-    ours = _OurPlans(others)
-    own = _our_entries(frontier, ours, sync)
+    add(run.plan(rescheduled), seconds, rescheduled)
+    ours.rivals = [(entry._frontier, entry.plan) for entry in entries]
+    points = [(frontier, *point) for point in _points(frontier, sync)]
     if rescheduled is not frontier:
-        least = rescheduled.min_time_ns
-        own.append(_our_entry(rescheduled, ours, least, "T_min"))
+        points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
+    for own, at_ns, point in points:
+        begin = time.perf_counter()
+        plan = ours.plan(own, at_ns, waits=point == "straggler")
+        add(plan, time.perf_counter() - begin + own.trace_seconds, own, point)
     return Comparison(
         frontier=frontier,
         envpipe_frontier=rescheduled,
-        baseline=baseline.predicted.baseline,
-        entries=tuple(_entry(made, ours, baseline, sync) for made in (*others, *own)),
+        baseline=ours.baseline,
+        entries=tuple(entries),
         curves={
-            name: [
+            planner.name: [
                 (s_from_ns(one.makespan_ns), j_from_fj(one.energy_fj * frontier.num_gpus))
-                for one in replays
+                for one in planner.candidates(frontier)
             ]
-            for name, replays in points.items()
+            for planner in zeus
         },
         envpipe=run,
         straggler_time=sync,
         published=published,
     )
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A plan, what made it in how many seconds, and on which pipeline."""
-
-    planner: str
-    point: Point | None
-    plan: Plan
-    seconds: float
-    frontier: Frontier
 
 
 def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
@@ -268,31 +292,36 @@ def _sync_time(
     return straggler_time
 
 
-def until(plan: Plan, sync_time: float | None) -> float:
-    """J until everyone is finished: the plan, and its waiting for a straggler if there is one."""
-    return plan.energy + (0.0 if sync_time is None else plan.waiting_energy(sync_time))
+def until(plan: Plan, sync_time: float) -> float:
+    """J until everyone is finished: the plan, and its waiting for a straggler."""
+    return plan.energy + plan.waiting_energy(sync_time)
 
 
 class _OurPlans:
-    """Our plans for any time, each made once and beside all other planners' plans."""
+    """Our plans for any time, each made once and beside all other planners' plans.
 
-    def __init__(self, others: Sequence[_Made]) -> None:
-        self._others = others
+    Attributes:
+        baseline: maximum frequency on the pipeline as given.
+        rivals: the plans of other planners, with the frontier that they are on.
+    """
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self.rivals: list[tuple[Frontier, Plan]] = []
         self._known: dict[tuple[int, int, bool], Plan] = {}
 
     def plan(self, frontier: Frontier, time_ns: int, *, waits: bool = False) -> Plan:
         """Our plan that ends by a time; one that `waits` saves most until that time."""
         key = (id(frontier), time_ns, waits)
         if key not in self._known:
-            rivals = [made.plan for made in self._others if made.frontier is frontier]
+            rivals = self._rivals(frontier)
             self._known[key] = best_plan_beside(frontier, time_ns, rivals, waits=waits)
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
         """J until then of the best plan that we know to be in time."""
-        for made in self._others:
-            if made.frontier is frontier:
-                self.plan(frontier, ns_from_s(made.plan.iteration_time))
+        for plan in self._rivals(frontier):
+            self.plan(frontier, ns_from_s(plan.iteration_time))
         latest = ns_from_s_floor(sync_time)
         if latest >= frontier.min_time_ns:
             self.plan(frontier, latest, waits=True)
@@ -302,54 +331,19 @@ class _OurPlans:
             if owner == id(frontier) and plan.iteration_time <= sync_time
         )
 
+    def _rivals(self, frontier: Frontier) -> list[Plan]:
+        return [plan for own, plan in self.rivals if own is frontier]
 
-def _our_entries(frontier: Frontier, ours: _OurPlans, sync_time: float | None) -> list[_Made]:
-    """Our plans at T_min, at T_star, and for a straggler that leaves more time than T_min."""
+
+def _points(frontier: Frontier, sync_time: float | None) -> list[tuple[int, Point]]:
+    """Times of our plans, ns, ascending: T_min, T_star, and that of a straggler that leaves more
+    time than T_min."""
     least, star = frontier.min_time_ns, frontier.min_energy_time_ns
     points: list[tuple[int, Point]] = [(least, "T_min")]
     points += [(star, "T_star")] if star > least else []
     if sync_time is not None and ns_from_s_floor(sync_time) > least:
         points.append((ns_from_s_floor(sync_time), "straggler"))
-    points.sort(key=lambda entry: entry[0])
-    return [_our_entry(frontier, ours, at, point) for at, point in points]
-
-
-def _our_entry(frontier: Frontier, ours: _OurPlans, time_ns: int, point: Point) -> _Made:
-    begin = time.perf_counter()
-    plan = ours.plan(frontier, time_ns, waits=point == "straggler")
-    seconds = time.perf_counter() - begin + frontier.trace_seconds
-    return _Made(FrontierPlanner.name, point, plan, seconds, frontier)
-
-
-def _entry(made: _Made, ours: _OurPlans, baseline: Plan, straggler: float | None) -> Entry:
-    plan, frontier = made.plan, made.frontier
-    entry = Entry(
-        planner=made.planner,
-        point=made.point,
-        plan=plan,
-        planning_time=made.seconds,
-        slowdown_percent=percent(
-            plan.iteration_time - baseline.iteration_time, baseline.iteration_time
-        ),
-        savings_percent=percent(baseline.energy - plan.energy, baseline.energy),
-        straggler_time=straggler,
-        straggler_energy=None,
-        straggler_savings_percent=None,
-        straggler_gap=None,
-        _frontier=frontier,
-        _known=ours,
-    )
-    if straggler is None:
-        return entry
-    sync = max(straggler, plan.iteration_time)
-    spent, without = until(plan, sync), until(baseline, straggler)
-    bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s(sync))) * frontier.num_gpus
-    return replace(
-        entry,
-        straggler_energy=spent,
-        straggler_savings_percent=percent(without - spent, without),
-        straggler_gap=gap_over(spent, j_from_fj(bound_fj)),
-    )
+    return sorted(points, key=lambda entry: entry[0])
 
 
 def _published(profile: Profile) -> Published | None:
@@ -361,24 +355,9 @@ def _published(profile: Profile) -> Published | None:
     said = profile.metadata.extra.get("published")
     if said is None:
         return None
-    if not isinstance(said, dict):
-        raise InputError(f"metadata of {profile.name}: published must be an object")
-    numbers = {
-        name: _published_number(profile, name, said.get(name))
-        for name in ("savings_percent", "slowdown_percent")
-        if name == "savings_percent" or said.get(name) is not None
-    }
-    source = said.get("source")
-    if not isinstance(source, str):
+    try:
+        return Published.model_validate(said)
+    except ValidationError as error:
         raise InputError(
-            f"metadata of {profile.name}: published.source must say where, not {shown(source)}"
-        )
-    return Published(numbers["savings_percent"], numbers.get("slowdown_percent"), source)
-
-
-def _published_number(profile: Profile, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(
-            f"metadata of {profile.name}: published.{name} must be a number, not {shown(value)}"
-        )
-    return float(value)
+            f"metadata of {profile.name}: published: {first_problem(error, 'published figure')}"
+        ) from None

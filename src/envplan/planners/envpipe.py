@@ -11,25 +11,23 @@ replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envplan.errors import InputError, shown
 from envplan.pipeline import Pipeline
 from envplan.pipeline.formats import whole_number
-from envplan.pipeline.graph import predecessors
 from envplan.pipeline.schedules import fitting_ahead
-from envplan.plan import Plan, build_plan
-from envplan.plan.model import Target
-from envplan.planners.base import all_clocks, clocks_of_operations, refuse_target
+from envplan.planners.base import Planner
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.solve import Frontier
-from envplan.solve.single_clocks import ClockRows
+from envplan.solve.single_clocks import ClockRows, all_clocks
 from envplan.units import j_from_fj, s_from_ns
 
 Reconfigure = Literal["balanced", "greedy"]
@@ -98,7 +96,7 @@ def _valley(work: Sequence[tuple[ClockRows, int]]) -> int:
     Of several such clocks the highest.
     """
     return min(
-        reversed(all_clocks([clocks for clocks, _ in work])),
+        reversed(all_clocks(clocks for clocks, _ in work)),
         key=lambda mhz: sum(n * clocks.energy_fj[clocks.at_least(mhz)] for clocks, n in work),
     )
 
@@ -122,8 +120,8 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class EnvPipeRun:
-    """What the planner did.
+class EnvPipeRun(Planner):
+    """What the planner did; as a planner, what it came to.
 
     Attributes:
         iterations: all of them, in order.
@@ -132,21 +130,20 @@ class EnvPipeRun:
         replay: of the last iteration.
     """
 
+    name = "envpipe"
+
     iterations: tuple[Iteration, ...]
     stopped: Stop
     replay: Replay
 
-    @property
-    def name(self) -> str:
-        return EnvPipe.name
-
-    @property
-    def takes_target(self) -> bool:
-        return False
-
     def to_dict(self, pipeline: Pipeline) -> dict[str, Any]:
         """Its iterations in JSON types; pipeline is the one that was planned."""
-        operations = pipeline.operations
+
+        def raised(i: int, before: int, after: int) -> dict[str, Any]:
+            op = asdict(pipeline.operations[i])
+            del op["profile_stage"]
+            return {**op, "from_mhz": before, "to_mhz": after}
+
         return {
             "forwards_ahead": list(pipeline.forwards_ahead),
             "stopped": self.stopped,
@@ -155,39 +152,28 @@ class EnvPipeRun:
                     "iteration_time_s": iteration.iteration_time,
                     "energy_j": iteration.energy,
                     "critical_path": len(iteration.critical_path),
-                    "raised": [
-                        {
-                            "stage": operations[i].stage,
-                            "instruction": operations[i].instruction,
-                            "microbatch": operations[i].microbatch,
-                            "chunk": operations[i].chunk,
-                            "from_mhz": before,
-                            "to_mhz": after,
-                        }
-                        for i, before, after in iteration.raised
-                    ],
+                    "raised": [raised(*step) for step in iteration.raised],
                 }
                 for iteration in self.iterations
             ],
         }
 
-    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """The outcome as a plan; raises as EnvPipe.plan does."""
-        refuse_target(self.name, target_time_ns)
-        target = Target(kind="planner", deadline_s=s_from_ns(self.replay.makespan_ns))
-        return build_plan(frontier, self.replay, target=target, planner=EnvPipe.name)
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """The last replay."""
+        return self.replay
 
 
-class EnvPipe:
+class EnvPipe(Planner):
     """EnvPipe's planner; it takes the pipeline as it is, rescheduled or not.
+
+    It keeps to the highest clocks' time.
 
     Args:
         reconfigure: what is raised on the critical path: `balanced`, by a step, all operations of
             the path's lowest clock; `greedy`, by three steps, the last one that can be raised.
     """
 
-    name: Final = "envpipe"
-    takes_target: Final = False
+    name = "envpipe"
 
     def __init__(self, reconfigure: str = "balanced") -> None:
         if reconfigure not in get_args(Reconfigure):
@@ -195,110 +181,61 @@ class EnvPipe:
             raise InputError(f"unknown way to reconfigure {shown(reconfigure)}; known: {known}")
         self.reconfigure = reconfigure
 
-    def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
-        """Raises: InputError: a target was given; EnvPipe keeps to the highest clocks' time."""
-        refuse_target(self.name, target_time_ns)
-        return self.run(frontier).plan(frontier)
+    def choose(self, frontier: Frontier, target_time_ns: int | None) -> Replay:
+        """The last replay of a run."""
+        return self.run(frontier).replay
 
     def run(self, frontier: Frontier) -> EnvPipeRun:
         """Plan, and keep what each iteration did."""
-        state = _State(frontier)
-        iterations: list[Iteration] = []
-        while True:
-            replay = frontier.problem.replay(state.rows())
-            path = state.critical_path(replay)
-            on_envelope = all(state.on_envelope[i] for i in path)
-            raised = () if on_envelope else self._raise(state, path)
-            energy = j_from_fj(replay.energy_fj * frontier.num_gpus)
-            iterations.append(Iteration(s_from_ns(replay.makespan_ns), energy, tuple(path), raised))
-            state.set_clocks(raised)
-            if not raised:
-                stopped: Stop = "outer envelope" if on_envelope else "highest clocks"
-                return EnvPipeRun(tuple(iterations), stopped, replay)
-
-    def _raise(self, state: _State, path: list[int]) -> tuple[tuple[int, int, int], ...]:
-        """(operation, MHz before, MHz after) of what goes up."""
-        raisable = [i for i in path if state.level[i] < state.clocks[i].top]
-        if not raisable:
-            return ()
-        if self.reconfigure == "greedy":
-            return (state.step(raisable[0], _GREEDY_STEPS),)
-        lowest = min(state.mhz(i) for i in raisable)
-        return tuple(state.step(i, 1) for i in raisable if state.mhz(i) == lowest)
-
-
-class _State:
-    """The clock of each operation, and what follows from it.
-
-    Attributes:
-        clocks: of each operation, (N).
-        level: index into them, (N).
-        on_envelope: whether each operation is part of the outer envelope, (N).
-    """
-
-    def __init__(self, frontier: Frontier) -> None:
-        pipeline = frontier.pipeline
-        self._stage = [op.stage for op in pipeline.operations]
-        self._before = predecessors(pipeline)
-        self.clocks = clocks_of_operations(pipeline, frontier.profile)
-        self.on_envelope = _outer_envelope(pipeline)
-        valleys = _valleys(pipeline, self.clocks)
-        self.level = [
-            clocks.top if envelope else clocks.at_least(valleys[stage])
-            for clocks, envelope, stage in zip(
-                self.clocks, self.on_envelope, self._stage, strict=True
+        problem, pipeline = frontier.problem, frontier.pipeline
+        tables = [ClockRows.of(table) for table in problem.tables]
+        clocks = [tables[number] for number in problem.table.tolist()]
+        on_envelope = _outer_envelope(pipeline)
+        valleys = [
+            _valley(list(Counter(clocks[first:last]).items()))
+            for first, last in pairwise(pipeline.stage_begin.tolist())
+        ]
+        level = [
+            own.top if envelope else own.at_least(valleys[stage])
+            for own, envelope, stage in zip(
+                clocks, on_envelope, problem.stage.tolist(), strict=True
             )
         ]
+        iterations: list[Iteration] = []
+        while True:
+            rows = [own.row[k] for own, k in zip(clocks, level, strict=True)]
+            replay = problem.replay(np.array(rows, np.int32))
+            path = replay.critical_path[::-1]
+            outer = all(on_envelope[i] for i in path)
+            raised = () if outer else tuple(self._raised(path, clocks, level))
+            energy = j_from_fj(replay.energy_fj * frontier.num_gpus)
+            iterations.append(Iteration(s_from_ns(replay.makespan_ns), energy, path, raised))
+            for i, _, mhz in raised:
+                level[i] = clocks[i].mhz.index(mhz)
+            if not raised:
+                stopped: Stop = "outer envelope" if outer else "highest clocks"
+                return EnvPipeRun(tuple(iterations), stopped, replay)
 
-    def mhz(self, i: int) -> int:
-        return self.clocks[i].mhz[self.level[i]]
-
-    def step(self, i: int, steps: int) -> tuple[int, int, int]:
-        """(i, its clock, the clock so many steps up, or the top)."""
-        clocks = self.clocks[i]
-        return i, self.mhz(i), clocks.mhz[min(self.level[i] + steps, clocks.top)]
-
-    def set_clocks(self, raised: Sequence[tuple[int, int, int]]) -> None:
-        for i, _, mhz in raised:
-            self.level[i] = self.clocks[i].mhz.index(mhz)
-
-    def rows(self) -> NDArray[np.int32]:
-        """For each operation the row of its option table, (N,)."""
-        rows = [one.row[level] for one, level in zip(self.clocks, self.level, strict=True)]
-        return np.array(rows, np.int32)
-
-    def critical_path(self, replay: Replay) -> list[int]:
-        """From the operation that ends last (the first stage's last backward) backwards.
-
-        An operation that did not wait comes after the one before it on its stage, any other one
-        after the neighbour it waited for.
-        """
-        starts, finish = replay.starts_ns.tolist(), replay.finishes_ns.tolist()
-        i = finish.index(max(finish))
-        path = [i]
-        while starts[i] > 0:
-            if i and self._stage[i - 1] == self._stage[i] and finish[i - 1] == starts[i]:
-                i -= 1
-            else:
-                i = next(j for j, lag in self._before[i] if finish[j] + lag == starts[i])
-            path.append(i)
-        return path
+    def _raised(
+        self, path: Sequence[int], clocks: Sequence[ClockRows], level: Sequence[int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(operation, MHz before, MHz after) of what goes up on a path, given each operation's
+        clocks and which it has, (N)."""
+        mhz = {i: clocks[i].mhz[level[i]] for i in path if level[i] < clocks[i].top}
+        if self.reconfigure == "greedy":
+            steps, raised = _GREEDY_STEPS, list(mhz)[:1]
+        else:
+            steps, raised = 1, [i for i in mhz if mhz[i] == min(mhz.values())]
+        for i in raised:
+            yield i, mhz[i], clocks[i].mhz[min(level[i] + steps, clocks[i].top)]
 
 
 def _outer_envelope(pipeline: Pipeline) -> list[bool]:
     """Whether each operation is on the last stage, or the first or last one of its stage (its first
-    forward, its last backward)."""
+    forward, its last backward), (N)."""
     first = set(pipeline.stage_begin[:-1].tolist())
     last = set((pipeline.stage_begin[1:] - 1).tolist())
     return [
         op.stage == pipeline.num_stages - 1 or i in first or i in last
         for i, op in enumerate(pipeline.operations)
     ]
-
-
-def _valleys(pipeline: Pipeline, clocks: list[ClockRows]) -> list[int]:
-    """The clock of least energy of each stage, MHz, (num_stages)."""
-    counts: list[dict[ClockRows, int]] = [{} for _ in range(pipeline.num_stages)]
-    for op, one in zip(pipeline.operations, clocks, strict=True):
-        counts[op.stage][one] = counts[op.stage].get(one, 0) + 1
-    return [_valley(list(stage.items())) for stage in counts]

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan.frontier import network_events
 from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
+from envplan.planners.base import Planner
 from envplan.replay import Replay
 from envplan.solve import Frontier
 from envplan.solve.rounding import Rounding
 from envplan.units import ns_from_s, s_from_ns
 
 
-class FrontierPlanner:
-    """The exact relaxation, rounded: Frontier.plan behind the planners' protocol."""
+class FrontierPlanner(Planner):
+    """The exact relaxation, rounded: Frontier.plan as a planner."""
 
-    name: Final = "frontier"
-    takes_target: Final = True
+    name = "frontier"
+    takes_target = True
 
     def plan(self, frontier: Frontier, target_time_ns: int | None = None) -> Plan:
         """Raises: NoAnswerError: the target is below T_min."""
@@ -72,9 +73,7 @@ def searched_from(frontier: Frontier, rows: NDArray[np.int32], deadline_ns: int)
     what its predecessors left it, until the finish it had, so no operation gets dearer.
     """
     replay = frontier.problem.replay(rows)
-    events = np.empty(2 * len(rows) + 2, np.int64)
-    events[0:-2:2], events[1:-2:2] = replay.starts_ns, replay.finishes_ns
-    events[-2:] = 0, replay.makespan_ns
+    events = network_events(replay.starts_ns, replay.finishes_ns)
     rounding = Rounding(frontier.pipeline, frontier.network, events, deadline_ns)
     rounding.anneal()
     return frontier.problem.replay(rounding.rows)

@@ -130,27 +130,29 @@ class Candidates:
         Raises:
             NoPlanInTimeError: none was found.
         """
-        best: Candidate | None = None
+        frontier, found = self._frontier, list[Candidate]()
+        bound = frontier.effective_bound_fj if waits else frontier.lower_bound_fj
         refusal: NoPlanInTimeError | None = None
+
+        def value(one: Candidate) -> int:
+            return one.replay.effective_fj if waits else one.replay.energy_fj
+
         for time_ns in self._worth_a_look(deadline_ns, waits):
-            if best is not None and self._bound(time_ns, waits) >= self._value(best, waits):
+            if found and bound(time_ns) >= min(map(value, found)):
                 break
             try:
-                found = self.at(time_ns)
+                found.append(self.at(time_ns))
             except NoPlanInTimeError as error:
                 refusal = refusal or error
-                continue
-            best = self._better(best, found, waits)
-        if best is None and not self.is_plain and deadline_ns > self._frontier.min_energy_time_ns:
-            best = self.at(min(deadline_ns, self._frontier.slowest_time_ns))
         if not self.is_plain:
-            for known in self._known.values():
-                if known.replay.makespan_ns <= deadline_ns:
-                    best = self._better(best, known, waits)
-        if best is None:
+            if not found and deadline_ns > frontier.min_energy_time_ns:
+                found.append(self.at(min(deadline_ns, frontier.slowest_time_ns)))
+            in_time = (one for one in self._known.values() if one.replay.makespan_ns <= deadline_ns)
+            found += in_time
+        if not found:
             assert refusal is not None
             raise refusal
-        return best
+        return min(found, key=value)
 
     def known(self, conditions: Sequence[Limit]) -> list[Known]:
         """One clock for all stages, or a balanced one for each; under conditions on the whole plan,
@@ -345,15 +347,3 @@ class Candidates:
         pipeline, profile = self._frontier.pipeline, self._frontier.profile
         times = [table.time_ns for table in profile.tables()]
         return int(np.gcd.reduce(np.concatenate([pipeline.succ_lag_ns, *times])))
-
-    def _bound(self, time_ns: int, waits: bool) -> int:
-        frontier = self._frontier
-        return (frontier.effective_bound_fj if waits else frontier.lower_bound_fj)(time_ns)
-
-    def _value(self, candidate: Candidate, waits: bool) -> int:
-        return candidate.replay.effective_fj if waits else candidate.replay.energy_fj
-
-    def _better(self, best: Candidate | None, other: Candidate, waits: bool) -> Candidate:
-        if best is None or self._value(other, waits) < self._value(best, waits):
-            return other
-        return best

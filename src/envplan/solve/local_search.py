@@ -6,7 +6,6 @@ rows are chosen by a search that replays every move exactly (csrc/annealing.hpp)
 is what `envplan.replay` says of it, to the nanosecond. It starts from several choices:
 
 - the rounded relaxed optimum of the deadline, and of one that is earlier by what it is late;
-- the same with the operation before each one that begins at too slow a clock sped up;
 - one clock a stage;
 - what was found for clocks that come later, where these come soon: the sooner they come, the more
   choices are in time by a ns only, which are hard to find;
@@ -41,7 +40,6 @@ _MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
 _MOST_WORK_UNDER_PEAK: Final = 10**7  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
 _HURRY: Final = 20  # the same where nothing but time counts, or little time is to be had
-_REPAIRS: Final = 40
 
 Rows = NDArray[np.int32]
 
@@ -88,17 +86,14 @@ class LocalSearch:
         self._prices: dict[str, Any] = {}
         for limit in limits:
             self._prices |= limit.prices(frontier.num_gpus)
-        count = len(frontier.pipeline.operations)
-        wanted = count * _MOVES_PER_OPERATION + min(
-            _FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION
-        )
-        work = _MOST_WORK_UNDER_PEAK if "peak_uw" in self._prices else _MOST_WORK
+        count, work = len(frontier.pipeline.operations), _MOST_WORK
+        self._power_limited: PowerLimited | None = None
+        if "peak_uw" in self._prices:
+            work = _MOST_WORK_UNDER_PEAK
+            self._power_limited = PowerLimited(frontier, machine, self._prices["peak_uw"])
+        further = min(_FURTHER_MOVES, count * _FURTHER_MOVES_PER_OPERATION)
+        wanted = count * _MOVES_PER_OPERATION + further
         self._moves = max(1, int(min(wanted, work // count) * moves))
-        self._power_limited = (
-            PowerLimited(frontier, machine, self._prices["peak_uw"])
-            if "peak_uw" in self._prices
-            else None
-        )
 
     def by(self, deadline_ns: int) -> Replay:
         """The replay of the best rows found that end by a deadline and keep the limits.
@@ -141,7 +136,7 @@ class LocalSearch:
 
     def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
         starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
-        starts.append((search.constant(by_table=False), _CONSTANT_HEAT))
+        starts.append((search.constant(), _CONSTANT_HEAT))
         starts += [(rows, _LAST_HEAT) for rows in self._prepared(rounded, deadline_ns)]
         found = self._improved(search, starts)
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
@@ -159,44 +154,17 @@ class LocalSearch:
         return side_by_side(one, range(len(starts)))
 
     def _prepared(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
-        """Starts that are nearly there."""
+        """Starts that are nearly there; one that is there twice is annealed by two seeds."""
         later = self._later(deadline_ns)
-        prepared = [] if later is None else [later, self._sped_up(later, deadline_ns)]
+        prepared = [] if later is None else [later, later]
         late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
         if late_ns > 0:
-            prepared.append(self._sped_up(rounded.rows, deadline_ns))
+            prepared.append(rounded.rows)
             if deadline_ns - late_ns >= self._frontier.min_time_ns:
                 prepared.append(self._rounded(deadline_ns - late_ns).rows)
         if self._power_limited is not None:
             prepared += self._power_limited.by(deadline_ns)
         return prepared
-
-    def _sped_up(self, rows: Rows, deadline_ns: int) -> Rows:
-        """Rows in which what comes before an operation that begins at too slow a clock, on a path
-        that is late, asks for that operation's clock already; over and over until in time."""
-        problem = self._frontier.problem
-        for _ in range(_REPAIRS):
-            replay = self._replay(rows)
-            if replay.makespan_ns <= deadline_ns:
-                break
-            parts = replay.parts
-            mhz = replay.frequency_mhz
-            late = replay.starts_ns + _ways_to_the_end(replay) > deadline_ns
-            slow = np.unique(parts.operation[parts.frequency_mhz < mhz[parts.operation]])
-            sooner = rows.copy()
-            begin = problem.pipeline.stage_begin
-            for i in slow[late[slow]].tolist():
-                # Before the first of a stage comes its last, an iteration ago.
-                is_first = i == begin[problem.stage[i]]
-                before = int(begin[problem.stage[i] + 1]) - 1 if is_first else i - 1
-                table = problem.tables[problem.table[before]]
-                enough = np.flatnonzero(table.frequency_mhz >= mhz[i])
-                if len(enough) and mhz[before] < mhz[i]:
-                    sooner[before] = min(int(rows[before]), int(enough[-1]))
-            if (sooner == rows).all():
-                break
-            rows = sooner
-        return rows
 
     def _hurried(self, rows: Rows) -> Rows:
         """The fastest rows found that keep the limits: one clock a stage is one choice."""
@@ -209,7 +177,7 @@ class LocalSearch:
             machine=self._machine,
             **self._prices,
         )
-        starts = [rows, hurry.constant(by_table=False)]
+        starts = [rows, hurry.constant()]
         if self._power_limited is not None:
             starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
         found = self._improved(hurry, [(one, 1.0) for one in starts])
@@ -256,15 +224,3 @@ class LocalSearch:
             for name in self._prices
         ]
         return "where " + " and ".join(reasons)
-
-
-def _ways_to_the_end(replay: Replay) -> NDArray[np.int64]:
-    """How long each operation and the longest way from it to the end take, (N,), ns."""
-    pipeline = replay.problem.pipeline
-    begin, succ = pipeline.succ_begin.tolist(), pipeline.succ.tolist()
-    lags = pipeline.succ_lag_ns.tolist()
-    ways: list[int] = (replay.finishes_ns - replay.starts_ns).tolist()
-    for i in reversed(pipeline.order.tolist()):
-        edges = range(begin[i], begin[i + 1])
-        ways[i] += max((ways[succ[e]] + lags[e] for e in edges), default=0)
-    return np.array(ways, np.int64)

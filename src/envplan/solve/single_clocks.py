@@ -7,7 +7,7 @@ search, so that no plan is worse than one of them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,7 @@ class StageClocks:
 
     def one_for_all(self) -> Iterator[Rows]:
         """One clock for all stages: each that some operation can be set to."""
-        for mhz in sorted({mhz for _, one in self._kinds for mhz in one.mhz if mhz}) or [0]:
+        for mhz in all_clocks(one for _, one in self._kinds):
             yield self.rows([mhz] * self._num_stages)
 
     def balanced(self) -> Iterator[Rows]:
@@ -105,5 +105,10 @@ class StageClocks:
             if own == stage
         ]
         work = [one for one, forward in of_stage if forward] or [one for one, _ in of_stage]
-        clocks = sorted({mhz for one in work for mhz in one.mhz if mhz}) or [0]
+        clocks = all_clocks(work)
         return [(mhz, sum(one.time_ns[one.at_least(mhz)] for one in work)) for mhz in clocks]
+
+
+def all_clocks(tables: Iterable[ClockRows]) -> list[int]:
+    """Every frequency that some operation can be set to, ascending; [0] if none is controlled."""
+    return sorted({mhz for one in tables for mhz in one.mhz if mhz}) or [0]
