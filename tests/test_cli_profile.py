@@ -290,7 +290,7 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
         (("--backend", "modelled", "--tp", "0"), ("--tp", "at least 1")),
         (("--backend", "modelled", "--tp", "3"), ("--tp 3", "16 heads")),
         (("--backend", "modelled", "--workload", "t5", "--tp", "5"), ("--tp 5", "32 heads")),
-        (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp out",)),
+        (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp",)),
         (("--split-backward", "--recompute"), ("--split-backward and --recompute", "solve")),
         (("--smooth", "--no-lock"), ("--smooth and --no-lock", "one clock")),
         (("--error", "0"), ("--error", "1e-06 up")),

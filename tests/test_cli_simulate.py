@@ -123,6 +123,16 @@ def test_a_trace_of_slowdowns_is_followed(folder: Path, capsys: pytest.CaptureFi
     assert [iteration["stragglers"] for iteration in cluster["iterations"]] == [0, 1, 1]
 
 
+def test_a_cluster_meets_noise_and_slow_clocks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    met = ["--noise", "3", "--runs", "4", "--switch-latency", "5"]
+    document = printed_json(capsys, "--straggler", "1.2", *met)
+    times = [one["sync_time_s"] for one in document["cluster"][0]["iterations"]]
+    assert len(set(times)) == 4
+    assert all(time > document["iteration_time_s"] for time in times[:1])
+
+
 def test_strong_scaling_adds_a_row_for_each_shape(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +204,6 @@ def test_a_file_that_is_no_plan_is_refused(folder: Path) -> None:
         (["--straggler", "9:1.2"], "no replica 9 to straggle"),
         (["--straggler", "1:1.2", "--straggler", "1:1.3"], "names replica 1 twice"),
         (["--straggler", "1.2", "--straggler-trace", "x.csv"], "exclude each other"),
-        (["--straggler", "1.2", "--noise", "2"], "--noise and --straggler exclude each other"),
         (["--straggler-trace", "x.csv"], "x.csv: cannot be read"),
         (["--strong-scaling", "many"], "--strong-scaling must list numbers"),
         (["--strong-scaling", "0"], "--strong-scaling must be from 1"),

@@ -77,8 +77,8 @@ def first_problem(error: ValidationError, kind: str) -> str:
             return f"{field} is missing{more}"
         case "extra_forbidden" | "unexpected_keyword_argument":
             return f"{field} is not a field of a {kind}{more}"
-        case "value_error" if not field:
-            return f"{first['ctx']['error']}{more}"
+        case "value_error" if not field or isinstance(first["input"], dict):
+            return f"{field} {first['ctx']['error']}{more}".strip()
         case "value_error":
             complaint = str(first["ctx"]["error"])
         case _:

@@ -33,8 +33,7 @@ def devices(
       envplan devices --backend modelled --gpu a40 --json
     """
     from envplan.cli.output import answer, print_table, say
-    from envplan.devices import backend_class
-    from envplan.devices.describing import describe_gpus
+    from envplan.devices import backend_class, describe_gpus
     from envplan.errors import InputError
 
     models = backend_class(backend).models()

@@ -372,8 +372,7 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
     from envplan.profile import INCLUDES_RECOMPUTATION, ProfileMetadata
 
     extra: dict[str, Any] = {}
-    model = None if work.entry else work.what(sizes)
-    if length := getattr(model, "sequence_length", None):
+    if not work.entry and (length := work.what(sizes).tokens):
         extra["sequence_length"] = length
     if work.tp > 1:
         extra["communication"] = (
@@ -458,8 +457,7 @@ class _Reporter:
 def _print(profile: Profile) -> None:
     from envplan._words import counted
     from envplan.cli.output import describe_profile, print_table, say, signed_percent, significant
-    from envplan.profiling.remarks import remarks
-    from envplan.profiling.sweep import summarize_profile
+    from envplan.profiling.remarks import remarks, summarize_profile
 
     metadata = profile.metadata
     say(f"{describe_profile(profile)}: {metadata.workload}")
@@ -498,8 +496,7 @@ def _print(profile: Profile) -> None:
 def _document(profile: Profile) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from envplan.profiling.remarks import remarks
-    from envplan.profiling.sweep import summarize_profile
+    from envplan.profiling.remarks import remarks, summarize_profile
 
     return {
         "profile": str(profile.path),

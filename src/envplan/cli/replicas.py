@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from envplan.planners import Planner
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
+    from envplan.simulation import Conditions
     from envplan.solve import Frontier
 
 REPLICA_PROFILE = "--replica-profile"
@@ -154,13 +155,19 @@ def print_replicas(planned: ReplicaPlans) -> None:
 
 
 def load_replicas(
-    first: tuple[Plan, Profile], files: Sequence[Path], profiles: Sequence[str], *, force: bool
+    first: tuple[Plan, Profile],
+    files: Sequence[Path],
+    profiles: Sequence[str],
+    *,
+    conditions: Conditions,
+    force: bool,
 ) -> ReplicaPlans:
     """The plans of further kinds of replicas, replayed together with the first.
 
     Args:
         files: plans that there are.
         profiles: as given to --replica-profile; their plans are made here.
+        conditions: what all replicas meet.
 
     Raises:
         InputError: a plan or a profile is not found or does not hold.
@@ -175,4 +182,4 @@ def load_replicas(
     for file in files:
         plan = Plan.load(file)
         replicas.append((plan, find_profile(plan.profile, file)))
-    return replay_replicas(replicas, force=force)
+    return replay_replicas(replicas, conditions=conditions, force=force)

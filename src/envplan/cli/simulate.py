@@ -12,7 +12,7 @@ from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import check_outputs, naming
 from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
 from envplan.cli.plan_file import load_plan
-from envplan.cli.replicas import REPLICA_PROFILE, load_replicas, print_replicas
+from envplan.cli.replicas import load_replicas, print_replicas
 from envplan.cli.timeline import draw
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
-    from envplan.simulation import Timeline
+    from envplan.simulation import Conditions, Timeline
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 _CLUSTER = "Cluster"
@@ -68,55 +68,35 @@ class ClusterOptions(ParallelOptions):
         }
         return next((name for name, value in options.items() if value), None)
 
-    def refuse_with(self, name: str) -> None:
-        """Raises: InputError: this is about a cluster, which an option does not go with."""
-        if self.given:
-            raise InputError(
-                f"{name} and {self.given} exclude each other: clusters are computed exactly"
-            )
-
     def reports(
-        self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
+        self, plan: Plan, profile: Profile, conditions: Conditions, *, force: bool, quiet: bool
     ) -> list[ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if self.given is None:
             return []
-        from envplan.cli.output import progress_bar, spinner
+        from envplan.cli.output import progress_bar
         from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
-        from envplan.solve import trace_job
 
         replicas = self.dp or plan.job.replicas
         gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None
         slowdowns: Sequence[Slowdowns] = [_parse_stragglers(self.straggler or ())]
         if self.straggler_trace is not None:
             slowdowns = read_slowdowns(self.straggler_trace, replicas)
-        looks_up = plan.ladder is None and any(
-            factor > 1 for factors in slowdowns for factor in factors.values()
-        )
+        asked: dict[str, Any] = {
+            "slowdowns": slowdowns,
+            "gpus_per_stage": gpus,
+            "conditions": conditions,
+            "force": force,
+        }
         with progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            frontier = trace_job(plan.job, profile, progress) if looks_up else None
-        with spinner("Planning for stragglers", quiet=quiet or not looks_up):
-            first = simulate_cluster(
-                plan,
-                profile,
-                frontier,
-                slowdowns=slowdowns,
-                replicas=replicas,
-                gpus_per_stage=gpus,
-                force=force,
-            )
-        reports = [first]
-        if self.strong_scaling:
-            reports += strong_scaling(
-                plan,
-                profile,
-                self.strong_scaling,
-                global_batch=plan.job.microbatches * replicas,
-                slowdowns=slowdowns,
-                gpus_per_stage=gpus,
-                force=force,
-            )
-        return reports
+            first = simulate_cluster(plan, profile, replicas=replicas, progress=progress, **asked)
+        if not self.strong_scaling:
+            return [first]
+        batch = plan.job.microbatches * replicas
+        return [
+            first,
+            *strong_scaling(plan, profile, self.strong_scaling, global_batch=batch, **asked),
+        ]
 
 
 @takes(
@@ -166,41 +146,37 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
+    from envplan.simulation import Conditions
     from envplan.simulation import simulate as replay
 
     read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
     check_outputs(trace, plot, inputs=read)
-    disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
-    for name, value in disturbed.items():
-        if value is not None:
-            cluster.refuse_with(name)
     if (noise or 0.0) > 100:
         raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
 
     loaded, profile = load_plan(source, trace, plot)
+    conditions = Conditions.of(
+        noise=(noise or 0.0) / 100,
+        seed=seed,
+        switch_latency=switch_latency,
+        runs=runs,
+        sync_time=sync_time,
+    )
     with naming(source.plan):
-        timeline = replay(
-            loaded,
-            profile,
-            noise=(noise or 0.0) / 100,
-            seed=seed,
-            switch_latency=switch_latency,
-            runs=runs,
-            sync_time=sync_time,
-            force=source.force,
-        )
+        timeline = replay(loaded, profile, force=source.force, **dict(conditions))
     together = None
     if replica or replica_profile:
-        if cluster.given or any(value is not None for value in disturbed.values()):
-            name = "--replica" if replica else REPLICA_PROFILE
-            raise InputError(f"{name} goes with no option that disturbs or multiplies the plan")
         together = load_replicas(
-            (loaded, profile), replica or [], replica_profile or [], force=source.force
+            (loaded, profile),
+            replica or [],
+            replica_profile or [],
+            conditions=conditions,
+            force=source.force,
         )
     run = costs.run(None) if costs.given else None
     if together is not None:
         together = replace(together, run=run)
-    reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
+    reports = cluster.reports(loaded, profile, conditions, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 

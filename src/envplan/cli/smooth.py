@@ -49,7 +49,7 @@ def smooth(
     source = Profile.open(profile)
     assert source.path is not None  # it was read from a file
     with counting_bar("operations", quiet=show.quiet) as progress:
-        smoothed, _ = smooth_profile(source.path, progress)
+        smoothed = smooth_profile(source.path, progress)
     smoothed.save_csv(output)
     if plot is not None:
         from envplan.plotting.figures import save_figure

@@ -25,7 +25,7 @@ def profile_figure(profile: Profile) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    from envplan.profiling.sweep import energy_by_clock
+    from envplan.profiling.remarks import energy_by_clock
 
     with figure(9.6, 4.8) as drawn:
         axes = drawn.add_subplot()
