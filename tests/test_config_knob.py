@@ -116,9 +116,3 @@ def test_a_frequency_plan_with_too_few_configs_is_refused(tmp_path: Path) -> Non
         file.write_text(json.dumps(document))
         refused = envplan("check", "run.freqplan.json", cwd=tmp_path)
         assert_refused(refused, 2, f"{complaint} does not have one config")
-
-
-def test_two_rows_of_one_clock_and_config_are_refused() -> None:
-    row = (0, "forward", 1740, 0.1, 20.0, "wide")
-    with pytest.raises(InputError, match="config wide"):
-        Profile.from_rows([row, row, (0, "backward", 1740, 0.1, 20.0, "")])

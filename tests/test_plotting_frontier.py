@@ -92,16 +92,12 @@ def test_curve_is_the_exact_one_with_its_ends_marked() -> None:
     ]
 
 
-def test_axes_have_units_and_say_that_they_do_not_start_at_0() -> None:
+def test_words_have_units_and_say_what_is_modelled_and_what_does_not_start_at_0() -> None:
     axes = drawn().axes[0]
-    assert "(s)" in axes.get_xlabel()
-    assert "(J)" in axes.get_ylabel()
-    for label in (axes.get_xlabel(), axes.get_ylabel()):
+    for label, unit in ((axes.get_xlabel(), "(s)"), (axes.get_ylabel(), "(J)")):
+        assert unit in label
         assert "does not start at 0" in label
-
-
-def test_title_says_modelled_only_where_it_is() -> None:
-    assert "modelled" in drawn().axes[0].get_title(loc="left")
+    assert "modelled" in axes.get_title(loc="left")
     assert "modelled" not in drawn(small_profile(source="measured")).axes[0].get_title(loc="left")
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from cli_helpers import small_profile
-from envplan.plotting.figures import made
 from envplan.plotting.profile import plateau, profile_figure
 from envplan.profile import Profile
 
@@ -44,10 +43,3 @@ def test_the_plateau_under_the_power_limit_is_named() -> None:
     assert plateau(profile(0.0)) is None
     labels = profile_figure(profile(300.0)).legends[0].get_texts()
     assert "power limit, about 300 W" in labels[-1].get_text()
-
-
-@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_the_same_profile_gives_the_same_bytes(kind: str, magic: bytes) -> None:
-    one, other = (made(profile_figure(small_profile()), kind) for _ in range(2))
-    assert one.startswith(magic)
-    assert one == other

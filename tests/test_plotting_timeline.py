@@ -22,12 +22,11 @@ def timeline() -> Timeline:
 
 
 def test_every_stage_has_a_row_and_power_lies_below(timeline: Timeline) -> None:
-    stages, power, *_ = timeline_figure(timeline).axes
-    assert [label.get_text() for label in stages.get_yticklabels()] == [
-        "stage 0",
-        "stage 1",
-        "stage 2",
-    ]
+    figure = timeline_figure(timeline)
+    assert headline(figure).endswith("(modelled): 1f1b, 3 stages, 4 microbatches, 3 GPUs")
+    stages, power, *_ = figure.axes
+    labels = [label.get_text() for label in stages.get_yticklabels()]
+    assert labels == ["stage 0", "stage 1", "stage 2"]
     assert power.get_xlim() == (0, timeline.sync_time)
     assert power.get_ylim()[1] > timeline.peak_power
 
@@ -42,11 +41,6 @@ def timelines(pipeline: Pipeline) -> tuple[Timeline, Timeline]:
     frontier = trace_frontier(pipeline, profile)
     plan = frontier.plan(slowdown=0.05)
     return simulate(frontier.max_frequency_plan(), profile), simulate(plan, profile)
-
-
-def test_the_headline_says_what_ran_and_that_it_is_modelled(timeline: Timeline) -> None:
-    words = headline(timeline_figure(timeline))
-    assert words.endswith("(modelled): 1f1b, 3 stages, 4 microbatches, 3 GPUs")
 
 
 def test_before_and_after_share_an_axis_and_say_what_is_saved() -> None:
@@ -118,9 +112,3 @@ def test_of_very_many_operations_the_first_and_the_last_are_drawn_and_it_says_so
     assert begin == 0 < first < last < end == timeline.sync_time
     hidden = sum(first < timed.start_ns / 1e9 < last for timed in timeline.operations)
     assert f"{hidden} of {len(timeline.operations)} operations" in headline(figure)
-
-
-def test_one_clock_and_one_stage_can_be_drawn() -> None:
-    profile = small_profile(stages=1, clocks=(1740,))
-    plan = trace_frontier(Pipeline("1f1b", 1, 1), profile).plan()
-    assert made(timeline_figure(simulate(plan, profile)), "png")

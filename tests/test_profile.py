@@ -139,10 +139,16 @@ def test_known_instructions_come_first(
     assert read(tmp_path, HEADER + rows).instructions == instructions
 
 
-def test_optimizer_load_recompute_and_blocking_may_be_on_some_stages(tmp_path: Path) -> None:
-    some = "0,optimizer,9,1,1\n1,load,9,1,1\n1,recompute,9,1,1\n1,blocking,9,1,70\n"
-    profile = read(tmp_path, HEADER + STAGE_0 + STAGE_1 + some)
-    assert [profile.has(stage, "optimizer") for stage in (0, 1)] == [True, False]
+def test_stages_may_differ_in_their_operations(tmp_path: Path) -> None:
+    some = "0,encode,9,1,1\n1,load,9,1,1\n1,recompute,9,1,1\n1,blocking,9,1,70\n"
+    split = "1,forward,9,1,1\n1,backward_input,9,1,1\n1,backward_weight,9,2,1\n"
+    profile = read(tmp_path, HEADER + STAGE_0 + split + some)
+    assert [profile.has(stage, "encode") for stage in (0, 1)] == [True, False]
+    with pytest.raises(InputError, match="no rows for backward on stage 1, only for forward"):
+        profile.table(1, "backward")
+    fitted = profile.fitted(["forward", "backward"])
+    assert fitted.table(0, "backward").time_ns.tolist() == [2 * 10**8]
+    assert fitted.table(1, "backward").time_ns.tolist() == [3 * 10**9]
 
 
 def test_blocking_power_is_the_mean_over_a_stages_rows(tmp_path: Path) -> None:
@@ -210,31 +216,18 @@ def test_bad_value_is_found_by_line_and_column(
         (HEADER + STAGE_0 + STAGE_2, 4, "stage", "stage 1 has no rows"),
         (HEADER + STAGE_1, 2, "stage", "stage 0 has no rows"),
         (
-            HEADER + STAGE_0 + "1,forward,1,1,1\n",
+            HEADER + STAGE_0 + "1,load,1,1,1\n1,forward,1,1,1\n",
             None,
             "instruction",
-            "stage 1 has no rows for bac",
+            "stage 1 has rows for forward, load only; every stage needs forward, and backward or",
         ),
-        (
-            HEADER + STAGE_0 + STAGE_1 + "1,encode,1,1,1\n",
-            None,
-            "instruction",
-            "stage 0 has no rows for encode",
-        ),
-        # Half a split backward is not enough.
         (
             HEADER + "0,forward,1,1,1\n0,backward_input,1,1,1\n",
             None,
             "instruction",
-            "stage 0 has no rows for backward;",
+            "stage 0 has rows for forward, backward_input only",
         ),
-        # It must be split on every stage.
-        (
-            f"{HEADER}{STAGE_0}1,forward,9,1,1\n1,backward_input,9,1,1\n1,backward_weight,9,1,1\n",
-            None,
-            "instruction",
-            "stage 0 has no rows for backward_input, backward_weight",
-        ),
+        (HEADER + "0,backward,1,1,1\n", None, "instruction", "stage 0 has rows for backward only"),
     ],
 )
 def test_rows_that_are_no_profile_are_refused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,13 +65,7 @@ def test_what_is_no_such_quantity_is_refused(quantity: Quantity, text: str, word
         quantity.parse(text, "--x")
 
 
-@given(st.floats(0, 1e9))
-def test_a_plain_number_is_read_exactly(value: float) -> None:
+@given(st.floats(0, 1e9), st.integers(0, 10**9), st.sampled_from([("ns", 9), ("us", 6), ("ms", 3)]))
+def test_numbers_are_read_exactly(value: float, count: int, unit: tuple[str, int]) -> None:
     assert TIME.parse(repr(value), "--x") == value
-
-
-@given(st.integers(0, 10**9), st.sampled_from(["ns", "us", "ms"]))
-def test_small_units_are_exact_fractions_of_a_second(count: int, unit: str) -> None:
-    per_second = {"ns": 10**9, "us": 10**6, "ms": 10**3}[unit]
-    assert TIME.parse(f"{count}{unit}", "--x") == count / per_second
-    assert math.isfinite(TIME.parse(f"{count}{unit}", "--x"))
+    assert TIME.parse(f"{count}{unit[0]}", "--x") == count / 10 ** unit[1]

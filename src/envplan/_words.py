@@ -16,19 +16,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{ending}"
 
 
-def job_in_words(schedule: str, stages: int, chunks: int, microbatches: int, gpus: int) -> str:
-    """`interleaved, 4 stages x 2 chunks, 8 microbatches, 4 GPUs`.
-
-    Args:
-        gpus: of the whole job.
-    """
-    each = f" x {chunks} chunks" if chunks > 1 else ""
-    return (
-        f"{schedule}, {counted(stages, 'stage')}{each}, {counted(microbatches, 'microbatch')}, "
-        f"{counted(gpus, 'GPU')}"
-    )
-
-
 def exact_seconds(seconds: float) -> str:
     """A time to the nanosecond without trailing zeros: it may be pasted back as a target."""
     text = f"{seconds:.9f}".rstrip("0")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
 from envplan.plotting import page
-from envplan.plotting.figures import GREEN, figure, in_joules, title
+from envplan.plotting.figures import GREEN, figure, in_joules, savings_words, title
 from envplan.simulation import simulate
 
 if TYPE_CHECKING:
@@ -74,17 +74,16 @@ def _frames(
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from envplan.plotting.frontier import draw_frontier, savings_note
-    from envplan.plotting.timeline import Drawn, colour_scale, draw_colour_bar, draw_legend, windows
+    from envplan.plotting.frontier import draw_frontier
+    from envplan.plotting.timeline import Drawn, colour_scale, draw_legend, windows
 
     shown = [Drawn(timeline, "frequency") for timeline in timelines]
     window = windows(timelines)[0]
-    scale = colour_scale(shown)
     with figure(*_FIGURE_IN) as drawn:
         drawn.set_dpi(_DPI)
         canvas: Any = FigureCanvasAgg(drawn)
         stages, curve = drawn.subplots(2, 1, height_ratios=[1.25, 1])
-        draw_colour_bar(drawn, [stages], scale, "frequency")
+        scale = colour_scale(drawn, [stages], shown, "frequency")
         draw_legend(drawn, timelines[:1], title(frontier))
         baseline = plans[0].predicted.baseline
         joules = draw_frontier(curve, frontier, plans, baseline.energy_j, dot=4)
@@ -107,7 +106,7 @@ def _frames(
             one.draw(stages, scale, window, per_s)
             stages.set_xlabel("Time (s)")
             now.set_data([plan.iteration_time], [plan.energy / joules])
-            words = savings_note(plan).replace("\n", " ")
+            words = savings_words(plan.predicted.savings_percent, plan.predicted.slowdown_percent)
             headline.set_text(f"{plan.iteration_time:#.4g} s, {in_joules(plan.energy)}, {words}")
             canvas.restore_region(ground)
             for moving in (stages, now, headline):

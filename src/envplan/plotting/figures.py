@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
-from envplan._words import counted, job_in_words, significant
+from envplan._words import counted, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,6 +121,11 @@ def in_watts(watts: float) -> str:
     return f"{watts / scale:.4g} {unit}"
 
 
+def savings_words(saved: float, slower: float) -> str:
+    """What is saved and how much slower it is, both in percent."""
+    return f"{saved:.1f}% saved, " + (f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown")
+
+
 def shortened(name: str) -> str:
     """A name cut to fit over a chart."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
@@ -158,12 +163,12 @@ def job_line(pipeline: Pipeline, gpus: int) -> str:
     Args:
         gpus: of one stage, in all replicas.
     """
-    return job_in_words(
-        pipeline.schedule,
-        pipeline.num_stages,
-        pipeline.num_chunks,
-        pipeline.num_microbatches,
-        gpus * pipeline.num_stages,
+    chunks = f" x {pipeline.num_chunks} chunks" if pipeline.num_chunks > 1 else ""
+    stages = pipeline.num_stages
+    microbatches = counted(pipeline.num_microbatches, "microbatch")
+    return (
+        f"{pipeline.schedule}, {counted(stages, 'stage')}{chunks}, {microbatches}, "
+        f"{counted(gpus * stages, 'GPU')}"
     )
 
 

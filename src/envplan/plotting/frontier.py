@@ -15,6 +15,7 @@ from envplan.plotting.figures import (
     energy_unit,
     figure,
     label_axes,
+    savings_words,
     title,
 )
 
@@ -208,17 +209,15 @@ def _draw_savings(axes: Axes, plans: Sequence[Plan], scale: float) -> None:
     axes.annotate("", end, begin, arrowprops=arrow)
     middle = (max(begin[0], end[0]), (begin[1] + end[1]) / 2)
     note: dict[str, Any] = {"textcoords": "offset points", "color": GREEN, "weight": "bold"}
-    axes.annotate(savings_note(best), middle, xytext=(10, 0), ha="left", va="center", **note)
+    axes.annotate(_note(best), middle, xytext=(10, 0), ha="left", va="center", **note)
     cheapest = min(plans, key=lambda plan: plan.energy)
     if cheapest is not best:
         place = (cheapest.iteration_time, cheapest.energy / scale)
-        words = savings_note(cheapest)
+        words = _note(cheapest)
         axes.annotate(words, place, xytext=(4, 12), ha="right", va="bottom", **note)
 
 
-def savings_note(plan: Plan) -> str:
-    """What a plan saves and how much slower it is, in two lines."""
-    slower = plan.predicted.slowdown_percent
-    return f"{plan.predicted.savings_percent:.1f}% saved,\n" + (
-        f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown"
-    )
+def _note(plan: Plan) -> str:
+    predicted = plan.predicted
+    words = savings_words(predicted.savings_percent, predicted.slowdown_percent)
+    return words.replace(", ", ",\n")

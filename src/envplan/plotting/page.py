@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envplan._files import atomic_write
 from envplan.plotting.figures import ENDS, in_joules, job_line, source_words, workload_title
 from envplan.plotting.frontier import LOOKS, plans_along
-from envplan.units import UW_PER_W, j_from_fj, s_from_ns
+from envplan.units import UW_PER_W, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
@@ -318,7 +318,6 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
             "watts": [round(value, 3) for value in watts.tolist()],
         },
         "average_w": timeline.average_power,
-        "energy_j": j_from_fj(timeline.energy_fj),
     }
 
 

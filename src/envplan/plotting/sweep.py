@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._words import counted
@@ -50,13 +51,10 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     facet, *rest = varies or ["profile"]
     panels = sorted({getattr(row, facet) for row in rows}, key=str)
     kinds = sorted({_kind(row, rest) for row in rows}, key=_naturally)
-    styles = {
-        kind: {
-            "color": OKABE_ITO[k % len(OKABE_ITO)],
-            "linestyle": _LINES[k // len(OKABE_ITO) % len(_LINES)],
-        }
-        for k, kind in enumerate(kinds)
-    }
+    looks = cycle(
+        {"color": colour, "linestyle": line} for line, colour in product(_LINES, OKABE_ITO)
+    )
+    styles = dict(zip(kinds, looks, strict=False))
     shown = panels[:_MOST_PANELS]
     columns = min(_COLUMNS, len(shown))
     lines = -(-len(shown) // columns)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from envplan.plotting.figures import figure, in_joules, in_watts, ink, power_unit, title
+from envplan.plotting.figures import (
+    figure,
+    in_joules,
+    in_watts,
+    ink,
+    power_unit,
+    savings_words,
+    title,
+)
 from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
@@ -70,14 +78,13 @@ def timeline_figure(
         heights = [*rows, 1.3]
         grid = drawn.subplots(len(heights), len(spans), height_ratios=heights, **shape)
         all_drawn = [Drawn(each, colour) for each in shown]
-        scale = colour_scale(all_drawn)
+        scale = colour_scale(drawn, grid[:-1].ravel().tolist(), all_drawn, colour)
         for axes_row, one in zip(grid, all_drawn, strict=False):
             for axes, span in zip(axes_row, spans, strict=True):
                 one.draw(axes, scale, span, per_s)
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
         about = title(timeline).replace("\n", ": ")
         draw_legend(drawn, shown, about + _left_out(timeline, spans))
-        draw_colour_bar(drawn, grid[:-1].ravel().tolist(), scale, colour)
         for axes, span in zip(grid[-1], spans, strict=True):
             _draw_power(axes, timeline, before, span)
             axes.set_xlabel("Time (s)")
@@ -117,8 +124,11 @@ def _height(stages: int) -> float:
     return max(3 * _ROW_IN, stages * (_LOW_ROW_IN if stages > _MANY_STAGES else _ROW_IN))
 
 
-def colour_scale(shown: Sequence[Drawn]) -> ScalarMappable:
-    """One scale for all timelines drawn; a single clock is a highest one."""
+def colour_scale(
+    drawn: Figure, charts: Sequence[Axes], shown: Sequence[Drawn], colour: Colour
+) -> ScalarMappable:
+    """One scale for all timelines drawn, and a bar that shows it beside the charts; a single clock
+    is a highest one."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -126,19 +136,10 @@ def colour_scale(shown: Sequence[Drawn]) -> ScalarMappable:
     values = np.unique(np.concatenate([one.values[one.clocked] for one in shown]))
     low, high = (values[0], values[-1]) if len(values) else (0.0, 0.0)
     scale = ScalarMappable(Normalize(low if low < high else high - 1, high), colormaps[_COLOURS])
-    scale.set_array(values)
-    return scale
-
-
-def draw_colour_bar(
-    drawn: Figure, charts: Sequence[Axes], scale: ScalarMappable, colour: Colour
-) -> None:
-    """What the colours of the charts stand for."""
-    values = scale.get_array()
-    assert values is not None
+    look: Any = {"label": _COLOUR_LABELS[colour], "pad": 0.01, "fraction": 0.03}
     single = values.tolist() if len(values) == 1 else None
-    label = _COLOUR_LABELS[colour]
-    drawn.colorbar(scale, ax=charts, label=label, pad=0.01, fraction=0.03, ticks=single)
+    drawn.colorbar(scale, ax=charts, ticks=single, **look)
+    return scale
 
 
 class Drawn:
@@ -312,6 +313,5 @@ def _title(timeline: Timeline, before: Timeline | None) -> str:
         parts.insert(1, f"all wait until {timeline.sync_time:#.4g} s")
     if before is not None and before is not timeline and before.energy_fj:
         slower = 100 * (timeline.iteration_time_ns / before.iteration_time_ns - 1)
-        parts.append(f"{100 * (1 - timeline.energy_fj / before.energy_fj):.1f}% saved")
-        parts.append(f"{slower:.1f}% slower" if slower >= 0.05 else "no slowdown")
+        parts.append(savings_words(100 * (1 - timeline.energy_fj / before.energy_fj), slower))
     return f"{name}: {', '.join(parts)}"

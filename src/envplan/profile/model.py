@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,13 @@ from envplan.profile.options import (
     Part,
 )
 from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
-from envplan.profile.reading import COLUMNS, Contents, known_first, parse_contents
+from envplan.profile.reading import (
+    COLUMNS,
+    SPLIT_BACKWARD,
+    Contents,
+    known_first,
+    parse_contents,
+)
 from envplan.profile.sidecar import ProfileMetadata, sidecar_path
 from envplan.profile.smoothing import jump_clocks, noise_is_clear
 
@@ -35,8 +41,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from envplan.pipeline import Pipeline
-
-_SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
 
 class Profile(Contents):
@@ -235,9 +239,9 @@ class Profile(Contents):
             )
         present = [name for name in self.instructions if self.has(stage, name)]
         remedy = "profile that instruction too or choose another schedule"
-        if instruction in _SPLIT_BACKWARD and "backward" in present:
+        if instruction in SPLIT_BACKWARD and "backward" in present:
             remedy += ", or derive it: Profile.adjusted(backward_input_share=0.5)"
-        elif instruction == "backward" and set(present) >= _SPLIT_BACKWARD:
+        elif instruction == "backward" and set(present) >= SPLIT_BACKWARD:
             remedy += ", or add them up: Profile.adjusted(join_backward=True)"
         raise InputError(
             f"profile {self.name} has no rows for {instruction} on stage {stage}, only for "
@@ -353,7 +357,7 @@ class Profile(Contents):
         }
         return self.adjusted(
             recompute,
-            DEFAULT_BACKWARD_INPUT_SHARE if lacking & _SPLIT_BACKWARD else None,
+            DEFAULT_BACKWARD_INPUT_SHARE if lacking & SPLIT_BACKWARD else None,
             join_backward="backward" in lacking,
             by_parts=by_parts,
         )

@@ -33,9 +33,8 @@ RAW_COLUMNS: Final = ("raw_time", "raw_energy")
 #: A rank that takes so many times as long as the others of its stage is said to straggle.
 STRAGGLES: Final = 1.05
 
-_SOME_STAGES_ONLY: Final = frozenset(
-    {"optimizer", "load", "recompute", "all_reduce", "reduce_scatter", "all_gather", BLOCKING}
-)
+#: The halves of a backward.
+SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 #: Standard deviation of a measured time or energy where the file does not say, as a fraction.
 _USUAL_NOISE: Final = 0.01
 _KIND: Final = "a profile"
@@ -171,8 +170,7 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     if knobs and "config" not in table.texts:
         table.columns["config"] = [" ".join(filter(None, row)) for row in zip(*knobs, strict=True)]
     num_stages = _check_stages(table)
-    groups = _groups(table)
-    order = _order_of_parts(table)
+    groups, order = _groups(table)
     times, energies = table.columns["time"], table.columns["energy"]
     rows: defaultdict[tuple[int, str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
     powers: defaultdict[int, list[float]] = defaultdict(list)
@@ -198,10 +196,12 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
             parts[key] = found
         else:
             tables[key] = option_table(*key, rows[*key, ""])
+    for stage in range(num_stages):
+        _check_instructions((name for of, name in tables if of == stage), stage, path)
     ranks = {rank for rank in table.columns["rank"] if rank is not None}
     return Contents(
         num_stages=num_stages,
-        instructions=_check_instructions(tables, num_stages, path),
+        instructions=known_first(name for _, name in tables),
         measured=tables,
         parts_of=parts,
         spreads=spreads,
@@ -223,34 +223,49 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     return math.sqrt(variance)
 
 
-def _order_of_parts(table: Table[ProfileRow]) -> dict[tuple[int, str], list[str]]:
-    """For each operation that has parts their names, by first appearance.
+def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
+    """Rows by option; and for each operation that has parts their names, by first appearance.
 
     Raises:
-        InputError: at some clock they come in another order; names the line.
+        InputError: an option has several rows, which are not of different ranks, or parts come in
+            another order at some clock; names the line.
     """
+    names = ("stage", "instruction", "frequency", "config", "part", "rank")
+    groups: Groups = {}
+    seen: dict[tuple[Any, ...], int] = {}
     orders: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
     last: dict[tuple[Any, ...], str] = {}
-    names = ("stage", "instruction", "part", "frequency", "config", "rank")
     for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
-        stage, instruction, part, *knob = key
+        stage, instruction, mhz, config, part, rank = key
+        first = seen.setdefault(key, row)
+        if first != row:
+            label = "".join(
+                f" {name} {value}"
+                for name, value in zip(names[3:], key[3:], strict=True)
+                if value not in ("", None)
+            )
+            raise table.error(
+                row,
+                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
+                f"{label}; keep one of the two, or tell them apart in a config column",
+            )
+        groups[key[:5]] = (*groups.get(key[:5], ()), row)
         if not part:
             continue
         if instruction == BLOCKING:
             raise table.error(row, "blocking is no operation and has no parts", "part")
         order = orders[stage, instruction]
         place = order.setdefault(part, len(order))
-        before = last.get((stage, instruction, *knob))
-        if before is not None and order[before] > place:
+        before = last.get((stage, instruction, mhz, config, rank), part)
+        if order[before] > place:
             raise table.error(
                 row,
-                f"part {part} of stage {stage} {instruction} comes after {before} at {knob[0]} "
-                "MHz, but before it at another clock; parts must come in one order, that of "
-                "execution",
+                f"part {part} of stage {stage} {instruction} comes after {before} at {mhz} MHz, "
+                "but before it at another clock; parts must come in one order, that of execution",
                 "part",
             )
-        last[stage, instruction, *knob] = part
-    return {key: list(order) for key, order in orders.items()}
+        last[stage, instruction, mhz, config, rank] = part
+    return groups, {key: list(order) for key, order in orders.items()}
 
 
 def _noise(
@@ -275,28 +290,6 @@ def _noise(
     return found
 
 
-def _groups(table: Table[ProfileRow]) -> Groups:
-    """Rows by option; more than one only where they are of different ranks."""
-    names = ("stage", "instruction", "frequency", "config", "part", "rank")
-    seen: dict[tuple[Any, ...], int] = {}
-    for row, key in enumerate(zip(*(table.columns[name] for name in names), strict=True)):
-        first = seen.setdefault(key, row)
-        if first != row:
-            stage, instruction, mhz, config, part, rank = key
-            label = f" config {config}" if config else ""
-            label += f" part {part}" if part else ""
-            label += "" if rank is None else f" rank {rank}"
-            raise table.error(
-                row,
-                f"repeats line {table.lines[first]}: stage {stage} {instruction} at {mhz} MHz"
-                f"{label}; keep one of the two, or tell them apart in a config column",
-            )
-    groups: Groups = {}
-    for key, row in seen.items():
-        groups[key[:5]] = (*groups.get(key[:5], ()), row)
-    return groups
-
-
 def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ...]:
     """Ranks that take longer than the others, which the lower median of their stage stands for."""
     times, ranks = table.columns["time"], table.columns["rank"]
@@ -312,39 +305,29 @@ def _stragglers(table: Table[ProfileRow], groups: Groups) -> tuple[Straggler, ..
 
 def _check_stages(table: Table[ProfileRow]) -> int:
     stages = table.columns["stage"]
-    present = set(stages)
-    for expected in range(len(present)):
-        if expected not in present:
-            row = next(row for row, stage in enumerate(stages) if stage > expected)
+    present = sorted(set(stages))
+    for expected, stage in enumerate(present):
+        if stage != expected:
             raise table.error(
-                row,
-                f"stage {expected} has no rows but stage {stages[row]} has; stages must be "
-                "numbered 0, 1, 2, ... without gaps",
+                stages.index(stage),
+                f"stage {expected} has no rows but stage {stage} has; stages must be numbered 0, "
+                "1, 2, ... without gaps",
                 "stage",
             )
     return len(present)
 
 
-def _check_instructions(
-    present: Iterable[tuple[int, str]], num_stages: int, path: Path | None
-) -> tuple[str, ...]:
-    """Names of all operations, known ones first, once every stage is seen to have what it needs."""
-    present = dict.fromkeys(present)
-    names = dict.fromkeys(name for _, name in present)
-    needed = {"forward"} | (names.keys() - _SOME_STAGES_ONLY)
-    if not {"backward_input", "backward_weight"} <= needed:
-        needed.add("backward")
-    for stage in range(num_stages):
-        lacking = sorted(name for name in needed if (stage, name) not in present)
-        if lacking:
-            raise InputError(
-                f"stage {stage} has no rows for {', '.join(lacking)}; every stage needs "
-                f"{', '.join(sorted(needed))} (backward may be split on all stages into "
-                "backward_input and backward_weight)",
-                path=path,
-                column="instruction",
-            )
-    return known_first(names)
+def _check_instructions(names: Iterable[str], stage: int, path: Path | None) -> None:
+    """That a stage has what every schedule needs."""
+    present = dict.fromkeys(names)
+    whole = "backward" in present or present.keys() >= SPLIT_BACKWARD
+    if "forward" not in present or not whole:
+        raise InputError(
+            f"stage {stage} has rows for {', '.join(known_first(present))} only; every stage needs "
+            "forward, and backward or both backward_input and backward_weight",
+            path=path,
+            column="instruction",
+        )
 
 
 def known_first(names: Iterable[str]) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ class ProfileMetadata:
             raise InputError("has a number beyond 1e308, or is nested too deeply") from None
         if not isinstance(document, dict):
             raise InputError("must hold one JSON object, {...}")
-        job = document.pop("job", None)
+        job = document.pop("job", None) or {}
         for name, field_name in (("schedule", "schedule"), ("microbatches", "num_microbatches")):
             if not isinstance(job, dict) or name not in job:
                 continue
@@ -145,9 +145,7 @@ class ProfileMetadata:
             raise InputError("must be true or false", column=INCLUDES_RECOMPUTATION)
         for name in document.keys() - set(_DECISIVE):
             refuse_slip(name, _DECISIVE, path)
-        return parse_document(
-            {**known, **({} if job is None else {"job": job}), "extra": document}, cls, kind=_KIND
-        )
+        return parse_document(known | {"job": job, "extra": document}, cls, kind=_KIND)
 
     def to_json(self) -> str:
         """The sidecar's text; fields that say nothing are left out."""

@@ -57,6 +57,19 @@ function html(parent, kind, className, text) {
   return element;
 }
 
+function rangeInput(parent, most, label) {
+  const slider = html(parent, "input");
+  slider.type = "range"; slider.min = 0; slider.max = most; slider.value = 0;
+  slider.setAttribute("aria-label", label);
+  return slider;
+}
+// An entry of a legend: a swatch of a class and a background, and what it stands for.
+function swatch(legend, className, background, text) {
+  const item = html(legend, "span");
+  html(item, "i", className).style.background = background;
+  item.append(text);
+}
+
 function showTip(event, text) {
   if (!text) { tip.style.visibility = "hidden"; return; }
   tip.textContent = text;
@@ -124,10 +137,7 @@ function frontierChart(host, data) {
   legendOfFrontier(html(host, "div", "legend"), data);
   const controls = html(host, "div", "controls");
   const label = html(controls, "label", "", "Straggler's iteration time ");
-  const slider = html(controls, "input");
-  slider.type = "range";
-  slider.min = 0; slider.max = 1000; slider.value = 0;
-  slider.setAttribute("aria-label", "Straggler's iteration time");
+  const slider = rangeInput(controls, 1000, "Straggler's iteration time");
   label.appendChild(document.createTextNode(" "));
   const answer = html(host, "p", "answer");
   answer.setAttribute("aria-live", "polite");
@@ -224,33 +234,28 @@ function drawFrontier(host, data, state, last, moveTo) {
   axes(svg, area, x, y, "Iteration time (s), axis does not start at 0", `Energy (${unit}), ${width < 560 ? "not from 0" : "axis does not start at 0"}`);
 
   nameEnds(svg, data, area, x);
+  const curve = (points, look) => make(svg, "path", {
+    d: "M" + points.map((p) => `${x.at(p[0]).toFixed(1)} ${y.at(p[1] / factor).toFixed(1)}`).join("L"), fill: "none", ...look,
+  });
   // The planners' own curves may run out on the right.
   for (const [planner, points] of Object.entries(data.curves)) {
-    const within = points.filter((p) => p[0] <= x1);
-    make(svg, "path", {
-      d: "M" + within.map((p) => `${x.at(p[0]).toFixed(1)} ${y.at(p[1] / factor).toFixed(1)}`).join("L"), fill: "none", stroke: SHAPES[planner][1], "stroke-width": 1.5, class: "other", ...(planner === "envpipe" ? { "stroke-dasharray": "6 4" } : {}),
-    });
+    const dashed = planner === "envpipe" ? { "stroke-dasharray": "6 4" } : {};
+    curve(points.filter((p) => p[0] <= x1), { stroke: SHAPES[planner][1], "stroke-width": 1.5, class: "other", ...dashed });
   }
-  make(svg, "path", {
-    d: "M" + data.curve.map((p) => `${x.at(p[0]).toFixed(1)} ${y.at(p[1] / factor).toFixed(1)}`).join("L"),
-    fill: "none", stroke: "var(--curve)", "stroke-width": 2.5,
-  });
+  curve(data.curve, { stroke: "var(--curve)", "stroke-width": 2.5 });
   const spots = [];
-  for (const plan of data.plans) {
+  const spot = (plan, name, draw) => {
     const cx = x.at(plan.time), cy = y.at(plan.energy / factor);
-    make(svg, "circle", { cx, cy, r: 4, fill: "var(--plan)", stroke: "var(--card)" });
-    spots.push([cx, cy, describePlan(plan, "plan"), plan.frame]);
-  }
-  for (const plan of slower) {
-    const cx = x.at(plan.time), cy = y.at(plan.energy / factor);
-    make(svg, "circle", { cx, cy, r: 4, fill: "none", stroke: "var(--plan)", "stroke-width": 1.5, class: "slower" });
-    spots.push([cx, cy, describePlan(plan, "plan, to wait for a straggler with")]);
-  }
+    draw(cx, cy);
+    spots.push([cx, cy, describePlan(plan, name)]);
+  };
+  for (const plan of data.plans)
+    spot(plan, "plan", (cx, cy) => make(svg, "circle", { cx, cy, r: 4, fill: "var(--plan)", stroke: "var(--card)" }));
+  for (const plan of slower)
+    spot(plan, "plan, to wait for a straggler with", (cx, cy) => make(svg, "circle", { cx, cy, r: 4, fill: "none", stroke: "var(--plan)", "stroke-width": 1.5, class: "slower" }));
   for (const point of data.points) {
     const [shape, colour] = SHAPES[point.planner] || SHAPES.frontier;
-    const cx = x.at(point.time), cy = y.at(point.energy / factor);
-    symbol(svg, shape, cx, cy, { cross: 10, square: 10 }[shape] || 7, colour);
-    spots.push([cx, cy, describePlan(point, point.label)]);
+    spot(point, point.label, (cx, cy) => symbol(svg, shape, cx, cy, { cross: 10, square: 10 }[shape] || 7, colour));
   }
   noteSavings(svg, data, area, x, y, factor);
   if (state.straggler !== undefined) {
@@ -294,12 +299,11 @@ function nameEnds(svg, data, area, x) {
 // What the best plan without slowdown and the cheapest of all save, beside them.
 function noteSavings(svg, data, area, x, y, factor) {
   const free = data.plans.filter((p) => p.time <= data.baseline.time * (1 + 1e-12));
-  const cheapest = data.plans.reduce((a, b) => (b.energy < a.energy ? b : a));
-  const best = free.length ? free.reduce((a, b) => (b.energy < a.energy ? b : a)) : null;
+  const cheaper = (a, b) => (b.energy < a.energy ? b : a), cheapest = data.plans.reduce(cheaper);
+  const best = free.length ? free.reduce(cheaper) : null;
   const note = (plan, at, height, anchor) => {
     if (plan.saved < 0.05) return;
-    const words = `${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}`;
-    const text = make(svg, "text", { x: at, y: height, "text-anchor": anchor, class: "saved" }, words);
+    const text = make(svg, "text", { x: at, y: height, "text-anchor": anchor, class: "saved" }, savedWords(plan));
     if (anchor === "end") text.setAttribute("x", Math.max(at, area.left + 4 + text.getComputedTextLength()));
   };
   if (best) {
@@ -310,6 +314,8 @@ function noteSavings(svg, data, area, x, y, factor) {
   const low = y.at(cheapest.energy / factor);
   if (cheapest !== best && area.width > 460) note(cheapest, Math.min(x.at(cheapest.time), area.right), low + 24 < area.bottom ? low + 20 : low - 12, "end");
 }
+
+const savedWords = (plan) => `${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}`;
 
 function describePlan(plan, name) {
   const lines = [name, `${shown(plan.time, 4)} s, ${joules(plan.energy)}`,
@@ -514,17 +520,12 @@ function legendOfTimeline(legend, data, range, text) {
   html(ramp, "i", single ? "single" : "").style.background = single ? rgb(cividis(1)) : `linear-gradient(90deg,${stops})`;
   ramp.append(`${shown(range[1], 4)}  ${text}`);
   const kinds = new Set(data.timelines.flatMap((timeline) => timeline.kinds));
-  const entry = (className, style, label) => {
-    const item = html(legend, "span");
-    html(item, "i", className).style.background = style;
-    item.append(label);
-  };
-  if (kinds.has("forward")) entry("low", "var(--muted)", "forward (low)");
-  if (kinds.has("backward") || kinds.has("backward_input")) entry("", "var(--muted)", "backward (high)");
-  if (kinds.has("backward_weight")) entry("weight", "", "weight gradient");
-  entry("", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "waiting that slower clocks could fill");
-  entry("", "var(--unusable)", "other waiting");
-  entry("outline", "transparent", "critical path");
+  if (kinds.has("forward")) swatch(legend, "low", "var(--muted)", "forward (low)");
+  if (kinds.has("backward") || kinds.has("backward_input")) swatch(legend, "", "var(--muted)", "backward (high)");
+  if (kinds.has("backward_weight")) swatch(legend, "weight", "", "weight gradient");
+  swatch(legend, "", "repeating-linear-gradient(45deg,var(--usable-mark) 0 1px,var(--usable) 1px 6px)", "waiting that slower clocks could fill");
+  swatch(legend, "", "var(--unusable)", "other waiting");
+  swatch(legend, "outline", "transparent", "critical path");
   if (data.timelines.some((timeline) => timeline.chunks > 1)) html(legend, "span", "", `3${lowered(1)}: microbatch 3, chunk 1`);
 }
 
@@ -668,10 +669,8 @@ function legendOfPower(legend, timelines) {
   legend.textContent = "";
   const [, factor, unit] = powerUnit(timelines);
   timelines.forEach((timeline, k) => {
-    const item = html(legend, "span");
-    const plan = isPlan(k, timelines);
-    html(item, "i", plan ? "" : "line").style.background = plan ? "var(--power)" : "var(--muted)";
-    item.append(`${timeline.name}, average ${shown(timeline.average_w / factor, 4)} ${unit}`);
+    const look = isPlan(k, timelines) ? ["", "var(--power)"] : ["line", "var(--muted)"];
+    swatch(legend, ...look, `${timeline.name}, average ${shown(timeline.average_w / factor, 4)} ${unit}`);
   });
 }
 
@@ -703,11 +702,7 @@ function drawPower(host, { timelines, view }) {
 function histogramChart(host, data) {
   const canvas = html(host, "div", "scroll");
   const legend = html(host, "div", "legend");
-  data.kinds.forEach((kind, k) => {
-    const item = html(legend, "span");
-    html(item, "i").style.background = kindColour(k);
-    item.append(kind);
-  });
+  data.kinds.forEach((kind, k) => swatch(legend, "", kindColour(k), kind));
   redraws.push(() => {
     canvas.textContent = "";
     const width = Math.max(320, canvas.clientWidth), height = 260;
@@ -784,9 +779,7 @@ const lineColour = (colour) => (colour === "#000000" ? "var(--ink)" : colour);
 function animationChart(host, data) {
   const controls = html(host, "div", "controls");
   const play = html(controls, "button", "", "Play");
-  const slider = html(controls, "input");
-  slider.type = "range"; slider.min = 0; slider.max = data.frames.length - 1; slider.value = 0;
-  slider.setAttribute("aria-label", "Iteration time");
+  const slider = rangeInput(controls, data.frames.length - 1, "Iteration time");
   const says = html(controls, "span");
   const chart = html(host, "div");
   const curve = html(host, "div");
@@ -798,7 +791,7 @@ function animationChart(host, data) {
     const frame = data.frames[slider.value], plan = data.frontier.plans[slider.value];
     timeline.chart.timeline = frame;
     timeline.chart.title.textContent = frame.title;
-    says.textContent = `${shown(plan.time, 4)} s, ${joules(plan.energy)}, ${plan.saved.toFixed(1)}% saved, ${plan.slower < 0.05 ? "no slowdown" : `${plan.slower.toFixed(1)}% slower`}${data.frontier.modelled ? " (modelled)" : ""}`;
+    says.textContent = `${shown(plan.time, 4)} s, ${joules(plan.energy)}, ${savedWords(plan)}${data.frontier.modelled ? " (modelled)" : ""}`;
     timeline.draw();
     drawFrontier(curve, data.frontier, { straggler: plan.time, own: plan }, data.frontier.t_star);
   };
