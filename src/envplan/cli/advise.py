@@ -8,11 +8,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.output import (
+    answer,
+    counting_bar,
+    describe_job,
+    picked,
+    print_table,
+    say,
+    significant,
+    titled,
+)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.planners import Advice
     from envplan.solve import Frontier
+
+
+_ROW: Final = """
+    schedule=frontier.pipeline.schedule is_job stages=frontier.pipeline.num_stages
+    chunks=frontier.pipeline.num_chunks microbatches=frontier.pipeline.num_microbatches
+    replicas=frontier.replicas model_share
+"""
+_SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
 
 
 @takes(
@@ -38,7 +56,6 @@ def advise(
       envplan advise --schedule gpipe --best 5 --json
     """
     import envplan
-    from envplan.cli.output import answer, counting_bar
 
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
@@ -66,8 +83,6 @@ def advise(
 
 
 def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
-    from envplan.cli.output import describe_job, print_table, say, significant, titled
-
     source = frontier.profile.metadata.source
     say(describe_job(frontier))
     say(
@@ -89,9 +104,6 @@ def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
         say(f"split backwards: {words}")
-
-
-_SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
 
 
 def _shape(row: Advice) -> list[str]:
@@ -129,21 +141,15 @@ def better_schedule(row: Advice) -> str:
 
 
 def advice_document(row: Advice) -> dict[str, Any]:
-    pipeline = row.frontier.pipeline
+    """What JSON says of a schedule."""
     points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
     return {
-        "schedule": pipeline.schedule,
-        "is_job": row.is_job,
-        "stages": pipeline.num_stages,
-        "chunks": pipeline.num_chunks,
-        "microbatches": pipeline.num_microbatches,
-        "replicas": row.frontier.replicas,
-        "model_share": row.model_share,
+        **picked(row, _ROW),
         "adjustments": row.frontier.profile.adjustments.to_dict(),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
         **{
-            name: plan and {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}
+            name: plan and picked(plan, "iteration_time_s=iteration_time energy_j=energy")
             for name, plan in points.items()
         },
     }

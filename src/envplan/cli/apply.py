@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envplan.cli.command import Numbers, numbers, one_of, takes
-from envplan.cli.inputs import naming
+from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
+from envplan.cli.output import (
+    ITERATION,
+    answer,
+    changes,
+    print_columns,
+    print_table,
+    say,
+    spinner,
+    titled,
+)
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
@@ -49,6 +58,7 @@ _MOST_DEVICES = 10**6
     gpus_per_node=COUNT.within(1, _MOST_DEVICES),
     devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
     format=one_of(*_DEFAULT_OUTPUT),
+    backend=one_of("nvml"),
 )
 def apply(
     source: PlanOptions,
@@ -81,7 +91,7 @@ def apply(
     if devices is not None and len(set(devices)) < len(devices):
         raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan.cli.output import answer, spinner
+    from envplan._files import atomic_write
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
@@ -106,30 +116,25 @@ def apply(
             force=force,
             plan_sha256=_sha256(plan),
         )
-    text = _text(applied, format)
-    if not dry_run:
-        from envplan._files import atomic_write
-
-        atomic_write(file, text)
+    written = None if dry_run else file
+    if written is not None:
+        writers = {
+            "envplan": applied.to_json, "zeus": applied.to_zeus, "csv": applied.to_csv
+        }  # fmt: skip
+        atomic_write(written, writers[format]())
     forced = profile.sha256 != solved.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
-    written = None if dry_run else file
+    if written is None:
+        then = ["apply", str(plan)]
+    else:
+        then = ["check", str(written)] if format == "envplan" else ["simulate", str(plan)]
     answer(
         show,
         lambda: _document(applied, format, written, notes),
         lambda: _print(solved, applied, notes, dry_run=dry_run),
         written=[written],
-        then=_then(plan, written, format),
+        then=["envplan", *then],
     )
-
-
-def _then(plan: Path, written: Path | None, format_: str) -> list[str]:
-    """The command that writes what was only shown, or checks what was written, if it can."""
-    if written is None:
-        return ["envplan", "apply", str(plan)]
-    if format_ == "envplan":
-        return ["envplan", "check", str(written)]
-    return ["envplan", "simulate", str(plan)]
 
 
 def _sha256(plan: Path) -> str | None:
@@ -157,8 +162,6 @@ def _clocks(
     if backend is not None:
         if gpu is not None or clocks is not None:
             raise InputError("--backend reads the clocks from this machine; leave out the others")
-        if backend != "nvml":
-            raise InputError(f"--backend must be nvml, not {backend}; --gpu names a known GPU")
         return live_clocks(profile, force=force)
     if clocks is not None:
         return given_clocks(clocks, gpu or profile.metadata.gpu)
@@ -170,56 +173,40 @@ def _clocks(
     return named if len(named) > 1 else named[0]
 
 
-def _text(applied: FrequencyPlan, format_: str) -> str:
-    match format_:
-        case "zeus":
-            return applied.to_zeus()
-        case "csv":
-            return applied.to_csv()
-    return applied.to_json()
-
-
 def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
-    from envplan.cli.output import ITERATION, changes, print_table, say, titled
-
-    layout = applied.layout
+    layout, operations = applied.layout, applied.stage_operations()
     say(
         f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
-    rows = changes(
-        [
-            ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
-            ("energy (J)", planned_j, applied.energy_j),
-        ]
-    )
+    rows = [
+        ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
+        ("energy (J)", planned_j, applied.energy_j),
+    ]
     title = titled(ITERATION, plan.profile.source)
-    print_table(title, ("", "plan", "applied", "change (%)"), rows)
-    _print_stages(applied, dry_run=dry_run)
+    print_table(title, ("", "plan", "applied", "change (%)"), changes(rows))
+    stages = range(len(operations))
+    columns = {
+        "stage": stages,
+        "ranks": [_spans([r.rank for r in applied.ranks if r.stage == s]) for s in stages],
+        "operations": [len(of_stage) for of_stage in operations],
+        "clocks (MHz)": [_range(sorted({op[3] for op in ops} - {0})) for ops in operations],
+    }
+    print_columns("", columns, wrap=("ranks",))
+    for stage, of_stage in enumerate(operations if dry_run else ()):
+        runs = groupby(of_stage, key=lambda operation: (operation[0], operation[3]))
+        words = [
+            f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
+            for (instruction, mhz), run in runs
+        ]
+        say(f"stage {stage}: {', '.join(words)}")
     for note in notes:
         say(note)
 
 
-def _print_stages(applied: FrequencyPlan, *, dry_run: bool) -> None:
-    from envplan.cli.output import print_table, say
-
-    rows = []
-    for stage, operations in enumerate(applied.stage_operations()):
-        ranks = [rank.rank for rank in applied.ranks if rank.stage == stage]
-        clocks = sorted({operation[3] for operation in operations} - {0})
-        ends = list(dict.fromkeys(clocks[:1] + clocks[-1:]))
-        span = " to ".join(map(str, ends)) or "none set"
-        rows.append([str(stage), _spans(ranks), str(len(operations)), span])
-    print_table("", ("stage", "ranks", "operations", "clocks (MHz)"), rows, wrap=("ranks",))
-    if dry_run:
-        for stage, operations in enumerate(applied.stage_operations()):
-            runs = groupby(operations, key=lambda operation: (operation[0], operation[3]))
-            words = [
-                f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
-                for (instruction, mhz), run in runs
-            ]
-            say(f"stage {stage}: {', '.join(words)}")
+def _range(clocks: list[int]) -> str:
+    return " to ".join(dict.fromkeys(map(str, clocks[:1] + clocks[-1:]))) or "none set"
 
 
 def _times(count: int) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from envplan.cli.command import argument
 from envplan.cli.options import OutputOptions
+from envplan.cli.output import answer, progress_bar, say
 
 
 def check(
@@ -25,7 +26,6 @@ def check(
       envplan check profile.csv
     """
     from envplan.check import check_file
-    from envplan.cli.output import answer, progress_bar, say
 
     with progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
         checked = check_file(file, profile=profile, force=force, progress=progress)

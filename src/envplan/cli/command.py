@@ -181,9 +181,7 @@ def one_of(*choices: str) -> Callable[[str, str], str]:
 
     def chosen(text: str, name: str) -> str:
         if text not in choices:
-            raise InputError(
-                f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, not {text}"
-            )
+            raise InputError(f"{name} must be {either(choices)}, not {text}")
         return text
 
     return chosen
@@ -208,6 +206,17 @@ def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[st
     return listed
 
 
+def dashed(name: str) -> str:
+    """What to type for an option, by the name of its field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def either(names: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def given(group: Any, names: str = "") -> dict[str, Any]:
     """The options of a group that differ from their defaults, by their names as typed.
 
@@ -220,7 +229,7 @@ def given(group: Any, names: str = "") -> dict[str, Any]:
         if getattr(group, field.name) != field.default
     }
     asked = names.split() or values
-    return {f"--{name.replace('_', '-')}": values[name] for name in asked if name in values}
+    return {dashed(name): values[name] for name in asked if name in values}
 
 
 def refuse(options: Iterable[str], why: str) -> None:
@@ -238,7 +247,7 @@ def refuse_both(options: Iterable[str]) -> None:
 def typed(group: Any) -> list[str]:
     """What to type for the options and arguments of a group that differ from their defaults."""
     arguments = {
-        f"--{field.name}"
+        dashed(field.name)
         for field in dataclasses.fields(group)
         if isinstance(field.metadata[_DECLARED], ArgumentInfo)
     }

@@ -7,8 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
-from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.output import (
+    ITERATION,
+    answer,
+    describe_ends,
+    describe_job,
+    draw,
+    print_columns,
+    progress_bar,
+    say,
+    titled,
+)
+from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
@@ -18,7 +29,6 @@ if TYPE_CHECKING:
     from envplan.solve import Frontier
 
 _TABLE_PLANS = 9
-_ALONG = 17
 
 
 @takes(
@@ -57,10 +67,7 @@ def frontier(
     """
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
-    check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
-    traced = job.trace(quiet=show.quiet)
-    refuse_overwriting(traced.profile, plot, output, animate)
-    from envplan.cli.output import answer, progress_bar, say
+    traced = job.trace(output, plot, animate, quiet=show.quiet)
     from envplan.frontier_file import FrontierFile, distinct
 
     with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
@@ -71,7 +78,7 @@ def frontier(
     if plot is not None:
         from envplan import planners
 
-        draw(traced, plot, planners.compare(traced) if compare else None, along)
+        draw_frontier(plot, traced, along, planners.compare(traced) if compare else None)
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
@@ -89,84 +96,52 @@ def frontier(
     )
 
 
-def draw(
-    traced: Frontier,
+def draw_frontier(
     path: Path,
+    traced: Frontier,
+    plans: Sequence[Plan],
     comparison: Comparison | None = None,
-    plans: Sequence[Plan] | None = None,
 ) -> None:
     """Write the picture or the page of a frontier.
 
     Args:
+        plans: along it.
         comparison: other planners to show beside it.
-        plans: along it; default: some.
     """
-    from envplan.plotting.frontier import frontier_figure, plans_along
+    from envplan.plotting.frontier import frontier_figure
+    from envplan.plotting.report import frontier_page
 
-    plans = plans_along(traced, _ALONG) if plans is None else plans
-    if path.suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        save_page(frontier_page(traced, plans, comparison), path)
-    else:
-        from envplan.plotting.figures import save_figure
-
-        save_figure(frontier_figure(traced, plans, comparison), path)
+    shown = (traced, plans, comparison)
+    draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
 
 
 def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
-    from envplan.cli.output import (
-        ITERATION,
-        describe_ends,
-        describe_job,
-        print_columns,
-        say,
-        titled,
-    )
-
     say(describe_job(traced))
     source = traced.profile.metadata.source
     print_columns(titled(ITERATION, source), _columns(traced, plans))
     say(describe_ends(traced))
     if not drawn:
-        _sketch(traced, plans)
+        baseline = plans[0].predicted.baseline
+        curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
+        marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
+        say("\n".join(sketch(curve, marks, units=(" s", " J"))))
+        say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
     say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 
-def _sketch(traced: Frontier, plans: list[Plan]) -> None:
-    """The frontier in the terminal."""
-    from envplan.cli.output import say
-    from envplan.cli.sketch import sketch
-
-    baseline = plans[0].predicted.baseline
-    curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
-    marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
-    for line in sketch(curve, marks, units=(" s", " J")):
-        say(line)
-    say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
-
-
-def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[str]]:
-    from envplan.cli.output import column, signed_percent
-
-    baseline = plans[0].predicted.baseline
-    shown = evenly(plans, _TABLE_PLANS)
-    names = ["max frequency", *[""] * len(shown)]
-    names[1] = "T_min plan"
-    if len(shown) > 1:
-        names[-1] = "T_star plan"
-    slower = [0.0, *(p.predicted.slowdown_percent for p in shown)]
+def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[object]]:
+    baseline, shown = plans[0].predicted.baseline, evenly(plans, _TABLE_PLANS)
+    names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
     least = traced.energy_at(baseline.iteration_time_s)
-    baseline_gap = baseline.energy_j / least - 1 if least else 0.0
+    gap = baseline.energy_j / least - 1 if least else 0.0
     return {
-        "": names,
-        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)]),
-        "slower (%)": list(map(signed_percent, slower)),
-        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)]),
-        "saved (%)": ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
-        "gap (%)": [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
-        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)]),
+        "": names[: len(shown) + 1],
+        "time (s)": [baseline.iteration_time_s, *(p.iteration_time for p in shown)],
+        "slower (%)": [0.0, *(p.predicted.slowdown_percent for p in shown)],
+        "energy (J)": [baseline.energy_j, *(p.energy for p in shown)],
+        "saved (%)": ["", *(p.predicted.savings_percent for p in shown)],
+        "gap (%)": [f"{100 * gap:.2f}", *(100 * p.gap for p in shown)],
+        "power (W)": [baseline.average_power_w, *(p.average_power for p in shown)],
     }
 
 

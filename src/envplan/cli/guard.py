@@ -6,6 +6,7 @@ import typer
 
 from envplan.cli.command import takes
 from envplan.cli.options import OutputOptions
+from envplan.cli.output import answer, say
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
@@ -34,7 +35,6 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
     """
     import time
 
-    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError
     from envplan.runtime.service import Service, unit_file
 
@@ -58,4 +58,4 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
         service.look()
     if not service.finish(_LAST_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
-    answer(show, lambda: {"left_set": 0}, lambda: None, then="envplan devices")
+    answer(show, lambda: {"left_set": 0}, then="envplan devices")

@@ -51,7 +51,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 def answer(
     show: OutputOptions,
     document: Callable[[], Mapping[str, Any]],
-    tell: Callable[[], None],
+    tell: Callable[[], None] = lambda: None,
     *,
     written: Sequence[Path | None] = (),
     last: str = "",

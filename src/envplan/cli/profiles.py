@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.options import OutputOptions
+from envplan.cli.output import answer, picked, print_columns, say
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
 
-_SHOWN: Final = ("name", "time", "energy", "stages", "frequency_mhz", "gpu", "workload")
+#: The columns of the table, and what they show of the document.
+_COLUMNS: Final = {
+    "name": "name", "time": "time", "energy": "energy", "stages": "stages",
+    "MHz": "frequency_mhz", "GPU": "gpu", "workload": "workload",
+}  # fmt: skip
 
 
 def profiles(show: OutputOptions) -> None:
@@ -22,16 +27,14 @@ def profiles(show: OutputOptions) -> None:
       envplan profiles
       envplan frontier sosp24-a100-gpt3-xl-4stage
     """
-    from envplan.cli.output import answer, print_table, say
     from envplan.profile import builtin_profiles
 
     known = [_describe(profile) for profile in builtin_profiles()]
     known.sort(key=lambda profile: (profile["source"] != "measured", profile["name"]))
 
     def tell() -> None:
-        headers = ("name", "time", "energy", "stages", "MHz", "GPU", "workload")
-        rows = [[str(profile[field] or "-") for field in _SHOWN] for profile in known]
-        print_table("", headers, rows, words=len(headers), wrap=("GPU", "workload"))
+        columns = {name: [one[field] for one in known] for name, field in _COLUMNS.items()}
+        print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
         say(
             "time and energy of operations are measured on real GPUs (interpolated at clocks that "
             "no run had), identified from measured iterations, or modelled"
@@ -42,20 +45,17 @@ def profiles(show: OutputOptions) -> None:
 
 
 def _describe(profile: Profile) -> dict[str, Any]:
-    clocks, metadata = profile.clocks_mhz, profile.metadata
+    clocks, source = profile.clocks_mhz, profile.metadata.source
     # Sidecars of measured profiles say what about them was not measured operation by operation.
-    energy = metadata.extra.get("identified", {}).get("energy", metadata.source)
+    energy = profile.metadata.extra.get("identified", {}).get("energy", source)
     return {
         "name": profile.name,
         "stages": profile.num_stages,
         "frequency_mhz": f"{clocks[0]}-{clocks[-1]}" if clocks else None,
-        "gpu": metadata.gpu,
-        "source": metadata.source,
-        "time": metadata.source,
-        "energy": energy if energy == metadata.source else "identified",
-        "workload": metadata.workload,
+        **picked(profile.metadata, "gpu source time=source"),
+        "energy": energy if energy == source else "identified",
+        "workload": profile.metadata.workload,
         "instructions": list(profile.instructions),
-        "schedule": metadata.schedule,
-        "microbatches": metadata.num_microbatches,
+        **picked(profile.metadata, "schedule microbatches=num_microbatches"),
         "sha256": profile.sha256,
     }

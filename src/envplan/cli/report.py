@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from envplan.cli.command import file_of, takes
+from envplan.cli.inputs import load_plan
 from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
+from envplan.cli.output import answer, picked, progress_bar, say, signed_percent, spinner
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -38,7 +39,6 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.output import answer, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
@@ -48,12 +48,12 @@ def report(
     from envplan.simulation import simulate
     from envplan.solve import trace_job
 
-    loaded, profile = load_plan(source, output)
+    loaded, profile = load_plan(source, output, inputs=costs.files)
     after = simulate(loaded, profile, force=source.force)
     with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         frontier = trace_job(loaded.job, profile, progress)
-    if costs.given:
-        loaded = priced(loaded, costs.run(frontier))
+    if (run := costs.run(frontier)) is not None:
+        loaded = priced(loaded, run)
     with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(plans_along(frontier, _ALONG, progress=progress))
     comparison = None
@@ -61,15 +61,8 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
-    made = Report(
-        plan=loaded,
-        file=source.plan,
-        frontier=frontier,
-        along=along,
-        before=after.at_max_frequency(),
-        after=after,
-        comparison=comparison,
-    )
+    before = after.at_max_frequency()
+    made = Report(loaded, source.plan, frontier, along, before, after, comparison)
     save_page(report_page(made), output)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
@@ -78,16 +71,13 @@ def report(
     )
     if compare is None and comparison is None:
         words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
+    names = (
+        "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
+        "energy_j=energy gap source=profile.source"
+    )
     answer(
         show,
-        lambda: {
-            "written": str(output),
-            "savings_percent": loaded.predicted.savings_percent,
-            "slowdown_percent": loaded.predicted.slowdown_percent,
-            "energy_j": loaded.energy,
-            "gap": loaded.gap,
-            "source": loaded.profile.source,
-        },
+        lambda: {"written": str(output), **picked(loaded, names)},
         lambda: say(words),
         written=[output],
         then=["envplan", "apply", str(source.plan)],

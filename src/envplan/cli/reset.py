@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from envplan.cli.options import OutputOptions
+from envplan.cli.output import answer, say
 
 if TYPE_CHECKING:
     from envplan.runtime.locks import GivenBack
@@ -22,7 +23,6 @@ def reset(show: OutputOptions) -> None:
     """
     from dataclasses import asdict
 
-    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError, opened
     from envplan.runtime.locks import give_back_all
 

@@ -7,14 +7,28 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.cli.command import options, typed
+from envplan.cli.costs import CURRENCY
 from envplan.cli.options import JobOptions, OutputOptions, RateOptions
+from envplan.cli.output import (
+    answer,
+    describe_job,
+    exact_seconds,
+    picked,
+    print_columns,
+    say,
+    significant,
+)
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
     from envplan.costs.savings import Amounts, Saving, Site
     from envplan.solve import Frontier
 
-_CURRENCY: Final = "USD"
+#: What JSON says of a plan.
+_ROW: Final = """
+    point iteration_time_s=plan.iteration_time slowdown_percent=plan.predicted.slowdown_percent
+    energy_j=plan.energy savings_percent=plan.savings.percent
+"""
 
 
 def _share(text: str, name: str) -> float:
@@ -38,12 +52,10 @@ class SiteOptions(RateOptions):
 
     def site(self) -> Site:
         """As the library takes it."""
-        from envplan.costs import Run, read_rate
+        from envplan.costs import Run
         from envplan.costs.savings import Site
 
-        price = None if self.price is None else read_rate(self.price, "price")
-        carbon = None if self.carbon is None else read_rate(self.carbon, "carbon")
-        run = Run(price=price, carbon=carbon, iterations=1, overheads=self.overheads())
+        run = Run(**self.rates(), iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)
 
 
@@ -60,7 +72,6 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
       envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
     """
     import envplan
-    from envplan.cli.output import answer
 
     where = site.site()
     frontier = job.trace(quiet=show.quiet)
@@ -74,9 +85,7 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
 
 
 def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site) -> None:
-    from envplan.cli.output import describe_job, print_columns, say, signed_percent
-
-    currency = site.currency or _CURRENCY
+    currency = site.currency or CURRENCY
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     beside = where.in_words() or "GPUs alone"
@@ -85,10 +94,10 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
     spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, currency).items())
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
     say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
-    columns: dict[str, list[str]] = {
+    columns: dict[str, list[Any]] = {
         "": [row.point for row in rows],
-        "slower (%)": [signed_percent(row.plan.predicted.slowdown_percent) for row in rows],
-        "energy saved (%)": [f"{row.plan.savings.percent:.2f}" for row in rows],
+        "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
+        "energy saved (%)": [row.plan.savings.percent for row in rows],
     }
     for period in ("month", "year"):
         cells = [_amounts(getattr(row, period), currency) for row in rows]
@@ -105,16 +114,12 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
 
 def _amounts(amounts: Amounts, currency: str) -> dict[str, str]:
     """Numbers by their units."""
-    from envplan.cli.output import significant
-
-    texts = {"kWh": significant(amounts.kwh), currency: significant(amounts.money)}
-    return texts if amounts.carbon_t is None else texts | {"t CO2": significant(amounts.carbon_t)}
+    known = {"kWh": amounts.kwh, currency: amounts.money, "t CO2": amounts.carbon_t}
+    return {unit: significant(amount) for unit, amount in known.items() if amount is not None}
 
 
 def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:
     """The command that makes the plan: of the best money where time is paid for, else at T_min."""
-    from envplan.cli.output import exact_seconds
-
     none, best, star = rows
     target: list[str] = []
     if site.gpu_hour and best.plan.iteration_time > none.plan.iteration_time:
@@ -131,20 +136,12 @@ def _document(
         "profile": rows[0].plan.profile.model_dump(exclude_none=True),
         "energies_are": frontier.profile.metadata.energies_are,
         "gpus": site.gpus or frontier.num_gpus * frontier.pipeline.num_stages,
-        "currency": site.currency or _CURRENCY,
+        "currency": site.currency or CURRENCY,
         "price_is_assumed": site.price is None,
         "site": where.model_dump(),
         "max_frequency_year": asdict(rows[0].spent),
         "savings": [
-            {
-                "point": row.point,
-                "iteration_time_s": row.plan.iteration_time,
-                "slowdown_percent": row.plan.predicted.slowdown_percent,
-                "energy_j": row.plan.energy,
-                "savings_percent": row.plan.savings.percent,
-                "month": asdict(row.month),
-                "year": asdict(row.year),
-            }
+            {**picked(row, _ROW), "month": asdict(row.month), "year": asdict(row.year)}
             for row in rows
         ],
     }

@@ -20,7 +20,7 @@ from envplan.cli.command import (
     takes,
 )
 from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import OutputOptions, open_profile
+from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,11 +144,12 @@ def show(
     from envplan.cli.output import answer, spinner
     from envplan.plotting.figures import save_figure
     from envplan.plotting.schedule import schedule_figure, schedule_layout
+    from envplan.profile import Profile
 
     check_outputs(plot)
     if p2p_latency is not None and profile is None:
         raise InputError("--p2p-latency goes with --profile: without one, transfers take no time")
-    timed_by = None if profile is None else open_profile(profile)
+    timed_by = None if profile is None else Profile.open(profile)
     if timed_by is not None:
         refuse_overwriting(timed_by, plot)
     pipeline = _pipeline(shape, timed_by, p2p_latency)
@@ -333,6 +334,7 @@ def import_schedule(
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
     from envplan.cli.output import answer, spinner
+    from envplan.profile import Profile
 
     form = format
     if form != _CHROME_TRACE and len(files) > 1:
@@ -345,7 +347,7 @@ def import_schedule(
             named = name.replace("_", "-")
             raise InputError(f"--{named} goes with --format {' or '.join(formats)}, not {form}")
     check_outputs(output, inputs=[("the schedule", file) for file in files])
-    timed_by = None if trace.check_profile is None else open_profile(trace.check_profile)
+    timed_by = None if trace.check_profile is None else Profile.open(trace.check_profile)
     if timed_by is not None:
         refuse_overwriting(timed_by, output)
     with spinner("Reading", quiet=out.quiet):

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import PLOT_TYPES, Numbers, file_of, numbers, options, takes
+from envplan._words import counted
+from envplan.cli.command import (
+    PLOT_TYPES,
+    Numbers,
+    file_of,
+    given,
+    numbers,
+    options,
+    refuse_both,
+    takes,
+)
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import check_outputs, naming
+from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
-from envplan.cli.replicas import REPLICA_PROFILE, load_replicas, print_replicas
-from envplan.cli.timeline import draw
+from envplan.cli.output import (
+    ITERATION,
+    answer,
+    describe_configs,
+    describe_profile,
+    print_columns,
+    progress_bar,
+    say,
+    significant,
+    spinner,
+    titled,
+)
+from envplan.cli.replicas import load_replicas, print_replicas
+from envplan.cli.timeline import draw_timeline
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
+    from envplan._model import Model
     from envplan.cluster import ClusterReport, Slowdowns
     from envplan.costs import Run, Spent
     from envplan.plan import Plan
@@ -26,7 +48,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
-_CLUSTER = "Cluster"
 
 
 @options(
@@ -50,38 +71,14 @@ class ClusterOptions(ParallelOptions):
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
-        if self.straggler and self.straggler_trace:
-            raise InputError(
-                "--straggler and --straggler-trace exclude each other; give one of them"
-            )
-
-    @property
-    def given(self) -> str | None:
-        """The first option given, None without any."""
-        options = {
-            "--dp": self.dp,
-            "--tp": self.tp,
-            "--cp": self.cp,
-            "--straggler": self.straggler,
-            "--straggler-trace": self.straggler_trace,
-            "--strong-scaling": self.strong_scaling,
-        }
-        return next((name for name, value in options.items() if value), None)
-
-    def refuse_with(self, name: str) -> None:
-        """Raises: InputError: this is about a cluster, which an option does not go with."""
-        if self.given:
-            raise InputError(
-                f"{name} and {self.given} exclude each other: clusters are computed exactly"
-            )
+        refuse_both(given(self, "straggler straggler_trace"))
 
     def reports(
         self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
     ) -> list[ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
-        if self.given is None:
+        if not given(self):
             return []
-        from envplan.cli.output import progress_bar, spinner
         from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
         from envplan.solve import trace_job
 
@@ -96,26 +93,11 @@ class ClusterOptions(ParallelOptions):
         with progress_bar("Tracing the frontier", quiet=quiet) as progress:
             frontier = trace_job(plan.job, profile, progress) if looks_up else None
         with spinner("Planning for stragglers", quiet=quiet or not looks_up):
-            first = simulate_cluster(
-                plan,
-                profile,
-                frontier,
-                slowdowns=slowdowns,
-                replicas=replicas,
-                gpus_per_stage=gpus,
-                force=force,
-            )
-        reports = [first]
+            how: Any = {"slowdowns": slowdowns, "gpus_per_stage": gpus, "force": force}
+            reports = [simulate_cluster(plan, profile, frontier, replicas=replicas, **how)]
         if self.strong_scaling:
-            reports += strong_scaling(
-                plan,
-                profile,
-                self.strong_scaling,
-                global_batch=plan.job.microbatches * replicas,
-                slowdowns=slowdowns,
-                gpus_per_stage=gpus,
-                force=force,
-            )
+            batch = plan.job.microbatches * replicas
+            reports += strong_scaling(plan, profile, self.strong_scaling, global_batch=batch, **how)
         return reports
 
 
@@ -168,16 +150,15 @@ def simulate(
     """
     from envplan.simulation import simulate as replay
 
-    read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
-    check_outputs(trace, plot, inputs=read)
     disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
-    for name, value in disturbed.items():
-        if value is not None:
-            cluster.refuse_with(name)
-    if (noise or 0.0) > 100:
-        raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
-
-    loaded, profile = load_plan(source, trace, plot)
+    unlike = {"--replica": replica, "--replica-profile": replica_profile}
+    asked = [
+        [name for name, value in group.items() if value is not None]
+        for group in (disturbed, given(cluster), unlike)
+    ]
+    refuse_both(names[0] for names in asked if names)
+    read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
+    loaded, profile = load_plan(source, trace, plot, inputs=read)
     with naming(source.plan):
         timeline = replay(
             loaded,
@@ -189,16 +170,11 @@ def simulate(
             sync_time=sync_time,
             force=source.force,
         )
-    together = None
+    run, together, spent = costs.run(), None, None
     if replica or replica_profile:
-        if cluster.given or any(value is not None for value in disturbed.values()):
-            name = "--replica" if replica else REPLICA_PROFILE
-            raise InputError(f"{name} goes with no option that disturbs or multiplies the plan")
         together = load_replicas(
             (loaded, profile), replica or [], replica_profile or [], force=source.force
         )
-    run = costs.run(None) if costs.given else None
-    if together is not None:
         together = replace(together, run=run)
     reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
     if trace is not None:
@@ -206,11 +182,9 @@ def simulate(
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        draw(timeline, plot)
-    planned_s = loaded.job.switch_latency_s or 0.0
-    other_clocks = switch_latency not in (None, planned_s)
+        draw_timeline(plot, timeline)
+    other_clocks = switch_latency not in (None, loaded.job.switch_latency_s or 0.0)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
-    spent = None
     if run is not None:
         from envplan.costs.spending import spent_in_replays
 
@@ -223,8 +197,6 @@ def simulate(
         if together is not None:
             print_replicas(together)
 
-    from envplan.cli.output import answer
-
     answer(
         show,
         lambda: {
@@ -235,12 +207,6 @@ def simulate(
         written=[trace, plot],
         then=["envplan", "apply", str(source.plan)],
     )
-
-
-def _cost_document(report: ClusterReport, run: Run) -> dict[str, Any]:
-    iteration, whole = report.costs(run)
-    pairs = {"iteration": iteration, "run": whole}
-    return {n: pair.model_dump(exclude_none=True) for n, pair in pairs.items() if pair is not None}
 
 
 def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
@@ -288,15 +254,6 @@ def _print(
     run: Run | None,
     notes: Sequence[str],
 ) -> None:
-    from envplan.cli.output import (
-        ITERATION,
-        describe_configs,
-        describe_profile,
-        print_columns,
-        say,
-        significant,
-        titled,
-    )
     from envplan.plotting.figures import job_line
 
     plan = timeline.plan
@@ -319,32 +276,37 @@ def _print(
         f"{significant(timeline.peak_power)} W at the peak"
     )
     say(f"critical path: {_path_in_words(timeline)}")
-    if len(timeline.run_times_ns) > 1:
-        _print_percentiles(timeline)
+    if first:
+        times, energies = timeline.percentiles(_PERCENTS)
+        columns = {
+            "percent of runs": _PERCENTS,
+            "iteration time at most (s)": times,
+            "energy at most (J)": energies,
+        }
+        print_columns(f"{len(timeline.run_times_ns)} runs", columns)
     _print_clusters(reports, source, run)
     for note in (*describe_configs(plan), *notes):
         say(note)
 
 
-def _stages(timeline: Timeline) -> dict[str, list[str]]:
+def _stages(timeline: Timeline) -> dict[str, list[Any]]:
     """What each stage does, by column."""
-    from envplan.cli.output import column
     from envplan.units import j_from_fj, s_from_ns
 
     stages = timeline.stages
     of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
     stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
     return {
-        "stage": [str(use.stage) for use in stages],
-        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages]),
-        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages]),
+        "stage": [use.stage for use in stages],
+        "busy (s)": [s_from_ns(use.busy_ns) for use in stages],
+        "blocked (s)": [s_from_ns(use.blocked_ns) for use in stages],
         "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages]),
-        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages]),
-        "bubbles": [str(len(bubbles)) for bubbles in of_stage],
-        "usable": [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
-        "most stretch (s)": column(stretch),
-        "clock changes": [str(len(use.clock_changes) - 1) for use in stages],
+        "computation (J)": [j_from_fj(use.computation_fj) for use in stages],
+        "blocking (J)": [j_from_fj(use.blocking_fj) for use in stages],
+        "bubbles": list(map(len, of_stage)),
+        "usable": [sum(bubble.usable for bubble in bubbles) for bubbles in of_stage],
+        "most stretch (s)": stretch,
+        "clock changes": [len(use.clock_changes) - 1 for use in stages],
     }
 
 
@@ -356,50 +318,36 @@ def _path_in_words(timeline: Timeline) -> str:
     return f"{len(stages)} operations, by stage {shown}"
 
 
-def _print_percentiles(timeline: Timeline) -> None:
-    from envplan.cli.output import column, print_columns
-
-    times, energies = timeline.percentiles(_PERCENTS)
-    columns = {
-        "percent of runs": list(map(str, _PERCENTS)),
-        "iteration time at most (s)": column(times),
-        "energy at most (J)": column(energies),
-    }
-    print_columns(f"{len(timeline.run_times_ns)} runs", columns)
-
-
 def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
     if not reports:
         return
-    from envplan.cli.output import print_columns, say, significant, titled
-
-    count = len(reports[0].iterations)
-    title = titled(f"Cluster, {count} iteration{'s' if count > 1 else ''}", source)
+    title = titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
-    columns: dict[str, Callable[[ClusterReport], str]] = {
-        "GPUs": lambda one: str(one.num_gpus),
-        "replicas": lambda one: str(one.replicas),
-        "microbatches": lambda one: str(one.num_microbatches),
-        "time (s)": lambda one: significant(one.time),
-        "max frequency (J)": lambda one: significant(one.baseline_energy),
-        "plan (J)": lambda one: significant(one.plan_energy),
-        "with look-up (J)": lambda one: significant(one.energy),
-        "intrinsic saved (%)": lambda one: f"{one.percent(one.intrinsic_savings):.2f}",
-        "extrinsic saved (%)": lambda one: f"{one.percent(one.extrinsic_savings):.2f}",
-        "total saved (%)": lambda one: f"{one.percent(one.baseline_energy - one.energy):.2f}",
+    gpus = [one.num_gpus for one in reports]
+    columns: dict[str, list[Any]] = {
+        "GPUs": gpus,
+        "replicas": [one.replicas for one in reports],
+        "microbatches": [one.num_microbatches for one in reports],
+        "time (s)": [significant(one.time) for one in reports],
+        "max frequency (J)": [significant(one.baseline_energy) for one in reports],
+        "plan (J)": [significant(one.plan_energy) for one in reports],
+        "with look-up (J)": [significant(one.energy) for one in reports],
+        "intrinsic saved (%)": [one.percent(one.intrinsic_savings) for one in reports],
+        "extrinsic saved (%)": [one.percent(one.extrinsic_savings) for one in reports],
+        "total saved (%)": [one.percent(one.baseline_energy - one.energy) for one in reports],
     }
-    cells = {name: [shown(one) for one in reports] for name, shown in columns.items()}
-    print_columns(title, cells, words=0)
+    print_columns(title, columns, words=0)
     if run is not None:
         title, spent = cost_columns(run, [one.costs(run) for one in reports])
-        print_columns(titled(title, source), {"GPUs": cells["GPUs"], **spent}, words=0)
-    straggling = [it for it in reports[0].iterations if it.stragglers]
+        print_columns(titled(title, source), {"GPUs": gpus, **spent}, words=0)
+    iterations = reports[0].iterations
+    straggling = [it for it in iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)
         times = [worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9]
         say(
-            f"somebody straggles in {len(straggling)} of {count}; at worst T' is "
+            f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
             f"{significant(times[0])} s, and the others follow the plan of "
             f"{significant(times[1])} s"
         )
@@ -427,15 +375,17 @@ def _document(
     if together is not None:
         document["replicas"] = together.to_dict()
     if spent is not None:
-        document["costs"] = {
-            name: one.model_dump(exclude_none=True)
-            for name, one in zip(("iteration", "run"), spent, strict=True)
-            if one is not None
-        }
+        document["costs"] = _cost_document(*spent)
     if reports:
         document["cluster"] = [
-            report.to_dict() | ({} if run is None else {"costs": _cost_document(report, run)})
+            report.to_dict()
+            | ({} if run is None else {"costs": _cost_document(*report.costs(run))})
             for report in reports
         ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
     return document
+
+
+def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
+    known = {"iteration": iteration} | ({} if run is None else {"run": run})
+    return {name: one.model_dump(exclude_none=True) for name, one in known.items()}

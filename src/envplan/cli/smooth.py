@@ -7,6 +7,7 @@ from pathlib import Path
 from envplan.cli.command import PICTURES, argument, file_of, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
+from envplan.cli.output import answer, counting_bar, describe_profile, draw, say
 
 
 @takes(
@@ -40,7 +41,7 @@ def smooth(
       envplan smooth profile.csv -o smooth.csv
       envplan frontier smooth.csv --microbatches 32
     """
-    from envplan.cli.output import answer, counting_bar, describe_profile, say
+    from envplan.plotting.profile import profile_figure
     from envplan.profile import Profile
     from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
@@ -51,11 +52,7 @@ def smooth(
     with counting_bar("operations", quiet=show.quiet) as progress:
         smoothed, _ = smooth_profile(source.path, progress)
     smoothed.save_csv(output)
-    if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.profile import profile_figure
-
-        save_figure(profile_figure(smoothed), plot)
+    draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]
     answer(
         show,
