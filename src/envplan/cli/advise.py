@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions, OutputOptions
-from envplan.cli.output import (
-    answer,
-    counting_bar,
-    describe_job,
-    picked,
-    print_table,
-    say,
-    significant,
-    titled,
-)
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.planners import Advice
-    from envplan.solve import Frontier
 
 
 _ROW: Final = """
@@ -55,20 +46,18 @@ def advise(
       envplan advise a40-gpt3-1.3b-4stage --microbatches 32
       envplan advise --schedule gpipe --best 5 --json
     """
-    import envplan
-
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
     own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
     frontier = own.trace(quiet=show.quiet)
-    with counting_bar("schedules", quiet=show.quiet) as bar:
+    with ui.counting_bar("schedules", quiet=show.quiet) as bar:
         rows = envplan.advise(
             frontier,
             activation_slots=job.slots,
             best=best,
             progress=lambda done, count: bar(done, count, 0),
         )
-    answer(
+    ui.answer(
         show,
         lambda: {
             "schema": "envplan/advice/v1",
@@ -82,11 +71,11 @@ def advise(
     )
 
 
-def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
+def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
     source = frontier.profile.metadata.source
-    say(describe_job(frontier))
-    say(
-        f"the job's plan without slowdown takes {significant(frontier.min_time)} s; the same "
+    ui.say(ui.describe_job(frontier))
+    ui.say(
+        f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:"
     )
     # Without a column's value a schedule is not ranked by it.
@@ -97,13 +86,15 @@ def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
         known = [(percent, row) for percent, row in ranked if percent is not None]
         known.sort(key=lambda one: -one[0])
         table = [[*_shape(row), f"{percent:.2f}"] for percent, row in known]
-        print_table(titled(title, source), (*_SHAPE, header), table)
-    say("saved: of the energy of the job's schedule at maximum frequency; memory is not looked at")
+        ui.print_table(ui.titled(title, source), (*_SHAPE, header), table)
+    ui.say(
+        "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
+    )
     if energies := frontier.profile.metadata.energies_are:
-        say(f"the profile's energies are {energies}")
+        ui.say(f"the profile's energies are {energies}")
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
-        say(f"split backwards: {words}")
+        ui.say(f"split backwards: {words}")
 
 
 def _shape(row: Advice) -> list[str]:
@@ -144,12 +135,12 @@ def advice_document(row: Advice) -> dict[str, Any]:
     """What JSON says of a schedule."""
     points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
     return {
-        **picked(row, _ROW),
+        **ui.picked(row, _ROW),
         "adjustments": row.frontier.profile.adjustments.to_dict(),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
         **{
-            name: plan and picked(plan, "iteration_time_s=iteration_time energy_j=energy")
+            name: plan and ui.picked(plan, "iteration_time_s=iteration_time energy_j=energy")
             for name, plan in points.items()
         },
     }

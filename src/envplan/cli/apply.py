@@ -6,27 +6,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import Numbers, numbers, one_of, takes
 from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    changes,
-    print_columns,
-    print_table,
-    say,
-    spinner,
-    titled,
-)
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.enforce.clocks import Clocks
-    from envplan.enforce.freqplan import FrequencyPlan
-    from envplan.plan import Plan
-    from envplan.profile import Profile
 
 _DEFAULT_OUTPUT = {
     "envplan": "run.freqplan.json",
@@ -104,7 +93,7 @@ def apply(
         solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
     )
     known = _clocks(profile, gpu, clocks, backend, force)
-    with spinner("applying the plan", quiet=show.quiet), naming(plan):
+    with ui.spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
             solved,
             profile,
@@ -128,7 +117,7 @@ def apply(
         then = ["apply", str(plan)]
     else:
         then = ["check", str(written)] if format == "envplan" else ["simulate", str(plan)]
-    answer(
+    ui.answer(
         show,
         lambda: _document(applied, format, written, notes),
         lambda: _print(solved, applied, notes, dry_run=dry_run),
@@ -145,7 +134,7 @@ def _sha256(plan: Path) -> str | None:
 
 
 def _clocks(
-    profile: Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
+    profile: envplan.Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
 ) -> Clocks | list[Clocks] | None:
     """The clocks to check against, by whichever option says so; None: those of the profile.
 
@@ -173,9 +162,11 @@ def _clocks(
     return named if len(named) > 1 else named[0]
 
 
-def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
+def _print(
+    plan: envplan.Plan, applied: envplan.FrequencyPlan, notes: list[str], *, dry_run: bool
+) -> None:
     layout, operations = applied.layout, applied.stage_operations()
-    say(
+    ui.say(
         f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
@@ -184,8 +175,8 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
         ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
         ("energy (J)", planned_j, applied.energy_j),
     ]
-    title = titled(ITERATION, plan.profile.source)
-    print_table(title, ("", "plan", "applied", "change (%)"), changes(rows))
+    title = ui.titled(ui.ITERATION, plan.profile.source)
+    ui.print_table(title, ("", "plan", "applied", "change (%)"), ui.changes(rows))
     stages = range(len(operations))
     columns = {
         "stage": stages,
@@ -193,16 +184,15 @@ def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: boo
         "operations": [len(of_stage) for of_stage in operations],
         "clocks (MHz)": [_range(sorted({op[3] for op in ops} - {0})) for ops in operations],
     }
-    print_columns("", columns, wrap=("ranks",))
+    ui.print_columns("", columns, wrap=("ranks",))
     for stage, of_stage in enumerate(operations if dry_run else ()):
         runs = groupby(of_stage, key=lambda operation: (operation[0], operation[3]))
         words = [
             f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
             for (instruction, mhz), run in runs
         ]
-        say(f"stage {stage}: {', '.join(words)}")
-    for note in notes:
-        say(note)
+        ui.say(f"stage {stage}: {', '.join(words)}")
+    ui.say(*notes)
 
 
 def _range(clocks: list[int]) -> str:
@@ -226,7 +216,7 @@ def _spans(ranks: list[int]) -> str:
 
 
 def _document(
-    applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]
+    applied: envplan.FrequencyPlan, format_: str, file: Path | None, notes: list[str]
 ) -> dict[str, Any]:
     lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     head: dict[str, Any] = applied.model_dump(

@@ -335,7 +335,8 @@ class Commands(Group):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(chain.from_iterable(self.panels.values()))
+        none_yet: Any = dict.fromkeys(chain.from_iterable(self.panels.values()))
+        self.commands = none_yet
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:

@@ -8,28 +8,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
 from envplan.cli.options import CostOptions, JobOptions, OutputOptions
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    config_counts,
-    describe_ends,
-    describe_job,
-    exact_seconds,
-    picked,
-    print_columns,
-    say,
-    spinner,
-    titled,
-)
 from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.planners import Comparison, Entry, PartsRow
 
 _ALONG: Final = 17
@@ -91,7 +79,7 @@ def compare(
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
     frontier = job.trace(plot, quiet=show.quiet, inputs=costs.files)
     run = costs.run(frontier)
-    with spinner("Comparing planners", quiet=show.quiet):
+    with ui.spinner("Comparing planners", quiet=show.quiet):
         comparison = planners.compare(
             frontier,
             reconfigure=how,
@@ -99,7 +87,7 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
-    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+    with ui.spinner("Comparing clocks by part with one clock", quiet=show.quiet):
         parts = planners.beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
@@ -109,7 +97,7 @@ def compare(
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    answer(
+    ui.answer(
         show,
         lambda: _document(comparison, with_costs, parts),
         lambda: _print(comparison, with_costs, parts),
@@ -118,44 +106,43 @@ def compare(
     )
 
 
-def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
+def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
     frontier, straggler = comparison.frontier, comparison.straggler_time
 
-    def show(title: str, columns: dict[str, list[Any]], words: int = 2) -> None:
-        print_columns(titled(title, frontier.profile.metadata.source), columns, words=words)
+    def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
+        ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
 
-    say(describe_job(frontier))
-    show(ITERATION, _columns(comparison))
+    ui.say(ui.describe_job(frontier))
+    show(ui.ITERATION, _columns(comparison))
     if straggler is not None:
-        until = f"Until a straggler is finished at {exact_seconds(straggler)} s"
+        until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
         show(until, _waiting_columns(comparison, straggler))
     if costs := [plan.costs for plan in priced if plan.costs is not None]:
         spent = [(one.iteration, one.run) for one in costs]
         title, columns = cost_columns(costs[0].of_run(), spent)
         show(title, {**_names(comparison), **columns})
     if parts:
-        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
+        title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
         show(title, _parts_columns(parts), words=0)
-    say(
-        f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
+    ui.say(
+        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
         f"{frontier.pipeline.schedule}"
     )
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
-    say(
+    ui.say(
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
-        "and schedule" + (extrinsic if straggler is not None else "")
+        "and schedule" + (extrinsic if straggler is not None else ""),
+        *_notes(comparison),
     )
-    for note in _notes(comparison):
-        say(note)
 
 
-def _columns(comparison: Comparison) -> dict[str, list[Any]]:
+def _columns(comparison: Comparison) -> dict[str, Any]:
     """A row for each plan, of its iteration."""
     entries = comparison.entries
     # A plan that is good only while everyone waits has its gap in the other table.
     gaps = [None if entry.point == "straggler" else 100 * entry.plan.gap for entry in entries]
     # How often each plan chose which config, where operations have some.
-    counts = [config_counts(entry.plan) for entry in entries]
+    counts = [ui.config_counts(entry.plan) for entry in entries]
     return {
         **_names(comparison),
         "time (s)": [entry.plan.iteration_time for entry in entries],
@@ -172,7 +159,7 @@ def _columns(comparison: Comparison) -> dict[str, list[Any]]:
     }
 
 
-def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, list[Any]]:
+def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, Any]:
     """A row for each plan, until a straggler is finished."""
     entries = comparison.entries
     joules = [entry.straggler_energy or 0.0 for entry in entries]
@@ -191,7 +178,7 @@ def _share(part: float, whole: float) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[Any]]:
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, Any]:
     return {
         "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
         "one clock an operation, saved (%)": [row.saved_percent(row.one_clock_j) for row in rows],
@@ -200,7 +187,7 @@ def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[Any]]:
     }
 
 
-def _names(comparison: Comparison) -> dict[str, list[Any]]:
+def _names(comparison: Comparison) -> dict[str, Any]:
     entries = comparison.entries
     place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
     return {
@@ -217,7 +204,7 @@ def _notes(comparison: Comparison) -> list[str]:
     straggler, usual = comparison.straggler_time, comparison.baseline.iteration_time_s
     if straggler is not None and straggler <= usual:
         notes.append(
-            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
@@ -232,7 +219,9 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
+def _document(
+    comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]
+) -> dict[str, Any]:
     frontier, plan = comparison.frontier, comparison.entries[0].plan
     return {
         "profile": plan.profile.model_dump(exclude_none=True),
@@ -250,16 +239,16 @@ def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow])
             "iterations": len(comparison.envpipe.iterations),
             "stopped": comparison.envpipe.stopped,
         },
-        "by_parts": [picked(row, _PARTS) for row in parts],
+        "by_parts": [ui.picked(row, _PARTS) for row in parts],
         "advice": [advice_document(row) for row in comparison.advice],
         "published": comparison.published and asdict(comparison.published),
     }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:
-    document = picked(entry, _ENTRY)
+    document = ui.picked(entry, _ENTRY)
     if entry.straggler_energy is None:
         document["extrinsic_bloat_j"] = None
-    if configs := config_counts(entry.plan):
+    if configs := ui.config_counts(entry.plan):
         document["configs"] = dict(sorted(configs.items()))
     return document

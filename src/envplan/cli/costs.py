@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.output import print_table, significant, titled
+import envplan
+from envplan.cli import output as ui
 
 if TYPE_CHECKING:
     from envplan.cli.options import CostOptions
     from envplan.costs import Pair, Run, Spent
-    from envplan.plan import Plan
 
 #: What money is called where nobody says.
 CURRENCY: Final = "USD"
@@ -27,7 +27,7 @@ def _amounts(spent: Spent, currency: str | None) -> dict[str, float]:
     return {name: amount for name, amount in known.items() if amount is not None}
 
 
-def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
+def cost_rows(plan: envplan.Plan) -> list[tuple[str, float, float]]:
     """Name, before and after of an iteration's costs."""
     if plan.costs is None:
         return []
@@ -40,7 +40,7 @@ def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
     return rows
 
 
-def print_costs(plan: Plan) -> None:
+def print_costs(plan: envplan.Plan) -> None:
     """The run's table and what it was chosen for; nothing where there is no run."""
     from envplan.units import duration_text
 
@@ -53,16 +53,16 @@ def print_costs(plan: Plan) -> None:
     after = _amounts(costs.run.plan, costs.currency)
     for name, old in _amounts(costs.run.max_frequency, costs.currency).items():
         new = after[name]
-        rows.append([name, *map(significant, (old, new, old - new)), _saved(old, new)])
+        rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
     of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
-    print_table(
-        titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
+    ui.print_table(
+        ui.titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
         ("", "max frequency", "plan", "saved", "saved (%)"),
         rows,
     )
 
 
-def year_of(plan: Plan, costs: CostOptions) -> str:
+def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
     from envplan.costs import Run
     from envplan.costs.savings import Site
@@ -71,7 +71,7 @@ def year_of(plan: Plan, costs: CostOptions) -> str:
     site = Site.of_run(run)
     _, saved = site.year(plan)
     amounts = {"kWh": saved.kwh, run.currency or CURRENCY: saved.money, "t CO2": saved.carbon_t}
-    what = [f"{significant(abs(x))} {unit}" for unit, x in amounts.items() if x is not None]
+    what = [f"{ui.significant(abs(x))} {unit}" for unit, x in amounts.items() if x is not None]
     rate = f"at {site.price:g} a kWh"
     if run.price is None:
         rate += " (assumed; --price says yours)"
@@ -90,7 +90,7 @@ def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[st
     for what, spent in zip(words, spent_on, strict=True):
         if spent is not None:
             amounts = _amounts(spent, run.currency).items()
-            parts = [f"{significant(x)} {name.split('(')[1][:-1]}" for name, x in amounts]
+            parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x in amounts]
             notes.append(f"{what} {', '.join(parts)} over all GPUs")
     return notes
 
@@ -109,7 +109,7 @@ def cost_columns(
     each = [_amounts(pair.plan, run.currency) for pair in shown]
     columns = {"time": [duration_text(pair.plan.time_s) for pair in shown]}
     for name, before in _amounts(shown[0].max_frequency, run.currency).items():
-        columns[name] = [significant(one[name]) for one in each]
+        columns[name] = [ui.significant(one[name]) for one in each]
         if name != _ENERGY:
             less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
             columns[less] = [_saved(before, one[name]) for one in each]
@@ -121,7 +121,7 @@ def _saved(before: float, after: float) -> str:
     return f"{100 * (before - after) / before:.2f}" if before > 0 else "-"
 
 
-def costs_document(plan: Plan) -> dict[str, Any]:
+def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     """The costs as JSON, with files instead of their rows."""
     assert plan.costs is not None
     document = plan.costs.model_dump(exclude_none=True)

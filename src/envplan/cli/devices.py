@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from envplan.cli import output as ui
 from envplan.cli.command import one_of, takes
 from envplan.cli.options import OutputOptions
-from envplan.cli.output import answer, print_columns, say
 from envplan.devices import BACKENDS, DEFAULT_BACKEND
 from envplan.errors import InputError
 
@@ -44,7 +44,7 @@ def devices(
     options = [{"gpu": model} for model in ([gpu] if gpu else models)]
     found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
     modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
-    answer(
+    ui.answer(
         show,
         lambda: {"gpus": found},
         lambda: _print(found),
@@ -64,10 +64,8 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
         "energy": [one["energy_source"] for one in found],
         "may set clocks": ["yes" if one["refusal"] is None else "no" for one in found],
     }
-    print_columns("", columns, words=3)
-    for one in found:
-        if one["refusal"] is not None:
-            say(one["refusal"])
+    ui.print_columns("", columns, words=3)
+    ui.say(*(one["refusal"] for one in found if one["refusal"] is not None))
 
 
 def _span(clocks: list[int]) -> str:

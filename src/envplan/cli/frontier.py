@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
 from envplan.cli.options import JobOptions, OutputOptions
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    describe_ends,
-    describe_job,
-    draw,
-    print_columns,
-    progress_bar,
-    say,
-    titled,
-)
 from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.planners import Comparison
-    from envplan.solve import Frontier
 
 _TABLE_PLANS = 9
 
@@ -68,11 +57,11 @@ def frontier(
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
     traced = job.trace(output, plot, animate, quiet=show.quiet)
-    from envplan.frontier_file import FrontierFile, distinct
+    from envplan.frontier_file import distinct
 
-    with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
+    with ui.progress_bar("choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(traced.sample_plans(plans, progress=progress))
-    document = FrontierFile.from_plans(traced, along)
+    document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
     if plot is not None:
@@ -82,12 +71,12 @@ def frontier(
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
-        with progress_bar("drawing frames", quiet=show.quiet) as progress:
+        with ui.progress_bar("drawing frames", quiet=show.quiet) as progress:
             animate_frontier(traced, along, animate, progress=progress)
     if show.json:
-        say(document.to_json().rstrip())
+        ui.say(document.to_json().rstrip())
         return
-    answer(
+    ui.answer(
         show,
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
@@ -98,8 +87,8 @@ def frontier(
 
 def draw_frontier(
     path: Path,
-    traced: Frontier,
-    plans: Sequence[Plan],
+    traced: envplan.Frontier,
+    plans: Sequence[envplan.Plan],
     comparison: Comparison | None = None,
 ) -> None:
     """Write the picture or the page of a frontier.
@@ -112,24 +101,24 @@ def draw_frontier(
     from envplan.plotting.report import frontier_page
 
     shown = (traced, plans, comparison)
-    draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
+    ui.draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
 
 
-def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
-    say(describe_job(traced))
+def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
+    ui.say(ui.describe_job(traced))
     source = traced.profile.metadata.source
-    print_columns(titled(ITERATION, source), _columns(traced, plans))
-    say(describe_ends(traced))
+    ui.print_columns(ui.titled(ui.ITERATION, source), _columns(traced, plans))
+    ui.say(ui.describe_ends(traced))
     if not drawn:
         baseline = plans[0].predicted.baseline
         curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
         marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
-        say("\n".join(sketch(curve, marks, units=(" s", " J"))))
-        say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
-    say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
+        ui.say("\n".join(sketch(curve, marks, units=(" s", " J"))))
+        ui.say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
+    ui.say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 
-def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[object]]:
+def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, Any]:
     baseline, shown = plans[0].predicted.baseline, evenly(plans, _TABLE_PLANS)
     names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
     least = traced.energy_at(baseline.iteration_time_s)
@@ -145,14 +134,14 @@ def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[object]]:
     }
 
 
-def evenly(plans: list[Plan], count: int) -> list[Plan]:
+def evenly(plans: list[envplan.Plan], count: int) -> list[envplan.Plan]:
     """At most `count` of the plans, evenly spread, the first and the last among them."""
     if len(plans) <= count:
         return plans
     return [plans[k * (len(plans) - 1) // (count - 1)] for k in range(count)]
 
 
-def _verdict(plans: list[Plan]) -> str:
+def _verdict(plans: list[envplan.Plan]) -> str:
     free = [p for p in plans if p.predicted.slowdown_percent <= 0]
     at_no_slowdown = max((p.predicted.savings_percent for p in free), default=0.0)
     most = max(plans, key=lambda p: p.predicted.savings_percent).predicted

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import envplan
 from envplan._files import check_writable, same_file
 from envplan.errors import EnvplanError, InputError
 
 if TYPE_CHECKING:
     from envplan.cli.options import PlanOptions
-    from envplan.plan import Plan
-    from envplan.profile import Profile
 
 #: Files that are read, each after what it is, as in "the plan".
 Inputs = Iterable[tuple[str, str | Path | None]]
@@ -40,7 +39,7 @@ def check_outputs(*outputs: Path | None, inputs: Inputs = ()) -> None:
         seen.add(place)
 
 
-def refuse_overwriting(profile: Profile, *outputs: Path | None) -> None:
+def refuse_overwriting(profile: envplan.Profile, *outputs: Path | None) -> None:
     """Keep a slip of the hand from replacing the profile by what is made from it.
 
     Raises:
@@ -59,7 +58,7 @@ def _refuse_replacing(inputs: Inputs, outputs: Iterable[Path | None]) -> None:
 
 def load_plan(
     given: PlanOptions, *outputs: Path | None, inputs: Inputs = ()
-) -> tuple[Plan, Profile]:
+) -> tuple[envplan.Plan, envplan.Profile]:
     """A plan and the profile that it was made from.
 
     Args:
@@ -69,15 +68,14 @@ def load_plan(
     Raises:
         InputError: one of the two cannot be read, or as for check_outputs.
     """
-    from envplan.plan import Plan, as_referenced, find_profile
-    from envplan.profile import Profile
+    from envplan.plan import as_referenced, find_profile
 
     check_outputs(*outputs, inputs=[("the plan", given.plan), *inputs])
-    plan = Plan.load(given.plan)
+    plan = envplan.Plan.load(given.plan)
     profile = (
         find_profile(plan.profile, given.plan)
         if given.profile is None
-        else Profile.open(given.profile)
+        else envplan.Profile.open(given.profile)
     )
     profile = as_referenced(plan.profile, profile)
     refuse_overwriting(profile, *outputs)

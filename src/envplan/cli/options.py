@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import (
     Numbers,
     argument,
@@ -22,16 +24,12 @@ from envplan.cli.command import (
     share,
 )
 from envplan.cli.inputs import Inputs, check_outputs, refuse_overwriting
-from envplan.cli.output import progress_bar, warn
 from envplan.errors import InputError
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
     from envplan.costs.rates import Kind, Rate
-    from envplan.pipeline import Pipeline
-    from envplan.profile import Profile
-    from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
@@ -171,27 +169,26 @@ class JobOptions(ParallelOptions):
     blocking_power: float | None = None
     jobs: int | None = None
 
-    def load(self) -> tuple[Profile, Pipeline]:
+    def load(self) -> tuple[envplan.Profile, envplan.Pipeline]:
         """The profile and the pipeline.
 
         Raises:
             InputError: there is no such profile or pipeline, or options contradict each other.
         """
         from envplan.cores import use_cores
-        from envplan.profile import Profile
 
         use_cores(self.jobs)
-        profile = Profile.open(self.profile, raw=self.raw)
+        profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
         pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
         if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
-            warn(
+            ui.warn(
                 f"{count} operations: planning may take hours and gigabytes; plans of long "
                 "iterations repeat, so some microbatches for each stage tell nearly as much"
             )
         return self.fitted(profile, pipeline), pipeline
 
-    def fitted(self, profile: Profile, pipeline: Pipeline) -> Profile:
+    def fitted(self, profile: envplan.Profile, pipeline: envplan.Pipeline) -> envplan.Profile:
         """A profile with the operations of a pipeline, made of parts as the options say.
 
         Raises:
@@ -207,7 +204,7 @@ class JobOptions(ParallelOptions):
 
     def trace(
         self, *outputs: Path | None, quiet: bool, whole: bool = True, inputs: Inputs = ()
-    ) -> Frontier:
+    ) -> envplan.Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
 
         Args:
@@ -224,20 +221,19 @@ class JobOptions(ParallelOptions):
 
     def trace_with(
         self,
-        profile: Profile,
-        pipeline: Pipeline,
+        profile: envplan.Profile,
+        pipeline: envplan.Pipeline,
         replicas: int | None = None,
         *,
         quiet: bool,
         full: bool = False,
         whole: bool = True,
-    ) -> Frontier:
+    ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        from envplan.solve import trace_frontier
 
         known = profile.metadata
-        with progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
-            return trace_frontier(
+        with ui.progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
+            return envplan.trace_frontier(
                 pipeline,
                 profile,
                 blocking_power=self.blocking_power,
@@ -254,7 +250,7 @@ class JobOptions(ParallelOptions):
         slots = self.activation_slots
         return slots[0] if slots is not None and len(slots) == 1 else slots
 
-    def _warn_of_contradictions(self, profile: Profile) -> None:
+    def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
         known = profile.metadata
         timed = "its times and energies are those of"
         shared_out = f"its {profile.num_stages} model stages are shared out anew, not as with"
@@ -266,11 +262,10 @@ class JobOptions(ParallelOptions):
         ):
             if asked is not None and made not in (None, asked):
                 made_so = f"{profile.path or profile.name} was made with {name} {made}, not {asked}"
-                warn(f"{made_so}: {so} {name} {made}")
+                ui.warn(f"{made_so}: {so} {name} {made}")
                 return
 
-    def _from_dag(self) -> Pipeline:
-        from envplan.pipeline import Pipeline
+    def _from_dag(self) -> envplan.Pipeline:
 
         scheduling = (
             "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
@@ -278,9 +273,9 @@ class JobOptions(ParallelOptions):
         for name in given(self, scheduling):
             raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
         assert self.dag is not None
-        return Pipeline.from_dag_file(self.dag)
+        return envplan.Pipeline.from_dag_file(self.dag)
 
-    def _from_schedule(self, profile: Profile) -> Pipeline:
+    def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.pipeline.described import described_pipeline
         from envplan.pipeline.extras import parse_extras
 
@@ -290,10 +285,9 @@ class JobOptions(ParallelOptions):
             refuse(given(self, "activation_slots"), why)
 
         def ahead(microbatches: int) -> tuple[int, ...]:
-            from envplan.planners import forwards_ahead
 
             timed = profile.fitted(("backward",), recompute=self.recompute)
-            return forwards_ahead(timed, microbatches, self.slots)
+            return envplan.forwards_ahead(timed, microbatches, self.slots)
 
         return described_pipeline(
             profile,
@@ -411,7 +405,7 @@ class CostOptions(RateOptions):
         )
         refuse_both(given(self, "iterations tokens"))
 
-    def run(self, frontier: Frontier | None = None) -> Run | None:
+    def run(self, frontier: envplan.Frontier | None = None) -> Run | None:
         """The run whose costs are wanted; None where no costs are.
 
         Args:
@@ -427,9 +421,11 @@ class CostOptions(RateOptions):
         iterations = self.iterations
         if self.tokens is not None:
             each = self.tokens_per_iteration
-            if each is None and frontier is None:
-                raise InputError("--tokens needs --tokens-per-iteration here")
-            iterations = -(-self.tokens // (each or tokens_per_iteration(frontier)))
+            if each is None:
+                if frontier is None:
+                    raise InputError("--tokens needs --tokens-per-iteration here")
+                each = tokens_per_iteration(frontier)
+            iterations = -(-self.tokens // each)
         return Run.of(
             **self.rates(start=self.start, repeats=self.repeat_rates),
             iterations=iterations,

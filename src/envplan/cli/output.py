@@ -165,7 +165,7 @@ def _bold(text: str) -> str:
 
 def print_columns(
     title: str,
-    columns: Mapping[str, Sequence[object]],
+    columns: Mapping[str, Any],
     *,
     words: int = 1,
     wrap: Sequence[str] = (),
@@ -247,9 +247,10 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def say(line: str) -> None:
-    """A line on stdout."""
-    typer.echo(line, color=state.color)
+def say(*lines: str) -> None:
+    """Lines on stdout."""
+    for line in lines:
+        typer.echo(line, color=state.color)
 
 
 def warn(line: str) -> None:

@@ -7,29 +7,21 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from envplan.cli.output import (
-    describe_configs,
-    exact_seconds,
-    print_columns,
-    say,
-    significant,
-)
+import envplan
+from envplan.cli import output as ui
 from envplan.errors import NoAnswerError
 
 if TYPE_CHECKING:
-    from envplan.pipeline import Pipeline
-    from envplan.plan import Plan
     from envplan.planners import EnvPipeRun
-    from envplan.solve import Frontier
 
 #: A gap from which on a plan says how large it is and why.
 _LARGE_GAP = 0.02
 
 
-def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
+def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     return [
-        *describe_configs(plan),
+        *ui.describe_configs(plan),
         *_about_raw_rows(frontier, plan),
         *_about_given_clocks(frontier, plan),
         *_about_target(frontier, plan),
@@ -40,7 +32,7 @@ def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
     ]
 
 
-def _about_raw_rows(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     """What taking out noise does to the plan: its clocks on the rows as they were measured."""
     from envplan.plan import beyond_raw_rows
 
@@ -58,7 +50,7 @@ def _about_raw_rows(frontier: Frontier, plan: Plan) -> Iterator[str]:
         )
 
 
-def _about_given_clocks(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if plan.planner != "clocks":
         return
     saved = plan.energy - frontier.plan(plan.iteration_time).energy
@@ -66,23 +58,23 @@ def _about_given_clocks(frontier: Frontier, plan: Plan) -> Iterator[str]:
         yield "no plan of ours uses less than these clocks in the same time"
     else:
         yield (
-            f"these clocks use {significant(saved)} J ({100 * saved / plan.energy:.2f}%) more than "
-            f"ours do in the same time; leave --clocks out and give --target-time "
-            f"{exact_seconds(plan.iteration_time)} for that plan"
+            f"these clocks use {ui.significant(saved)} J ({100 * saved / plan.energy:.2f}%) more "
+            f"than ours do in the same time; leave --clocks out and give --target-time "
+            f"{ui.exact_seconds(plan.iteration_time)} for that plan"
         )
 
 
-def _about_target(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     target, star = plan.target, frontier.min_energy_time
     asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
     if asked is not None and asked > star:
         yield (
-            f"{exact_seconds(asked)} s is beyond T_star, {significant(star)} s: going "
+            f"{ui.exact_seconds(asked)} s is beyond T_star, {ui.significant(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
         )
     if target.kind == "power-cap" and target.deadline_s > star:
         yield (
-            f"this is slower than T_star, {significant(star)} s, where energy is least: faster "
+            f"this is slower than T_star, {ui.significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
     if target.peak_power_w is not None:
@@ -91,7 +83,7 @@ def _about_target(frontier: Frontier, plan: Plan) -> Iterator[str]:
 
         peak = w_from_uw(replay_plan(plan, frontier.profile).peak_uw * plan.job.num_gpus)
         yield (
-            f"at its peak it draws {significant(peak)} W, of {target.peak_power_w:g} W allowed; "
+            f"at its peak it draws {ui.significant(peak)} W, of {target.peak_power_w:g} W allowed; "
             "the gap is to a lower bound without that cap"
         )
     elif plan.gap > _LARGE_GAP and plan.planner == "frontier" and target.kind != "sync-time":
@@ -102,7 +94,7 @@ def _about_target(frontier: Frontier, plan: Plan) -> Iterator[str]:
         )
 
 
-def _about_straggler(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     straggler, star = plan.target.straggler_time_s, frontier.min_energy_time
     if straggler is None:
         return
@@ -110,17 +102,17 @@ def _about_straggler(frontier: Frontier, plan: Plan) -> Iterator[str]:
         yield "the straggler is not slower than this plan, so it leaves no time to use"
         return
     yield (
-        f"waiting for the straggler until {significant(straggler)} s takes another "
-        f"{significant(plan.waiting_energy(straggler))} J"
+        f"waiting for the straggler until {ui.significant(straggler)} s takes another "
+        f"{ui.significant(plan.waiting_energy(straggler))} J"
     )
     if plan.iteration_time > star:
         yield (
-            f"without the straggler, T_star's plan of {significant(star)} s would use less; "
+            f"without the straggler, T_star's plan of {ui.significant(star)} s would use less; "
             "while everyone waits anyway, slower clocks do"
         )
 
 
-def _about_clocks(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     job = plan.job
     if job.switch_latency_s is not None:
         yield (
@@ -132,18 +124,18 @@ def _about_clocks(frontier: Frontier, plan: Plan) -> Iterator[str]:
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
         yield (
             "T_min needs clocks that change at once, and no limits; the least time found with "
-            f"these is {significant(plan.target.deadline_s)} s"
+            f"these is {ui.significant(plan.target.deadline_s)} s"
         )
 
 
-def _about_noise(frontier: Frontier, plan: Plan) -> Iterator[str]:
+def _about_noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     sure = plan.predicted.robustness
     if sure is None:
         return
     asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
     noise = "as the profile's time_std" if sure.noise is None else f"of {100 * sure.noise:g}%"
     what = (
-        f"{sure.held_runs} of {sure.runs} replays end by {exact_seconds(asked)} s"
+        f"{sure.held_runs} of {sure.runs} replays end by {ui.exact_seconds(asked)} s"
         if sure.iterations is None
         else f"{sure.iterations} iterations end by the deadline, as {sure.runs} replays show"
     )
@@ -158,12 +150,12 @@ def _about_noise(frontier: Frontier, plan: Plan) -> Iterator[str]:
     with suppress(NoAnswerError):
         plain = frontier.solve(exact).energy
         yield (
-            f"that costs {significant(plan.energy - plain)} J "
+            f"that costs {ui.significant(plan.energy - plain)} J "
             f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times"
         )
 
 
-def _about_costs(plan: Plan) -> Iterator[str]:
+def _about_costs(plan: envplan.Plan) -> Iterator[str]:
     from envplan.units import duration_text
 
     costs = plan.costs
@@ -184,11 +176,11 @@ def why_stopped(run: EnvPipeRun) -> str:
     }[run.stopped]
 
 
-def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
+def print_run(run: EnvPipeRun, pipeline: envplan.Pipeline) -> None:
     """EnvPipe's iterations as a table."""
     if pipeline.forwards_ahead:
         ahead = ", ".join(map(str, pipeline.forwards_ahead))
-        say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
+        ui.say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
     columns = {
         "": range(1, len(run.iterations) + 1),
         "then raised": [_raised(iteration.raised, pipeline) for iteration in run.iterations],
@@ -196,11 +188,11 @@ def print_run(run: EnvPipeRun, pipeline: Pipeline) -> None:
         "energy (J)": [iteration.energy for iteration in run.iterations],
         "critical path": [len(iteration.critical_path) for iteration in run.iterations],
     }
-    print_columns("EnvPipe's iterations", columns, words=2)
-    say(f"EnvPipe stopped: {why_stopped(run)}")
+    ui.print_columns("EnvPipe's iterations", columns, words=2)
+    ui.say(f"EnvPipe stopped: {why_stopped(run)}")
 
 
-def _raised(raised: tuple[tuple[int, int, int], ...], pipeline: Pipeline) -> str:
+def _raised(raised: tuple[tuple[int, int, int], ...], pipeline: envplan.Pipeline) -> str:
     """Such as "12 on stage 0, 3 on stage 1: 1005 to 1020 MHz"."""
     if not raised:
         return "nothing"

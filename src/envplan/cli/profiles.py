@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.options import OutputOptions
-from envplan.cli.output import answer, picked, print_columns, say
-
-if TYPE_CHECKING:
-    from envplan.profile import Profile
 
 #: The columns of the table, and what they show of the document.
 _COLUMNS: Final = {
@@ -27,24 +25,23 @@ def profiles(show: OutputOptions) -> None:
       envplan profiles
       envplan frontier sosp24-a100-gpt3-xl-4stage
     """
-    from envplan.profile import builtin_profiles
 
-    known = [_describe(profile) for profile in builtin_profiles()]
+    known = [_describe(profile) for profile in envplan.builtin_profiles()]
     known.sort(key=lambda profile: (profile["source"] != "measured", profile["name"]))
 
     def tell() -> None:
         columns = {name: [one[field] for one in known] for name, field in _COLUMNS.items()}
-        print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
-        say(
+        ui.print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
+        ui.say(
             "time and energy of operations are measured on real GPUs (interpolated at clocks that "
             "no run had), identified from measured iterations, or modelled"
         )
 
     first = known[0]["name"]
-    answer(show, lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
+    ui.answer(show, lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
 
 
-def _describe(profile: Profile) -> dict[str, Any]:
+def _describe(profile: envplan.Profile) -> dict[str, Any]:
     clocks, source = profile.clocks_mhz, profile.metadata.source
     # Sidecars of measured profiles say what about them was not measured operation by operation.
     energy = profile.metadata.extra.get("identified", {}).get("energy", source)
@@ -52,10 +49,10 @@ def _describe(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "stages": profile.num_stages,
         "frequency_mhz": f"{clocks[0]}-{clocks[-1]}" if clocks else None,
-        **picked(profile.metadata, "gpu source time=source"),
+        **ui.picked(profile.metadata, "gpu source time=source"),
         "energy": energy if energy == source else "identified",
         "workload": profile.metadata.workload,
         "instructions": list(profile.instructions),
-        **picked(profile.metadata, "schedule microbatches=num_microbatches"),
+        **ui.picked(profile.metadata, "schedule microbatches=num_microbatches"),
         "sha256": profile.sha256,
     }

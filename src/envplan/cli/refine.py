@@ -6,16 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import argument, file_of, takes
 from envplan.cli.inputs import load_plan
 from envplan.cli.options import OutputOptions, PlanOptions
-from envplan.cli.output import answer, picked, print_columns, progress_bar, say, significant
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envplan.plan import Plan
     from envplan.runtime.drift import Drift
 
 
@@ -48,7 +48,6 @@ def refine(
     from hashlib import sha256
 
     from envplan.plan import check_reference
-    from envplan.profile import Profile
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
 
@@ -61,22 +60,22 @@ def refine(
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
-    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
-        new = replan(old, Profile.open(str(profile_output)), progress)
+        new = replan(old, envplan.Profile.open(str(profile_output)), progress)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
     figures = "iteration_time_s=iteration_time energy_j=energy"
-    answer(
+    ui.answer(
         show,
         lambda: {
             "profile": str(profile_output),
             "plan": str(output),
             "drift": [asdict(drift) for drift in drifts],
             "unmeasured_stages": unmeasured,
-            "before": picked(old, figures),
-            "after": picked(new, figures),
+            "before": ui.picked(old, figures),
+            "after": ui.picked(new, figures),
         },
         lambda: _print(old, new, drifts, unmeasured),
         written=[profile_output, output],
@@ -84,20 +83,22 @@ def refine(
     )
 
 
-def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]) -> None:
+def _print(
+    old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
+) -> None:
     columns = {
         "instruction": [drift.instruction for drift in drifts],
         "stage": [drift.stage for drift in drifts],
         "operations": [drift.samples for drift in drifts],
         "change (%)": [100 * (drift.factor - 1) for drift in drifts],
     }
-    print_columns("Measured against planned time", columns)
+    ui.print_columns("Measured against planned time", columns)
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
-        say(
+        ui.say(
             f"nothing measured of {stages} {', '.join(map(str, unmeasured))}: {whose} times stay "
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = significant(plan.iteration_time), significant(plan.energy)
-        say(f"{name}: {time} s, {energy} J, as its own profile has it")
+        time, energy = ui.significant(plan.iteration_time), ui.significant(plan.energy)
+        ui.say(f"{name}: {time} s, {energy} J, as its own profile has it")

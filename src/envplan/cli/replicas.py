@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envplan.cli.output import ITERATION, print_columns, say, significant, titled
+import envplan
+from envplan.cli import output as ui
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
 
 
@@ -42,15 +41,15 @@ def print_replicas(planned: ReplicaPlans) -> None:
         "waiting (J)": waits,
         "together (J)": [plan.energy + wait for plan, wait in zip(plans, waits, strict=True)],
     }
-    print_columns(titled(ITERATION, *(plan.profile.source for plan in plans)), columns)
-    say(
-        f"all end at {significant(planned.sync_time)} s and use "
-        f"{significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
-        f"{significant(planned.baseline_energy)} J in {significant(planned.baseline_time)} s "
+    ui.print_columns(ui.titled(ui.ITERATION, *(plan.profile.source for plan in plans)), columns)
+    ui.say(
+        f"all end at {ui.significant(planned.sync_time)} s and use "
+        f"{ui.significant(planned.energy)} J, {planned.savings_percent:.2f}% less than "
+        f"{ui.significant(planned.baseline_energy)} J in {ui.significant(planned.baseline_time)} s "
         "at maximum frequency"
     )
     if planned.gap is not None:
-        say(f"certified gap of all together {100 * planned.gap:.3f}%")
+        ui.say(f"certified gap of all together {100 * planned.gap:.3f}%")
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
         before, after = planned.costs.max_frequency, planned.costs.plan
@@ -60,11 +59,15 @@ def print_replicas(planned: ReplicaPlans) -> None:
             ("carbon (g CO2)", before.carbon_g, after.carbon_g),
         ):
             if old is not None and new is not None:
-                say(f"{name} of {what}: {significant(new)}, before {significant(old)}")
+                ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
 
 
 def load_replicas(
-    first: tuple[Plan, Profile], files: Sequence[Path], profiles: Sequence[str], *, force: bool
+    first: tuple[envplan.Plan, envplan.Profile],
+    files: Sequence[Path],
+    profiles: Sequence[str],
+    *,
+    force: bool,
 ) -> ReplicaPlans:
     """The plans of further kinds of replicas, replayed together with the first.
 
@@ -75,15 +78,14 @@ def load_replicas(
     Raises:
         InputError: a plan or a profile is not found or does not hold.
     """
-    from envplan.plan import Plan, find_profile
-    from envplan.profile import Profile
-    from envplan.replicas import plan_beside, replay_replicas
+    from envplan.plan import find_profile
+    from envplan.replicas import plan_beside
 
     replicas = [first]
     for name, count in map(parse_replica, profiles):
-        other = Profile.open(name)
+        other = envplan.Profile.open(name)
         replicas.append((plan_beside(first[0], other, count), other))
     for file in files:
-        plan = Plan.load(file)
+        plan = envplan.Plan.load(file)
         replicas.append((plan, find_profile(plan.profile, file)))
-    return replay_replicas(replicas, force=force)
+    return envplan.replay_replicas(replicas, force=force)

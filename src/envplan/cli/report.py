@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import file_of, takes
 from envplan.cli.inputs import load_plan
 from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
-from envplan.cli.output import answer, picked, progress_bar, say, signed_percent, spinner
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -45,21 +46,20 @@ def report(
     from envplan.plotting.frontier import plans_along
     from envplan.plotting.page import save_page
     from envplan.plotting.report import Report, report_page
-    from envplan.simulation import simulate
     from envplan.solve import trace_job
 
     loaded, profile = load_plan(source, output, inputs=costs.files)
-    after = simulate(loaded, profile, force=source.force)
-    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+    after = envplan.simulate(loaded, profile, force=source.force)
+    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         frontier = trace_job(loaded.job, profile, progress)
     if (run := costs.run(frontier)) is not None:
         loaded = priced(loaded, run)
-    with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
+    with ui.progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(plans_along(frontier, _ALONG, progress=progress))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
-        with spinner("Comparing planners", quiet=show.quiet):
+        with ui.spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
     before = after.at_max_frequency()
     made = Report(loaded, source.plan, frontier, along, before, after, comparison)
@@ -67,7 +67,7 @@ def report(
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+        f"{ui.signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
     )
     if compare is None and comparison is None:
         words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
@@ -75,10 +75,10 @@ def report(
         "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
         "energy_j=energy gap source=profile.source"
     )
-    answer(
+    ui.answer(
         show,
-        lambda: {"written": str(output), **picked(loaded, names)},
-        lambda: say(words),
+        lambda: {"written": str(output), **ui.picked(loaded, names)},
+        lambda: ui.say(words),
         written=[output],
         then=["envplan", "apply", str(source.plan)],
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from envplan.cli import output as ui
 from envplan.cli.options import OutputOptions
-from envplan.cli.output import answer, say
 
 if TYPE_CHECKING:
     from envplan.runtime.locks import GivenBack
@@ -33,11 +33,11 @@ def reset(show: OutputOptions) -> None:
     def tell() -> None:
         for outcome in outcomes:
             if outcome.problem is None:
-                say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+                ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
 
     if not (show.json and failed):  # there is one JSON document, and it is the error
         document = {"gpus": [asdict(outcome) for outcome in outcomes]}
-        answer(show, lambda: document, tell, then="envplan devices")
+        ui.answer(show, lambda: document, tell, then="envplan devices")
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

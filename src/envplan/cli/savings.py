@@ -6,23 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import options, typed
 from envplan.cli.costs import CURRENCY
 from envplan.cli.options import JobOptions, OutputOptions, RateOptions
-from envplan.cli.output import (
-    answer,
-    describe_job,
-    exact_seconds,
-    picked,
-    print_columns,
-    say,
-    significant,
-)
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
     from envplan.costs.savings import Amounts, Saving, Site
-    from envplan.solve import Frontier
 
 #: What JSON says of a plan.
 _ROW: Final = """
@@ -55,7 +47,7 @@ class SiteOptions(RateOptions):
         from envplan.costs import Run
         from envplan.costs.savings import Site
 
-        run = Run(**self.rates(), iterations=1, overheads=self.overheads())
+        run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)
 
 
@@ -71,12 +63,10 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
       envplan savings --gpus 64 --price 0.12 --pue 1.3 --carbon 380 --utilization 0.8
       envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
     """
-    import envplan
-
     where = site.site()
     frontier = job.trace(quiet=show.quiet)
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
-    answer(
+    ui.answer(
         show,
         lambda: _document(frontier, rows, site, where),
         lambda: _print(frontier, rows, site, where),
@@ -84,17 +74,19 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
     )
 
 
-def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site) -> None:
+def _print(
+    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
+) -> None:
     currency = site.currency or CURRENCY
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     beside = where.in_words() or "GPUs alone"
-    say(describe_job(frontier))
-    say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
+    ui.say(ui.describe_job(frontier))
+    ui.say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
     spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, currency).items())
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
-    say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
-    columns: dict[str, list[Any]] = {
+    ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
+    columns: dict[str, Any] = {
         "": [row.point for row in rows],
         "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
         "energy saved (%)": [row.plan.savings.percent for row in rows],
@@ -105,17 +97,17 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
     energies = frontier.profile.metadata.energies_are
     title = f"Saved for the same work, {gpus:,} GPUs"
     monthly = [name for name in reversed(columns) if name.endswith("a month")]
-    print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
+    ui.print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
     if not site.gpu_hour:
-        say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
+        ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
     if site.carbon is None:
-        say("--carbon G (gCO2 of a kWh) adds CO2")
+        ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
 
 def _amounts(amounts: Amounts, currency: str) -> dict[str, str]:
     """Numbers by their units."""
     known = {"kWh": amounts.kwh, currency: amounts.money, "t CO2": amounts.carbon_t}
-    return {unit: significant(amount) for unit, amount in known.items() if amount is not None}
+    return {unit: ui.significant(amount) for unit, amount in known.items() if amount is not None}
 
 
 def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:
@@ -125,12 +117,12 @@ def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[st
     if site.gpu_hour and best.plan.iteration_time > none.plan.iteration_time:
         target = ["--min-energy"]
         if best.plan.iteration_time < star.plan.iteration_time:
-            target = ["--target-time", exact_seconds(best.plan.target.deadline_s)]
+            target = ["--target-time", ui.exact_seconds(best.plan.target.deadline_s)]
     return ["envplan", "solve", *typed(job), *target]
 
 
 def _document(
-    frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
+    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
 ) -> dict[str, Any]:
     return {
         "profile": rows[0].plan.profile.model_dump(exclude_none=True),
@@ -141,7 +133,7 @@ def _document(
         "site": where.model_dump(),
         "max_frequency_year": asdict(rows[0].spent),
         "savings": [
-            {**picked(row, _ROW), "month": asdict(row.month), "year": asdict(row.year)}
+            {**ui.picked(row, _ROW), "month": asdict(row.month), "year": asdict(row.year)}
             for row in rows
         ],
     }

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import envplan
 from envplan._words import counted
+from envplan.cli import output as ui
 from envplan.cli.command import (
     PLOT_TYPES,
     Numbers,
@@ -21,18 +23,6 @@ from envplan.cli.command import (
 from envplan.cli.costs import cost_columns, replay_cost_notes
 from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    describe_configs,
-    describe_profile,
-    print_columns,
-    progress_bar,
-    say,
-    significant,
-    spinner,
-    titled,
-)
 from envplan.cli.replicas import load_replicas, print_replicas
 from envplan.cli.timeline import draw_timeline
 from envplan.errors import InputError
@@ -40,12 +30,9 @@ from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
-    from envplan.cluster import ClusterReport, Slowdowns
+    from envplan.cluster import Slowdowns
     from envplan.costs import Run, Spent
-    from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
-    from envplan.simulation import Timeline
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 
@@ -74,30 +61,31 @@ class ClusterOptions(ParallelOptions):
         refuse_both(given(self, "straggler straggler_trace"))
 
     def reports(
-        self, plan: Plan, profile: Profile, *, force: bool, quiet: bool
-    ) -> list[ClusterReport]:
+        self, plan: envplan.Plan, profile: envplan.Profile, *, force: bool, quiet: bool
+    ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if not given(self):
             return []
-        from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
         from envplan.solve import trace_job
 
         replicas = self.dp or plan.job.replicas
         gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None
         slowdowns: Sequence[Slowdowns] = [_parse_stragglers(self.straggler or ())]
         if self.straggler_trace is not None:
-            slowdowns = read_slowdowns(self.straggler_trace, replicas)
+            slowdowns = envplan.read_slowdowns(self.straggler_trace, replicas)
         looks_up = plan.ladder is None and any(
             factor > 1 for factors in slowdowns for factor in factors.values()
         )
-        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
+        with ui.progress_bar("Tracing the frontier", quiet=quiet) as progress:
             frontier = trace_job(plan.job, profile, progress) if looks_up else None
-        with spinner("Planning for stragglers", quiet=quiet or not looks_up):
+        with ui.spinner("Planning for stragglers", quiet=quiet or not looks_up):
             how: Any = {"slowdowns": slowdowns, "gpus_per_stage": gpus, "force": force}
-            reports = [simulate_cluster(plan, profile, frontier, replicas=replicas, **how)]
+            reports = [envplan.simulate_cluster(plan, profile, frontier, replicas=replicas, **how)]
         if self.strong_scaling:
             batch = plan.job.microbatches * replicas
-            reports += strong_scaling(plan, profile, self.strong_scaling, global_batch=batch, **how)
+            reports += envplan.strong_scaling(
+                plan, profile, self.strong_scaling, global_batch=batch, **how
+            )
         return reports
 
 
@@ -197,7 +185,7 @@ def simulate(
         if together is not None:
             print_replicas(together)
 
-    answer(
+    ui.answer(
         show,
         lambda: {
             **_document(timeline, reports, together, run, spent, notes),
@@ -235,7 +223,7 @@ def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
     return named | dict(zip(free, unnamed, strict=False))
 
 
-def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
+def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
     plan = timeline.plan
     if sync_time is not None:
         late = timeline.sync_time_ns > timeline.iteration_time_ns
@@ -248,9 +236,9 @@ def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> l
 
 
 def _print(
-    timeline: Timeline,
-    profile: Profile,
-    reports: Sequence[ClusterReport],
+    timeline: envplan.Timeline,
+    profile: envplan.Profile,
+    reports: Sequence[envplan.ClusterReport],
     run: Run | None,
     notes: Sequence[str],
 ) -> None:
@@ -258,24 +246,24 @@ def _print(
 
     plan = timeline.plan
     job = job_line(timeline.pipeline, plan.job.num_gpus)
-    say(f"{describe_profile(profile)}; planner {plan.planner}; {job}")
+    ui.say(f"{ui.describe_profile(profile)}; planner {plan.planner}; {job}")
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
-    print_columns(titled(ITERATION, source) + first, _stages(timeline))
+    ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
-        until = f", waited for until {significant(timeline.sync_time)} s"
-    say(f"iteration time {significant(timeline.iteration_time)} s{until}")
-    say(
-        f"energy {significant(timeline.energy)} J = computation "
-        f"{significant(timeline.computation_energy)} J + blocking "
-        f"{significant(timeline.blocking_energy)} J"
+        until = f", waited for until {ui.significant(timeline.sync_time)} s"
+    ui.say(f"iteration time {ui.significant(timeline.iteration_time)} s{until}")
+    ui.say(
+        f"energy {ui.significant(timeline.energy)} J = computation "
+        f"{ui.significant(timeline.computation_energy)} J + blocking "
+        f"{ui.significant(timeline.blocking_energy)} J"
     )
-    say(
-        f"power {significant(timeline.average_power)} W on average, "
-        f"{significant(timeline.peak_power)} W at the peak"
+    ui.say(
+        f"power {ui.significant(timeline.average_power)} W on average, "
+        f"{ui.significant(timeline.peak_power)} W at the peak"
     )
-    say(f"critical path: {_path_in_words(timeline)}")
+    ui.say(f"critical path: {_path_in_words(timeline)}")
     if first:
         times, energies = timeline.percentiles(_PERCENTS)
         columns = {
@@ -283,13 +271,12 @@ def _print(
             "iteration time at most (s)": times,
             "energy at most (J)": energies,
         }
-        print_columns(f"{len(timeline.run_times_ns)} runs", columns)
+        ui.print_columns(f"{len(timeline.run_times_ns)} runs", columns)
     _print_clusters(reports, source, run)
-    for note in (*describe_configs(plan), *notes):
-        say(note)
+    ui.say(*ui.describe_configs(plan), *notes)
 
 
-def _stages(timeline: Timeline) -> dict[str, list[Any]]:
+def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     """What each stage does, by column."""
     from envplan.units import j_from_fj, s_from_ns
 
@@ -310,7 +297,7 @@ def _stages(timeline: Timeline) -> dict[str, list[Any]]:
     }
 
 
-def _path_in_words(timeline: Timeline) -> str:
+def _path_in_words(timeline: envplan.Timeline) -> str:
     """The critical path by the stages it goes through."""
     stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
     turns = [stage for k, stage in enumerate(stages) if k == 0 or stage != stages[k - 1]]
@@ -318,46 +305,47 @@ def _path_in_words(timeline: Timeline) -> str:
     return f"{len(stages)} operations, by stage {shown}"
 
 
-def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
+def _print_clusters(
+    reports: Sequence[envplan.ClusterReport], source: str | None, run: Run | None
+) -> None:
     if not reports:
         return
-    title = titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
+    title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
     gpus = [one.num_gpus for one in reports]
-    columns: dict[str, list[Any]] = {
+    columns = {
         "GPUs": gpus,
         "replicas": [one.replicas for one in reports],
         "microbatches": [one.num_microbatches for one in reports],
-        "time (s)": [significant(one.time) for one in reports],
-        "max frequency (J)": [significant(one.baseline_energy) for one in reports],
-        "plan (J)": [significant(one.plan_energy) for one in reports],
-        "with look-up (J)": [significant(one.energy) for one in reports],
+        "time (s)": [ui.significant(one.time) for one in reports],
+        "max frequency (J)": [ui.significant(one.baseline_energy) for one in reports],
+        "plan (J)": [ui.significant(one.plan_energy) for one in reports],
+        "with look-up (J)": [ui.significant(one.energy) for one in reports],
         "intrinsic saved (%)": [one.percent(one.intrinsic_savings) for one in reports],
         "extrinsic saved (%)": [one.percent(one.extrinsic_savings) for one in reports],
         "total saved (%)": [one.percent(one.baseline_energy - one.energy) for one in reports],
     }
-    print_columns(title, columns, words=0)
+    ui.print_columns(title, columns, words=0)
     if run is not None:
         title, spent = cost_columns(run, [one.costs(run) for one in reports])
-        print_columns(titled(title, source), {"GPUs": gpus, **spent}, words=0)
+        ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
     iterations = reports[0].iterations
     straggling = [it for it in iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)
-        times = [worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9]
-        say(
+        late, followed = worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9
+        ui.say(
             f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
-            f"{significant(times[0])} s, and the others follow the plan of "
-            f"{significant(times[1])} s"
+            f"{ui.significant(late)} s, and the others follow the plan of "
+            f"{ui.significant(followed)} s"
         )
-    for note in reports[0].notes:
-        say(note)
+    ui.say(*reports[0].notes)
 
 
 def _document(
-    timeline: Timeline,
-    reports: Sequence[ClusterReport],
+    timeline: envplan.Timeline,
+    reports: Sequence[envplan.ClusterReport],
     together: ReplicaPlans | None,
     run: Run | None,
     spent: tuple[Spent, Spent | None] | None,

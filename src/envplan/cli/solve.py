@@ -7,33 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import given, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
 from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
 from envplan.cli.options import CostOptions, JobOptions, OutputOptions, needs
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    changes,
-    describe_ends,
-    describe_job,
-    print_table,
-    progress_bar,
-    say,
-    significant,
-    spinner,
-    titled,
-)
 from envplan.cli.plan_notes import plan_notes, print_run
 from envplan.cli.replicas import parse_replica, print_replicas
 from envplan.quantities import LONG_TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.planners import EnvPipeRun, Planner
-    from envplan.replicas import ReplicaPlans
-    from envplan.request import Request
-    from envplan.solve import Frontier
 
 
 @options(
@@ -100,18 +85,17 @@ class AskedOptions(CostOptions):
     def _aim(self) -> dict[str, Any]:
         return {"deadline_s": self.deadline, "minimize": self.minimize}
 
-    def request(self, frontier: Frontier) -> Request:
+    def request(self, frontier: envplan.Frontier) -> envplan.Request:
         """What the options ask for.
 
         Raises:
             InputError: two of them exclude each other, or a rate cannot be read.
         """
-        from envplan.request import Request
 
         def part(percent: float | None) -> float | None:
             return None if percent is None else percent / 100
 
-        return Request.asking(
+        return envplan.Request.asking(
             self.target_time,
             slowdown=part(self.slowdown),
             min_energy=self.min_energy,
@@ -206,7 +190,7 @@ def solve(
     frontier = job.trace(output, quiet=show.quiet, whole=False, inputs=inputs)
     request = asked.request(frontier)
     run: EnvPipeRun | None = None
-    with progress_bar("Planning", quiet=show.quiet) as progress:
+    with ui.progress_bar("Planning", quiet=show.quiet) as progress:
         if asked.clocks is not None:
             plan = _plan_of_clocks(frontier, asked.clocks)
         elif planner is None:
@@ -225,7 +209,7 @@ def solve(
             print_run(explained, frontier.pipeline)
         _print(frontier, plan)
 
-    answer(
+    ui.answer(
         show,
         lambda: _document(frontier, plan, output, explained),
         tell,
@@ -235,18 +219,19 @@ def solve(
     )
 
 
-def _plan_of_clocks(frontier: Frontier, file: Path) -> Plan:
+def _plan_of_clocks(frontier: envplan.Frontier, file: Path) -> envplan.Plan:
     """The plan that runs the clocks of a file."""
     from envplan.enforce.given_clocks import read_clocks
-    from envplan.solve import plan_from_clocks
 
     clocks = read_clocks(file, frontier.pipeline)
     with naming(file):
-        return plan_from_clocks(frontier.pipeline, frontier.profile, clocks, frontier=frontier)
+        return envplan.plan_from_clocks(
+            frontier.pipeline, frontier.profile, clocks, frontier=frontier
+        )
 
 
-def _print(frontier: Frontier, plan: Plan) -> None:
-    say(describe_job(frontier))
+def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
+    ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
         ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
@@ -257,21 +242,19 @@ def _print(frontier: Frontier, plan: Plan) -> None:
         rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
     rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    table = [*changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    table = [*ui.changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
     headers = ("", "max frequency", "plan", "change (%)")
-    print_table(titled(ITERATION, plan.profile.source), headers, table)
+    ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
     print_costs(plan)
-    for note in plan_notes(frontier, plan):
-        say(note)
-    say(describe_ends(frontier))
+    ui.say(*plan_notes(frontier, plan), ui.describe_ends(frontier))
     if plan.ladder is not None:
-        say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
+        ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
 def _document(
-    frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None
+    frontier: envplan.Frontier, plan: envplan.Plan, output: Path, run: EnvPipeRun | None
 ) -> dict[str, Any]:
-    left_out = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
     head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
     if plan.costs is not None:
         head["costs"] = costs_document(plan)
@@ -304,13 +287,10 @@ def _solve_replicas(
         InputError: options contradict each other, or a profile does not fit the job.
         NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
     """
-    from envplan.profile import Profile
-    from envplan.replicas import plan_replicas
-
     profile, pipeline = job.load()
-    kinds: list[tuple[Profile, int | None]] = [(profile, None)]
+    kinds: list[tuple[envplan.Profile, int | None]] = [(profile, None)]
     for name, count in map(parse_replica, others):
-        other = Profile.open(name)
+        other = envplan.Profile.open(name)
         fitting = job if other.has_parts else replace(job, parts_within=None)
         kinds.append((fitting.fitted(other, pipeline), count))
     frontiers = [
@@ -318,22 +298,21 @@ def _solve_replicas(
     ]
     for frontier in frontiers:
         refuse_overwriting(frontier.profile, *files)
-    with spinner("planning every kind of replica", quiet=show.quiet):
-        planned = plan_replicas(frontiers, asked.request(frontiers[0]), planner)
+    with ui.spinner("planning every kind of replica", quiet=show.quiet):
+        planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
-    answer(
+
+    def tell() -> None:
+        ui.say(*map(ui.describe_job, frontiers))
+        print_replicas(planned)
+        least = max(frontier.min_time for frontier in frontiers)
+        ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
+
+    ui.answer(
         show,
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
-        lambda: _print_planned(frontiers, planned),
+        tell,
         written=files,
         then=["envplan", "apply", str(files[0])],
     )
-
-
-def _print_planned(frontiers: Sequence[Frontier], planned: ReplicaPlans) -> None:
-    for frontier in frontiers:
-        say(describe_job(frontier))
-    print_replicas(planned)
-    least = max(frontier.min_time for frontier in frontiers)
-    say(f"T_min of all together {significant(least)} s, that of the slowest")

@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from envplan.cli import output as ui
 from envplan.cli.command import PICTURES, argument, file_of, refuse_both, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions
-from envplan.cli.output import (
-    ITERATION,
-    answer,
-    counting_bar,
-    draw,
-    print_columns,
-    say,
-    titled,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +66,7 @@ def sweep(
     read = read_config(config)
     journal = journal_of(output)
     try:
-        with counting_bar("points", quiet=show.quiet) as progress:
+        with ui.counting_bar("points", quiet=show.quiet) as progress:
             result = run_sweep(read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress)
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
@@ -82,8 +74,8 @@ def sweep(
     write_table(result.rows, output)
     all_failed = len(result.failures) == len(result.rows)
     drawn = None if all_failed else plot
-    draw(drawn, lambda: sweep_figure(result.rows))
-    answer(
+    ui.draw(drawn, lambda: sweep_figure(result.rows))
+    ui.answer(
         show,
         lambda: _document(result, output, journal, drawn),
         lambda: _print(result, output),
@@ -119,7 +111,7 @@ def _print(result: SweepResult, output: Path) -> None:
 
     planned, failures = [row for row in result.rows if row.error is None], result.failures
     if planned:
-        title, shown = titled(ITERATION, *(row.source for row in planned)), planned
+        title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
         if len(planned) > _TABLE_ROWS:
             shown = best_rows(planned, _BEST)
             title += f": the {len(shown)} of {len(planned)} points that save most"
@@ -133,16 +125,15 @@ def _print(result: SweepResult, output: Path) -> None:
             "saved (%)": [share.savings_percent for share in shares],
             "most saved (%)": [share.most_percent for share in shares],
         }
-        print_columns("On average of the points that share a value", columns, words=2)
+        ui.print_columns("On average of the points that share a value", columns, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
-    say(
+    ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
         f"took {result.wall_s:.1f} s"
     )
-    for row in failures[:_FAILURES]:
-        say(f"failed: {_name(row)}: {row.error}")
+    ui.say(*(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]))
     if len(failures) > _FAILURES:
-        say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
+        ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
 
 
 def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> None:
@@ -152,7 +143,7 @@ def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> Non
     varied = varying(planned)
     words = [name for name in ("profile", "schedule", "planner") if name in varied]
     counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
-    columns: dict[str, list[object]] = {
+    columns: dict[str, Any] = {
         **{name: [getattr(row, name) or "" for row in shown] for name in words},
         "target": [target_in_words(row) for row in shown],
         **{name: [getattr(row, name) for row in shown] for name in counts},
@@ -161,7 +152,7 @@ def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> Non
         "energy (J)": [row.energy_j for row in shown],
         "saved (%)": [row.savings_percent for row in shown],
     }
-    print_columns(title, columns, words=len(words) + 1)
+    ui.print_columns(title, columns, words=len(words) + 1)
 
 
 def _name(row: Row) -> str:

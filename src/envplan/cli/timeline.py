@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
 from envplan.cli.inputs import load_plan
 from envplan.cli.options import OutputOptions, PlanOptions
-from envplan.cli.output import answer, draw, spinner
 
 if TYPE_CHECKING:
     from envplan.plotting.timeline import Colour
-    from envplan.simulation import Timeline
 
 
 @takes(
@@ -40,14 +40,13 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
-    with spinner("Drawing", quiet=show.quiet):
-        after = simulate(loaded, profile, force=source.force)
+    with ui.spinner("Drawing", quiet=show.quiet):
+        after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         draw_timeline(output, after, before, colour)
-    answer(
+    ui.answer(
         show,
         lambda: {
             "written": str(output),
@@ -63,8 +62,8 @@ def timeline(
 
 def draw_timeline(
     path: Path,
-    timeline: Timeline,
-    before: Timeline | None = None,
+    timeline: envplan.Timeline,
+    before: envplan.Timeline | None = None,
     colour: Colour = "frequency",
 ) -> None:
     """Write the picture or the page of a timeline.
@@ -76,7 +75,7 @@ def draw_timeline(
     from envplan.plotting.report import timeline_page
     from envplan.plotting.timeline import timeline_figure
 
-    draw(
+    ui.draw(
         path,
         lambda: timeline_figure(timeline, before=before, colour=colour),
         lambda: timeline_page(timeline, before),
