@@ -164,39 +164,6 @@ def test_sha256_is_that_of_the_plan_file(folder: Path) -> None:
     assert FrequencyPlan.load("run.freqplan.json").plan_sha256 == digest
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--tp", "0"], ["--tp/--gpus-per-stage must be at least 1, not 0"]),
-        (["--dp", "4"], ["--dp 4", "--dp 2", "again with --dp 4"]),
-        (["--tp", "4"], ["4 GPUs a stage", "for 2", "--tp 2 --cp 1"]),
-        (["--rank-order", "tp-pp-xp"], ["'xp'", "permutation"]),
-        (["--gpus-per-node", "0"], ["--gpus-per-node must be at least 1"]),
-        (["--devices", "0,a"], ["--devices must list"]),
-        (["--devices", "1,1"], ["twice"]),
-        (["--format", "yaml"], ["envplan, zeus or csv, not yaml"]),
-        (["--min-dwell", "nan"], ["--min-dwell"]),
-        (["--min-dwell", "-1"], ["--min-dwell"]),
-        (["--clocks", "fast"], ["--clocks must list MHz"]),
-        (["--clocks", "100-200:10"], ["1740 MHz", "highest clock of the GPU is 200 MHz"]),
-        (["--gpu", "b9000"], ["'b9000'", "did you mean b200"]),
-        (["--gpu", "v100"], ["1740 MHz", "1530 MHz"]),
-        (["--backend", "amd"], ["--backend must be nvml"]),
-        (["--backend", "nvml", "--gpu", "a40"], ["leave out"]),
-        (["none.json"], ["none.json", "No such file"]),
-        (["profile.csv"], ["profile.csv", "not valid JSON"]),
-        (["-o", "plan.json"], ["plan.json", "is the plan itself"]),
-        (["-o", "profile.csv"], ["is the profile itself"]),
-        (["-o", "missing/run.json"], ["missing/run.json", "cannot be written"]),
-        (["--profile", "none.csv"], ["none.csv"]),
-    ],
-)
-def test_bad_arguments_are_one_line_each_and_write_nothing(
-    folder: Path, arguments: list[str], words: list[str], capsys: Capture
-) -> None:
-    refused(arguments, capsys, *words)
-
-
 def test_a_plan_for_one_replica_is_applied_to_as_many_as_there_are(folder: Path) -> None:
     assert app._run(["solve", "-q", "--ladder", "3"]) == 0
     assert app._run(["apply", "-q", "-o", "one.json"]) == 0

@@ -119,30 +119,6 @@ def test_activation_slots_hold_envpipe_back(
     assert {entry["schedule"] for entry in capped["planners"]} == {"envpipe"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--straggler-time", "9", "--straggler-slowdown", "9"], ["exclude each other"]),
-        (["--straggler-time", "nan"], ["--straggler-time", "nan"]),
-        (["--straggler-slowdown", "-1"], ["--straggler-slowdown", "-1"]),
-        (["--reconfigure", "fast"], ["fast", "balanced, greedy"]),
-        (["--activation-slots", "2"], ["stage 0 has 2", "1F1B alone keeps 3"]),
-        (["--activation-slots", "3,x"], ["--activation-slots", "3,x"]),
-        (["--activation-slots", "3,3"], ["2 numbers for 3 stages"]),
-        (["--schedule", "gpipe", "--activation-slots", "9"], ["activation slots", "gpipe"]),
-        (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved, envpipe"]),
-        (["--microbatches", "0"], ["--microbatches"]),
-        (["--plot", "a.txt"], ["a.txt", ".png"]),
-        (["--plot", "missing/a.png"], ["missing/a.png", "cannot be written"]),
-    ],
-)
-def test_bad_argument_is_refused_in_one_line(
-    folder: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app._run(["compare", *arguments]) == 2
-    _assert_one_line(capsys, words)
-
-
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 def test_solve_with_any_planner_writes_a_plan_that_check_proves(folder: Path, name: str) -> None:
     assert app._run(["solve", "-q", "--planner", name]) == 0
@@ -198,29 +174,6 @@ def test_zeus_takes_targets_and_stragglers(folder: Path) -> None:
 def test_target_too_early_for_a_planner_has_no_answer(folder: Path) -> None:
     ran = envplan("solve", "--planner", "zeus_per_stage", "--target-time", "0.1", cwd=folder)
     assert_refused(ran, 1, "zeus_per_stage", "fastest takes")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--planner", "magic"], ["magic", "max_frequency, zeus_global"]),
-        (["--planner", "envpipe", "--target-time", "9"], ["takes no target", "--target-time"]),
-        (["--planner", "max_frequency", "--min-energy"], ["takes no target", "--min-energy"]),
-        (["--planner", "zeus_global", "--power-cap", "9"], ["--target-time or --slowdown"]),
-        (["--planner", "zeus_global", "--polish", "1"], ["--polish", "frontier"]),
-        (["--planner", "zeus_global", "--explain"], ["--explain", "envpipe"]),
-        (["--reconfigure", "greedy"], ["--reconfigure", "envpipe"]),
-        (["--planner", "envpipe", "--reconfigure", "fast"], ["fast", "balanced, greedy"]),
-        (["--activation-slots", "9"], ["--activation-slots", "envpipe", "1f1b"]),
-        (["--planner", "envpipe", "--activation-slots", "1"], ["1F1B alone keeps"]),
-    ],
-)
-def test_bad_planner_option_is_refused_in_one_line(
-    folder: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app._run(["solve", *arguments]) == 2
-    _assert_one_line(capsys, words)
-    assert not (folder / "plan.json").exists()
 
 
 def _assert_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:

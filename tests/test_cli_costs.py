@@ -156,35 +156,6 @@ def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> No
     assert day.iteration.plan.money == pytest.approx(4 * (night.iteration.plan.money or 0.0))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--currency", "EUR"), ("--currency goes with --price",)),
-        (("--minimize", "money"), ("--minimize goes with --deadline",)),
-        (("--start", "2026-12-01"), ("--start goes with --price or --carbon",)),
-        (("--deadline", "1d"), ("--iterations or --tokens",)),
-        (("--iterations", "5", "--tokens", "5"), ("exclude each other",)),
-        (("--iterations", "0"), ("--iterations must be at least 1",)),
-        (("--tokens", "nan"), ("--tokens must be a whole number",)),
-        (("--iterations", "5", "--deadline", "14"), ("--deadline must be", "14d")),
-        (("--iterations", "5", "--deadline", "1d", "--slowdown", "1"), ("exclude each other",)),
-        (("--iterations", "5", "--deadline", "1d", "--minimize", "joy"), ("joy",)),
-        (("--iterations", "5", "--deadline", "1d", "--minimize", "carbon"), ("--carbon",)),
-        (("--price", "nothere.csv"), ("nothere.csv", "cannot be read")),
-        (("--price", "day.csv"), ("--iterations or --tokens",)),
-        (
-            ("--iterations", "5", "--deadline", "1d", "--planner", "zeus_global"),
-            ("zeus_global", "--deadline"),
-        ),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    folder: Path, ran: Callable[..., Ran], arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    assert_refused(ran(*arguments), 2, *words)
-    assert not (folder / "plan.json").exists()
-
-
 def test_a_deadline_is_met_with_clocks_that_follow_late(folder: Path) -> None:
     usual = solved("--iterations", "1000", "--deadline", "1500s")
     late = solved("--iterations", "1000", "--deadline", "1500s", "--switch-latency", "20")
@@ -218,25 +189,6 @@ def test_replays_are_priced_on_average_and_waiting_too(
     out = capsys.readouterr().out
     assert "1,000 iterations cost " in out
     assert " EUR" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--price", "day.csv"), ("give --iterations",)),
-        (("--currency", "EUR"), ("--currency goes with --price",)),
-    ],
-)
-def test_replays_that_cannot_be_priced_are_refused(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-) -> None:
-    solved()
-    code = app._run(["simulate", *arguments])
-    said = capsys.readouterr()
-    assert_refused(Ran(code, said.out, said.err), 2, *words)
 
 
 def test_planners_are_compared_by_what_their_runs_cost(

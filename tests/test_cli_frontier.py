@@ -204,39 +204,6 @@ def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words:
     assert files(tmp_path) == set()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nothing.csv"], ["nothing.csv", "no such file"]),
-        (["-m", "0"], ["--microbatches", "0"]),
-        (["-m", "-3"], ["--microbatches", "-3"]),
-        (["-m", "99999999"], ["operations", "at most"]),
-        (["--chunks", "3"], ["3 chunks", "does not divide"]),
-        (["--chunks", "2", "--schedule", "1f1b"], ["one model chunk", "interleaved"]),
-        (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved"]),
-        (["--blocking-power", "nan"], ["--blocking-power"]),
-        (["--blocking-power", "-1"], ["--blocking-power"]),
-        (["--blocking-power", "1e9"], ["blocking power"]),
-        (["--p2p-latency", "-1"], ["--p2p-latency", "-1"]),
-        (["--gpus-per-stage", "0"], ["--gpus-per-stage"]),
-        (["--replicas", "9999999999"], ["replicas"]),
-        (["--dag", "dag.json", "-m", "3"], ["--dag", "--microbatches", "exclude"]),
-        (["--dag", "dag.json"], ["dag.json", "cannot be read"]),
-        (["-o", "f.txt"], ["--output f.txt", ".csv or .json"]),
-        (["-o", "missing/f.csv"], ["missing/f.csv", "cannot be written"]),
-        (["-o", "profile.csv"], ["profile.csv", "itself"]),
-        (["--plot", "missing/f.png"], ["missing/f.png", "cannot be written"]),
-    ],
-)
-def test_bad_argument_is_refused_in_one_line(
-    folder: Path, arguments: list[str], words: list[str]
-) -> None:
-    before = (folder / "profile.csv").read_bytes()
-    assert_refused(envplan("frontier", *arguments, cwd=folder), 2, *words)
-    assert files(folder) == set()
-    assert (folder / "profile.csv").read_bytes() == before
-
-
 def test_no_profile_at_all_says_how_to_get_one(tmp_path: Path) -> None:
     assert_refused(envplan("frontier", cwd=tmp_path), 2, "profile.csv", "envplan profiles")
 

@@ -262,49 +262,6 @@ def test_bare_plot_and_json(tmp_path: Path) -> None:
     assert document["stages"][0]["valley"] in range(600, 1741)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--backend", "rocm"), ("rocm", "nvml, zeusd, modelled")),
-        (("--backend", "modelled", "--gpu", "z9"), ("z9", "a40")),
-        (("--backend", "modelled", "--workload", "llama"), ("llama", "wide-resnet")),
-        (("--backend", "modelled", "--stages", "0"), ("--stages", "at least 1")),
-        (("--backend", "modelled", "--stages", "99"), ("99 stages", "24")),
-        (("--backend", "modelled", "--heads", "7"), ("2048", "7 heads")),
-        (("--backend", "modelled", "--width-factor", "2"), ("--width-factor", "gpt")),
-        (("--backend", "modelled", "--step", "9999"), ("--step 9999",)),
-        (("--backend", "modelled", "--step", "-1"), ("--step",)),
-        (("--backend", "modelled", "--dtype", "int4"), ("--dtype", "bfloat16")),
-        (("--backend", "modelled", "--schedule", "zigzag"), ("zigzag", "1f1b")),
-        (("--backend", "modelled", "--no-lock"), ("--no-lock", "nvml")),
-        (("--backend", "modelled", "--entry", "a:b"), ("--entry", "nvml")),
-        (("--backend", "modelled", "-o", "profile.json"), (".csv",)),
-        (("--backend", "modelled", "--plot", "x.txt"), (".png",)),
-        (("--backend", "modelled", "-o", "no/such/profile.csv"), ("no/such/profile.csv",)),
-        (
-            ("--backend", "modelled", "--workload", "wide-resnet", "--layers", "60"),
-            ("50, 101 or 152",),
-        ),
-        (("--gpu", "a40"), ("--gpu", "--backend modelled")),
-        (("--backend", "modelled", "--smooth"), ("--smooth", "nvml")),
-        (("--backend", "modelled", "--tp", "0"), ("--tp", "at least 1")),
-        (("--backend", "modelled", "--tp", "3"), ("--tp 3", "16 heads")),
-        (("--backend", "modelled", "--workload", "t5", "--tp", "5"), ("--tp 5", "32 heads")),
-        (("--backend", "modelled", "--workload", "wide-resnet", "--tp", "2"), ("leave --tp out",)),
-        (("--split-backward", "--recompute"), ("--split-backward and --recompute", "solve")),
-        (("--smooth", "--no-lock"), ("--smooth and --no-lock", "one clock")),
-        (("--error", "0"), ("--error", "1e-06 up")),
-        (("--time-limit", "nan"), ("--time-limit",)),
-        (("--device", "-1"), ("--device",)),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    assert_refused(envplan("profile", *arguments, cwd=tmp_path), 2, *words)
-    assert made(tmp_path) == set()
-
-
 def test_without_a_driver_the_modelled_backend_is_named(tmp_path: Path) -> None:
     assert_refused(envplan("profile", cwd=tmp_path), 2, "driver", "--backend modelled")
     assert made(tmp_path) == set()

@@ -185,37 +185,6 @@ def test_dag_of_ones_own_is_planned(folder: Path) -> None:
     assert [len(stage) for stage in plan.stages] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--target-time", "1", "--slowdown", "1"], ["--target-time", "--slowdown", "exclude"]),
-        (["--min-energy", "--slowdown", "9"], ["--min-energy", "--slowdown", "exclude"]),
-        (["--target-time", "nan"], ["--target-time", "nan"]),
-        (["--target-time", "inf"], ["--target-time", "inf"]),
-        (["--target-time", "1e300"], ["--target-time", "at most 1e+09"]),
-        (["--slowdown", "-1"], ["--slowdown", "-1"]),
-        (["--power-cap", "-5"], ["--power-cap"]),
-        (["--straggler-time", "nan"], ["--straggler-time"]),
-        (["--polish", "-1"], ["--polish"]),
-        (["-o", "missing/plan.json"], ["missing/plan.json", "cannot be written"]),
-        (["-o", "."], ["cannot be written"]),
-        (["-o", "profile.csv"], ["profile.csv", "itself"]),
-    ],
-)
-def test_bad_argument_is_refused_in_one_line(
-    folder: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = app._run(["solve", *arguments])
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.startswith("envplan: error: ")
-    assert captured.err.count("\n") == 1
-    for word in words:
-        assert word in captured.err
-    assert {path.name for path in folder.iterdir()} == {"profile.csv", "profile.meta.json"}
-
-
 def test_unwritable_output_through_the_installed_command(folder: Path) -> None:
     ran = envplan("solve", "-o", "missing/plan.json", cwd=folder)
     assert_refused(ran, 2, "missing/plan.json", "cannot be written")

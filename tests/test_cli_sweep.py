@@ -206,25 +206,6 @@ def test_the_example_runs(folder: Path, sweep: Callable[..., Ran]) -> None:
     assert last["replayed_time_s"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nothere.toml",), ("nothere.toml", "cannot be read")),
-        (("sweep.toml", "-o", "table.txt"), ("table.txt", ".csv or .parquet")),
-        (("sweep.toml", "--plot", "plot.gif"), ("plot.gif",)),
-        (("sweep.toml", "-o", "nothere/sweep.csv"), ("nothere/sweep.csv", "cannot be written")),
-        (("sweep.toml", "--jobs", "0"), ("--jobs must be at least 1",)),
-        (("sweep.toml", "--ray", "auto"), ("--jobs and --ray exclude each other",)),
-        (("profile.csv",), ("profile.csv: is not valid TOML",)),
-    ],
-)
-def test_bad_input_is_refused(
-    folder: Path, sweep: Callable[..., Ran], arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    assert_refused(sweep(*arguments), 2, *words)
-    assert not list(folder.glob("sweep.csv*"))
-
-
 def test_a_journal_that_is_none_is_refused_and_left_alone(
     folder: Path, sweep: Callable[..., Ran]
 ) -> None:

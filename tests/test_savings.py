@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import envplan as package
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import envplan, small_profile
 from envplan.cli.command import Numbers, typed
 from envplan.cli.options import JobOptions
 from envplan.costs import Rate
@@ -155,19 +155,6 @@ def test_json_is_what_the_library_says(folder: Path) -> None:
         assert said["point"] == row.point
         assert said["year"]["carbon_t"] == row.year.carbon_t
         assert said["month"]["kwh"] == row.month.kwh
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--embodied", "150"], "--carbon"),
-        (["--pue", "0.5"], "pue"),
-        (["--utilization", "80"], "utilization"),
-        (["--price", "none.csv"], "none.csv"),
-    ],
-)
-def test_wrong_options_are_one_line(folder: Path, arguments: list[str], word: str) -> None:
-    assert_refused(envplan("savings", *arguments, cwd=folder), 2, word)
 
 
 def test_energies_identified_from_measurements_are_called_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import envplan
@@ -15,13 +16,12 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from envplan.planners import Advice
 
-
+#: What JSON says of a schedule.
 _ROW: Final = """
     schedule=frontier.pipeline.schedule is_job stages=frontier.pipeline.num_stages
     chunks=frontier.pipeline.num_chunks microbatches=frontier.pipeline.num_microbatches
     replicas=frontier.replicas model_share
 """
-_SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
 
 
 @takes(
@@ -78,15 +78,26 @@ def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
         f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:"
     )
-    # Without a column's value a schedule is not ranked by it.
-    for title, header, ranked in (
-        ("Energy at equal time", "saved (%)", [(row.saved_percent, row) for row in rows]),
-        ("Time at equal energy", "faster (%)", [(row.faster_percent, row) for row in rows]),
+    for title, header, ranked_by in (
+        ("Energy at equal time", "saved (%)", "saved_percent"),
+        ("Time at equal energy", "faster (%)", "faster_percent"),
     ):
-        known = [(percent, row) for percent, row in ranked if percent is not None]
-        known.sort(key=lambda one: -one[0])
-        table = [[*_shape(row), f"{percent:.2f}"] for percent, row in known]
-        ui.print_table(ui.titled(title, source), (*_SHAPE, header), table)
+        percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
+        known = [row for row in rows if percent(row) is not None]
+        known.sort(key=percent, reverse=True)
+        pipelines = [row.frontier.pipeline for row in known]
+        columns = {
+            "schedule": [
+                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "")
+                for row in known
+            ],
+            "stages x chunks": [f"{one.num_stages} x {one.num_chunks}" for one in pipelines],
+            "microbatches": [one.num_microbatches for one in pipelines],
+            "replicas": [row.frontier.replicas for row in known],
+            "model on a GPU": [f"x{row.model_share:g}" for row in known],
+            header: list(map(percent, known)),
+        }
+        ui.print_columns(ui.titled(title, source), columns)
     ui.say(
         "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
     )
@@ -95,17 +106,6 @@ def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
         ui.say(f"split backwards: {words}")
-
-
-def _shape(row: Advice) -> list[str]:
-    pipeline = row.frontier.pipeline
-    return [
-        pipeline.schedule + (" (the job)" if row.is_job else ""),
-        f"{pipeline.num_stages} x {pipeline.num_chunks}",
-        str(pipeline.num_microbatches),
-        str(row.frontier.replicas),
-        f"x{row.model_share:g}",
-    ]
 
 
 def _then(rows: Sequence[Advice], job: JobOptions) -> list[str]:

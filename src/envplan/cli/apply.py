@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
@@ -107,19 +107,24 @@ def apply(
         )
     written = None if dry_run else file
     if written is not None:
-        writers = {
-            "envplan": applied.to_json, "zeus": applied.to_zeus, "csv": applied.to_csv
-        }  # fmt: skip
-        atomic_write(written, writers[format]())
+        writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
+        atomic_write(written, writers.get(format, applied.to_json)())
     forced = profile.sha256 != solved.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
     if written is None:
         then = ["apply", str(plan)]
     else:
         then = ["check", str(written)] if format == "envplan" else ["simulate", str(plan)]
+    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
     ui.answer(
         show,
-        lambda: _document(applied, format, written, notes),
+        lambda: {
+            "frequency_plan": written and str(written),
+            "format": format,
+            "notes": notes,
+            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
+            "ladder_rungs": len(applied.ladder or []),
+        },
         lambda: _print(solved, applied, notes, dry_run=dry_run),
         written=[written],
         then=["envplan", *then],
@@ -186,11 +191,10 @@ def _print(
     }
     ui.print_columns("", columns, wrap=("ranks",))
     for stage, of_stage in enumerate(operations if dry_run else ()):
-        runs = groupby(of_stage, key=lambda operation: (operation[0], operation[3]))
-        words = [
-            f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
-            for (instruction, mhz), run in runs
-        ]
+        words = []
+        for (instruction, mhz), run in groupby(of_stage, key=lambda op: (op[0], op[3])):
+            count = len(list(run))
+            words.append(f"{instruction} {f'x{count} ' if count > 1 else ''}{mhz or '-'}")
         ui.say(f"stage {stage}: {', '.join(words)}")
     ui.say(*notes)
 
@@ -199,29 +203,9 @@ def _range(clocks: list[int]) -> str:
     return " to ".join(dict.fromkeys(map(str, clocks[:1] + clocks[-1:]))) or "none set"
 
 
-def _times(count: int) -> str:
-    return f"x{count} " if count > 1 else ""
-
-
 def _spans(ranks: list[int]) -> str:
     """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    shown = [f"{low}-{high}" if high > low else str(low) for low, high in spans[:6]]
+    runs = groupby(enumerate(ranks), key=lambda place: place[1] - place[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    shown = ["-".join(map(str, dict.fromkeys([run[0], run[-1]]))) for run in spans[:6]]
     return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
-
-
-def _document(
-    applied: envplan.FrequencyPlan, format_: str, file: Path | None, notes: list[str]
-) -> dict[str, Any]:
-    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
-    head: dict[str, Any] = applied.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude=lists
-    )
-    head["ladder_rungs"] = len(applied.ladder or [])
-    written = None if file is None else str(file)
-    return {"frequency_plan": written, "format": format_, "notes": notes, **head}

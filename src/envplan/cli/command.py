@@ -25,7 +25,7 @@ from typer.models import ArgumentInfo, ParameterInfo
 
 from envplan.cli import state
 from envplan.errors import InputError
-from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, Quantity
+from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
@@ -193,15 +193,11 @@ class Numbers(list[int]):
 
 def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
     """What an option takes that lists whole numbers, separated by commas."""
+    what = f"numbers separated by commas, as in {example}"
+    each = dataclasses.replace(WHOLE, what=what, least=least, most=most)
 
     def listed(text: str, name: str) -> Numbers:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise InputError(f"{name} must list numbers, as in {example}, not {text}")
-        for number in map(int, parts):
-            if not least <= number <= most:
-                raise InputError(f"{name} must be from {least} to {most}, not {number}")
-        return Numbers(map(int, parts))
+        return Numbers(int(each.parse(part, name)) for part in text.split(","))
 
     return listed
 

@@ -180,7 +180,7 @@ class JobOptions(ParallelOptions):
         use_cores(self.jobs)
         profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
-        pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        pipeline = self._from_schedule(profile) if self.dag is None else self._from_dag(self.dag)
         if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
             ui.warn(
                 f"{count} operations: planning may take hours and gigabytes; plans of long "
@@ -230,7 +230,6 @@ class JobOptions(ParallelOptions):
         whole: bool = True,
     ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-
         known = profile.metadata
         with ui.progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
             return envplan.trace_frontier(
@@ -265,15 +264,11 @@ class JobOptions(ParallelOptions):
                 ui.warn(f"{made_so}: {so} {name} {made}")
                 return
 
-    def _from_dag(self) -> envplan.Pipeline:
-
-        scheduling = (
-            "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
-        )
-        for name in given(self, scheduling):
+    def _from_dag(self, file: Path) -> envplan.Pipeline:
+        shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
+        for name in given(self, shape):
             raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
-        assert self.dag is not None
-        return envplan.Pipeline.from_dag_file(self.dag)
+        return envplan.Pipeline.from_dag_file(file)
 
     def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.pipeline.described import described_pipeline
@@ -281,11 +276,10 @@ class JobOptions(ParallelOptions):
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
         if schedule != "envpipe":
-            why = f"goes with schedule envpipe, not {schedule}"
-            refuse(given(self, "activation_slots"), why)
+            slots = given(self, "activation_slots")
+            refuse(slots, f"goes with schedule envpipe, not {schedule}")
 
         def ahead(microbatches: int) -> tuple[int, ...]:
-
             timed = profile.fitted(("backward",), recompute=self.recompute)
             return envplan.forwards_ahead(timed, microbatches, self.slots)
 
@@ -359,11 +353,9 @@ class RateOptions:
         """Price and carbon of a kWh, as far as they are given. As read_rate."""
         from envplan.costs import read_rate
 
-        kinds: tuple[tuple[Kind, str | None], ...] = (
-            ("price", self.price),
-            ("carbon", self.carbon),
-        )
-        return {kind: read_rate(rate, kind, **how) for kind, rate in kinds if rate is not None}
+        kinds: tuple[Kind, ...] = ("price", "carbon")
+        asked = {kind: getattr(self, kind) for kind in kinds}
+        return {kind: read_rate(rate, kind, **how) for kind, rate in asked.items() if rate}
 
 
 @options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from envplan.cli import output as ui
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
+    from envplan.costs import Run
     from envplan.replicas import ReplicaPlans
 
 
@@ -67,6 +69,7 @@ def load_replicas(
     files: Sequence[Path],
     profiles: Sequence[str],
     *,
+    run: Run | None,
     force: bool,
 ) -> ReplicaPlans:
     """The plans of further kinds of replicas, replayed together with the first.
@@ -74,6 +77,7 @@ def load_replicas(
     Args:
         files: plans that there are.
         profiles: as given to --replica-profile; their plans are made here.
+        run: whose costs are wanted.
 
     Raises:
         InputError: a plan or a profile is not found or does not hold.
@@ -88,4 +92,4 @@ def load_replicas(
     for file in files:
         plan = envplan.Plan.load(file)
         replicas.append((plan, find_profile(plan.profile, file)))
-    return envplan.replay_replicas(replicas, force=force)
+    return replace(envplan.replay_replicas(replicas, force=force), run=run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,10 +159,8 @@ def simulate(
         )
     run, together, spent = costs.run(), None, None
     if replica or replica_profile:
-        together = load_replicas(
-            (loaded, profile), replica or [], replica_profile or [], force=source.force
-        )
-        together = replace(together, run=run)
+        others = (replica or [], replica_profile or [])
+        together = load_replicas((loaded, profile), *others, run=run, force=source.force)
     reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace

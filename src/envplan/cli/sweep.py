@@ -158,9 +158,8 @@ def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> Non
 def _name(row: Row) -> str:
     from envplan.sweep.summary import target_in_words
 
-    parts = [row.profile, row.schedule, row.planner, target_in_words(row)]
-    if row.microbatches is not None:
-        parts.append(f"{row.microbatches} microbatches")
+    count = row.microbatches and f"{row.microbatches} microbatches"
+    parts = (row.profile, row.schedule, row.planner, target_in_words(row), count)
     return ", ".join(part for part in parts if part)
 
 
@@ -176,9 +175,7 @@ def _document(
         "points": len(result.rows),
         "planned": len(result.rows) - len(result.failures),
         "failed": len(result.failures),
-        "computed": result.computed,
-        "resumed": result.resumed,
-        "wall_s": result.wall_s,
+        **ui.picked(result, "computed resumed wall_s"),
         "best": [row.model_dump(exclude_none=True) for row in best_rows(result.rows, _BEST)],
         "by_what_varies": [share._asdict() for share in by_what_varies(result.rows)],
         "failures": [row.model_dump(exclude_none=True) for row in result.failures],
