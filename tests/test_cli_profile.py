@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import COMMAND, assert_refused, envplan
+from cli_helpers import COMMAND, assert_refused, done, envplan, says
 from envplan.profile import Profile
 from envplan.profiling.sweep import Progress
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
@@ -141,8 +141,7 @@ def test_the_users_own_words_work_in_sequence(tmp_path: Path) -> None:
     ran = envplan("profile", "--backend", "modelled", "--step", "90", cwd=tmp_path)
     assert ran.code == 0, ran.err
     assert ran.err == ""
-    for word in ("NVIDIA A40, modelled", "GPT-3 1.3B", "valley", "wrote profile.csv"):
-        assert word in ran.out
+    says(ran.out, "NVIDIA A40, modelled", "GPT-3 1.3B", "valley", "wrote profile.csv")
     assert envplan("frontier", "--plot", "--quiet", cwd=tmp_path).code == 0
     assert envplan("solve", "--target-time", "14.2", "--quiet", cwd=tmp_path).code == 0
     assert made(tmp_path) == {
@@ -166,11 +165,8 @@ def test_sizes_make_the_workload(
     tmp_path: Path, arguments: tuple[str, ...], workload: str, layers: int
 ) -> None:
     more = ("--stages", "2", "--microbatch-size", "2", "-m", "7", "--gpu", "v100", "-q")
-    ran = envplan(
-        "profile", "--backend", "modelled", *arguments, *more, "--step", "300", cwd=tmp_path
-    )
-    assert ran.code == 0, ran.err
-    assert ran.out == ""
+    out = done("profile --backend modelled", *arguments, *more, "--step", "300", cwd=tmp_path)
+    assert out == ""
     profile = Profile.read_csv(tmp_path / "profile.csv")
     assert profile.num_stages == 2
     assert workload in str(profile.metadata.workload)
@@ -251,12 +247,9 @@ def test_a_modelled_profile_is_written_anew_but_a_measured_one_is_not(tmp_path: 
 
 
 def test_bare_plot_and_json(tmp_path: Path) -> None:
-    ran = envplan(
-        "profile", "--backend", "modelled", "--step", "300", "--plot", "--json", cwd=tmp_path
-    )
-    assert ran.code == 0, ran.err
+    out = done("profile --backend modelled --step 300 --plot --json", cwd=tmp_path)
     assert (tmp_path / "profile.png").read_bytes().startswith(PNG)
-    document = json.loads(ran.out)
+    document = json.loads(out)
     assert document["source"] == "modelled"
     assert len(document["stages"]) == 4
     assert document["stages"][0]["valley"] in range(600, 1741)
@@ -268,10 +261,13 @@ def test_without_a_driver_the_modelled_backend_is_named(tmp_path: Path) -> None:
 
 
 def test_a_measured_sweep_writes_a_profile_that_plans(fake_nvml: FakeNvml, folder: Path) -> None:
-    ran = envplan("profile", *QUICK, "--plot", cwd=folder)
-    assert ran.code == 0, ran.err
-    for word in ("NVIDIA A40, measured", "valley", "spins idly", "wrote profile.png"):
-        assert word in ran.out
+    says(
+        done("profile", *QUICK, "--plot", cwd=folder),
+        "NVIDIA A40, measured",
+        "valley",
+        "spins idly",
+        "wrote profile.png",
+    )
     profile = Profile.read_csv(folder / "profile.csv")
     assert profile.num_stages == 2
     assert sorted(profile.table(1, "backward").frequency_mhz.tolist()) == [210, 720, 1230, 1740]
@@ -346,8 +342,7 @@ def test_no_lock_touches_no_clock(fake_nvml: FakeNvml, folder: Path) -> None:
     fake_nvml.gpu().permission = 0
     refused = envplan("profile", *QUICK, cwd=folder)
     assert_refused(refused, 2, "may not set clocks", "--no-lock")
-    ran = envplan("profile", *QUICK, "--no-lock", "-q", cwd=folder)
-    assert ran.code == 0, ran.err
+    done("profile", *QUICK, "--no-lock", "-q", cwd=folder)
     assert fake_nvml.clock_changes() == []
     assert Profile.read_csv(folder / "profile.csv").table(1, "forward").frequency_mhz[0] == 1740
     planned = envplan("frontier", "-q", cwd=folder)
@@ -378,8 +373,7 @@ def test_a_gpu_that_tells_no_energy_is_refused_with_its_clock_untouched(
 
 def test_another_gpu_that_is_lost_stands_in_no_way(fake_nvml: FakeNvml, folder: Path) -> None:
     fake_nvml.fail("handle", GPU_IS_LOST, index=1)
-    ran = envplan("profile", *QUICK, "-q", cwd=folder)
-    assert ran.code == 0, ran.err
+    done("profile", *QUICK, "-q", cwd=folder)
 
 
 def test_a_failing_driver_ends_the_sweep_in_one_line(fake_nvml: FakeNvml, folder: Path) -> None:
@@ -403,9 +397,7 @@ def test_a_driver_that_times_out_now_and_then_and_tells_no_throttling_is_good_en
 ) -> None:
     fake_nvml.fail("energy", TIMEOUT, probability=0.05)
     fake_nvml.fail("throttle", NOT_SUPPORTED)
-    ran = envplan("profile", *QUICK, cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "does not tell why the clock is held back" in ran.out
+    assert "does not tell why the clock is held back" in done("profile", *QUICK, cwd=folder)
 
 
 def test_a_split_gpu_and_a_missing_one_are_refused(fake_nvml: FakeNvml, folder: Path) -> None:
@@ -489,8 +481,7 @@ def test_out_of_memory_in_torch_is_said_in_a_line(fake_nvml: FakeNvml, folder: P
 
 
 def test_a_split_backward_is_measured_in_two_parts(fake_nvml: FakeNvml, folder: Path) -> None:
-    ran = envplan("profile", *QUICK, "--split-backward", cwd=folder)
-    assert ran.code == 0, ran.err
+    done("profile", *QUICK, "--split-backward", cwd=folder)
     profile = Profile.read_csv(folder / "profile.csv")
     assert profile.instructions == ("forward", "backward_input", "backward_weight")
     assert envplan("frontier", "-m", "4", "-q", cwd=folder).code == 0
@@ -499,8 +490,7 @@ def test_a_split_backward_is_measured_in_two_parts(fake_nvml: FakeNvml, folder: 
 @pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)])
 def test_a_profile_has_what_its_schedule_needs(folder: Path, schedule: str, chunks: int) -> None:
     job = ("--pp", "2", "--layers", "8", "-m", "4", "--schedule", schedule)
-    ran = envplan("profile", "--workload", "gpt", "--backend", "modelled", *job, cwd=folder)
-    assert ran.code == 0, ran.err
+    done("profile --workload gpt --backend modelled", *job, cwd=folder)
     assert Profile.read_csv(folder / "profile.csv").num_stages == 2 * chunks
     planned = envplan("solve", cwd=folder)
     assert planned.code == 0, planned.err
@@ -529,9 +519,9 @@ def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder:
 
 
 def test_one_rank_stands_for_all_and_says_so(fake_nvml: FakeNvml, folder: Path) -> None:
-    ran = envplan("profile", *QUICK, "--tp", "4", cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "one of 4 tensor-parallel GPUs was measured" in ran.out
+    assert "one of 4 tensor-parallel GPUs was measured" in done(
+        "profile", *QUICK, "--tp", "4", cwd=folder
+    )
     metadata = Profile.read_csv(folder / "profile.csv").metadata
     assert metadata.tensor_parallel == 4
     assert "neither time nor energy" in metadata.extra["communication"]
@@ -540,9 +530,9 @@ def test_one_rank_stands_for_all_and_says_so(fake_nvml: FakeNvml, folder: Path) 
 def test_a_sweep_can_be_smoothed_and_still_continues(fake_nvml: FakeNvml, folder: Path) -> None:
     assert envplan("profile", *QUICK, "-q", cwd=folder).code == 0
     raw = (folder / "profile.csv").read_bytes()
-    ran = envplan("profile", *QUICK, "--smooth", cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "raw_time and raw_energy hold what was measured" in ran.out
+    assert "raw_time and raw_energy hold what was measured" in done(
+        "profile", *QUICK, "--smooth", cwd=folder
+    )
     header = (folder / "profile.csv").read_text().splitlines()[0]
     assert header.endswith(",raw_time,raw_energy")
     assert json.loads((folder / "profile.meta.json").read_text())["smoothed"]["rows_moved"] >= 0
@@ -554,9 +544,7 @@ def test_a_sweep_can_be_smoothed_and_still_continues(fake_nvml: FakeNvml, folder
 def test_blocking_power_can_come_from_two_processes(fake_nvml: FakeNvml, folder: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     arguments = ("--entry", "stages:Waiting", "--step", "900", "--time-limit", "0.3")
-    ran = envplan("profile", *arguments, cwd=folder)
-    assert ran.code == 0, ran.err
-    assert "waits to receive from another through gloo" in ran.out
+    assert "waits to receive from another through gloo" in done("profile", *arguments, cwd=folder)
     power = Profile.read_csv(folder / "profile.csv").blocking_power_w
     assert power is not None
     assert power[0] > 0
@@ -570,8 +558,7 @@ def test_modelled_sizes_take_recomputation_ranks_and_a_split(tmp_path: Path) -> 
         ("split", ("--split-backward",)),
         ("shard", ("--tp", "2", "--split-backward")),
     ):
-        ran = envplan(*base, *more, "-o", f"{name}.csv", cwd=tmp_path)
-        assert ran.code == 0, ran.err
+        done("", *base, *more, "-o", f"{name}.csv", cwd=tmp_path)
     plain, again, split, shard = (
         Profile.read_csv(tmp_path / f"{name}.csv") for name in ("plain", "again", "split", "shard")
     )

@@ -72,6 +72,7 @@ solve --straggler-time nan | --straggler-time
 solve --polish -1 | --polish
 solve -o missing/plan.json | missing/plan.json | cannot be written
 solve -o . | cannot be written
+solve --ladder -1 | --ladder | at least 0
 solve -o profile.csv | profile.csv | itself
 solve four.csv --pp 3 | 3 pipeline stages | has 4
 solve four.csv --pp 2 --vp 4 | of 4 chunks (--vp) are 8 model stages | has 4
@@ -137,6 +138,8 @@ simulate four.json --straggler-trace x.csv | x.csv: cannot be read
 simulate four.json --strong-scaling many | --strong-scaling must be numbers separated by commas
 simulate four.json --strong-scaling 0 | --strong-scaling must be at least 1
 simulate four.json --strong-scaling 3 | does not divide by 3 replicas
+simulate none.json | none.json: cannot be read
+simulate profile.csv | profile.csv | JSON
 simulate four.json --trace out.txt | --trace out.txt must end in .json
 simulate four.json --plot out.txt | --plot out.txt must end in .png
 simulate four.json --trace four.json | is the plan itself
