@@ -86,7 +86,7 @@ def compare(profile: Profile, microbatches: int, repetitions: int = REPETITIONS)
     for _ in range(repetitions):
         begin = time.perf_counter()
         pipeline = Pipeline("1f1b", num_stages=stages, num_microbatches=microbatches)
-        frontier = Relaxation.trace(pipeline, profile)
+        frontier = Relaxation(pipeline, profile).walk()
         traced.append(time.perf_counter() - begin)
         powers = frontier.blocking_power_uw
         point = FlowPoint(build_network(pipeline, profile, powers), sum(powers))

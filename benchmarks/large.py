@@ -112,7 +112,7 @@ def measured(job: Job, folder: Path) -> dict[str, Any]:
     one, two = (in_fresh_process("trace", **how, jobs=jobs) for jobs in (1, 2))
     planned = in_fresh_process("plan", **how, slowdown=SLOWDOWN)
     begin = time.process_time()
-    single = Relaxation.trace(pipeline, fitted(profile, pipeline), whole=False)
+    single = Relaxation(pipeline, fitted(profile, pipeline))
     single.state_at(int(single.min_time_ns * (1 + SLOWDOWN)))
     deadline_s = time.process_time() - begin
     powers = single.blocking_power_uw

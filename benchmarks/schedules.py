@@ -94,7 +94,7 @@ def measure(model_stages: int, operations: int) -> Iterator[dict[str, Any]]:
         for shape in shapes:
             begin = time.process_time()
             pipeline = shape.pipeline()
-            frontier = Relaxation.trace(pipeline, profile)
+            frontier = Relaxation(pipeline, profile).walk()
             spent[shape].append(time.process_time() - begin)
             found[shape] = len(pipeline.operations), len(frontier.times)
     for shape in shapes:

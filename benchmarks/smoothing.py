@@ -96,7 +96,7 @@ def _noisy(truth: Profile, noise: float, seed: int) -> tuple[Profile, Profile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "noisy.csv"
         noisy.save_csv(path)
-        return noisy, smooth_profile(path)[0]
+        return noisy, smooth_profile(path)
 
 
 def _outcome(profile: Profile, truth: Profile, best: Frontier) -> Outcome:

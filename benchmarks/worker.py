@@ -48,7 +48,7 @@ def trace(
     while len(wall) < repetitions and sum(wall) < at_most_s:
         wall_begin, cpu_begin = time.perf_counter(), time.process_time()
         pipeline = Pipeline(schedule, stages, microbatches, num_chunks=chunks)
-        frontier = Relaxation.trace(pipeline, fitted(tables, pipeline), full=full)
+        frontier = Relaxation(pipeline, fitted(tables, pipeline), full=full).walk()
         wall.append(time.perf_counter() - wall_begin)
         cpu.append(time.process_time() - cpu_begin)
         breakpoints = len(frontier.times)

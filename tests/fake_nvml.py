@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,6 +90,14 @@ class _State(ctypes.Structure):
         ("gpus", _Gpu * MAX_GPUS),
         ("log", _Entry * MAX_LOG),
     )
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until something is so, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
@@ -29,7 +32,17 @@ def small_serving_profile(curves: Curves, **classes: Mapping[str, float]) -> Ser
         for load, power in points
     ]
     known = dict.fromkeys(CLASSES, EQUAL) | classes
-    return ServingProfile.from_rows(rows, sidecar={"classes": known})
+    return profile_of(rows, sidecar={"classes": known})
+
+
+def profile_of(
+    rows: Iterable[Mapping[str, Any]], sidecar: Mapping[str, Any] | None = None
+) -> ServingProfile:
+    """The profile of these rows by class and load."""
+    with TemporaryDirectory() as folder:
+        pd.DataFrame(rows).to_csv(Path(folder, "p.csv"), index=False)
+        Path(folder, "p.meta.json").write_text(json.dumps(sidecar or {}))
+        return ServingProfile.read_csv(Path(folder, "p.csv"))
 
 
 def row(name: str, tp: int, clock: int, load: float, **cells: Any) -> dict[str, Any]:
@@ -54,7 +67,7 @@ def queueing_profile(curves: Curves, slopes: Slopes) -> ServingProfile:
         "SS": EQUAL | {"ttft_slo_s": STRICT},
         "LS": EQUAL | {"ttft_slo_s": LOOSE},
     }
-    return ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    return profile_of(rows, sidecar={"classes": classes})
 
 
 class BruteForce:

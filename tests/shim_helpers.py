@@ -1,7 +1,9 @@
-"""Frequency plans for tests of the shim, made without a profile."""
+"""For tests of the runtime: frequency plans made without a profile, guards and their owners."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +16,63 @@ from envplan.enforce.freqplan import (
 )
 from envplan.enforce.topology import Topology
 from envplan.pipeline import Pipeline
+from envplan.runtime import Guard
+from fake_nvml import FakeNvml, wait_for
 
 A40 = "NVIDIA A40"
 CLOCKS = (1740, 1500, 1260, 1020, 780)
+
+
+#: A training: it asks for a clock, waits for a line, and then ends in some way.
+_TRAINING = """
+import os, signal, sys, time
+from envplan.runtime import Guard
+
+guard = Guard.start(sys.argv[1], 0)
+guard.request(1005)
+print(guard.pid, flush=True)
+sys.stdin.readline()
+{end}
+"""
+
+
+def holding(fake: FakeNvml, index: int = 0) -> Guard:
+    """A guard of ours that has set a GPU to 1005 MHz."""
+    guard = Guard.start("nvml", index)
+    guard.request(1005)
+    wait_for(lambda: fake.locked(index) == 1005)
+    return guard
+
+
+def training(
+    fake: FakeNvml,
+    end: str = "time.sleep(600)",
+    *,
+    backend: str = "nvml",
+    python: str = sys.executable,
+    **how: Any,
+) -> tuple[subprocess.Popen[str], int]:
+    """A process that has set GPU 0 to 1005 MHz and goes on to its end, and its guard."""
+    process = subprocess.Popen(
+        [python, "-c", _TRAINING.format(end=end), backend],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **how,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    guard = process.stdout.readline()
+    assert guard, "did not start"
+    wait_for(lambda: fake.locked() == 1005)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    return process, int(guard)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
 
 
 class Listener:

@@ -41,24 +41,22 @@ def costs(profile: Profile, instruction: str, stage: int = 0) -> dict[int, tuple
 
 def split_dag(stages: int = 2) -> Pipeline:
     """Forwards down, then for each stage backward_input up and backward_weight beside it."""
-    operations = []
-    for s in range(stages):
-        after = [f"f{s - 1}"] if s else []
-        operations.append(("f", s, "forward", after))
+    last = stages - 1
+    operations = [("f", s, "forward", f"f{s - 1}" if s else None) for s in range(stages)]
     for s in reversed(range(stages)):
-        operations.append(("i", s, "backward_input", [f"i{s + 1}" if s + 1 < stages else f"f{s}"]))
-        operations.append(("w", s, "backward_weight", [f"i{s}"]))
+        operations.append(("i", s, "backward_input", f"f{s}" if s == last else f"i{s + 1}"))
+        operations.append(("w", s, "backward_weight", f"i{s}"))
     document = [
-        {
-            "id": f"{kind}{s}",
-            "stage": s,
-            "instruction": instruction,
-            "microbatch": 0,
-            "after": [{"id": name} for name in after],
-        }
+        {"id": f"{kind}{s}", "stage": s, "instruction": instruction, "microbatch": 0}
+        | ({"after": [after]} if after else {})
         for kind, s, instruction, after in operations
     ]
     return Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": document})
+
+
+def rows_at(stage: int, instruction: str, *clocks: tuple[int, float, float]) -> list[Row]:
+    """Rows of an operation at (MHz, s, J)."""
+    return [(stage, instruction, *clock) for clock in clocks]
 
 
 def test_recomputation_adds_the_forward_to_the_backward_at_each_clock() -> None:
@@ -69,74 +67,46 @@ def test_recomputation_adds_the_forward_to_the_backward_at_each_clock() -> None:
     }
     assert costs(adjusted, "forward")[1740] == (100_000_000, 30 * 10**15)
     assert adjusted.adjustments == Adjustments(recompute=True)
-
-
-def test_recomputation_goes_to_the_input_half_of_a_split_backward() -> None:
+    # It goes to the input half of a split backward.
     measured = two_clocks("forward", "backward_input", "backward_weight")
     adjusted = measured.adjusted(recompute=True)
     assert costs(adjusted, "backward_input")[1740] == (300_000_000, 90 * 10**15)
     assert costs(adjusted, "backward_weight") == costs(measured, "backward_weight")
-
-
-def test_measured_recomputation_is_taken_rather_than_the_forward() -> None:
+    # What was measured of it is taken rather than the forward.
     adjusted = two_clocks("forward", "backward", "recompute").adjusted(recompute=True)
     assert costs(adjusted, "backward")[1740] == (500_000_000, 150 * 10**15)
 
 
-def test_only_clocks_that_both_tables_have_survive_a_sum() -> None:
-    profile = Profile.from_rows(
-        [
-            (0, "forward", 1740, 0.1, 30.0),
-            (0, "forward", 1500, 0.12, 20.0),
-            (0, "backward", 1500, 0.3, 50.0),
-            (0, "backward", 1260, 0.4, 40.0),
-        ]
-    )
-    assert costs(profile.adjusted(recompute=True), "backward") == {1500: (420_000_000, 70 * 10**15)}
+def test_only_clocks_that_both_tables_have_survive_a_sum_which_is_sorted() -> None:
+    forward = rows_at(0, "forward", (1740, 0.1, 30.0), (1500, 0.12, 20.0))
+    backward = rows_at(0, "backward", (1500, 0.3, 50.0), (1260, 0.4, 40.0))
+    adjusted = Profile.from_rows(forward + backward).adjusted(recompute=True)
+    assert costs(adjusted, "backward") == {1500: (420_000_000, 70 * 10**15)}
+    rows = rows_at(0, "forward", (1740, 0.5, 30.0), (1500, 0.1, 20.0))
+    rows += rows_at(0, "backward", (1740, 0.1, 30.0), (1500, 0.2, 50.0))
+    table = Profile.from_rows(rows).adjusted(recompute=True).table(0, "backward")
+    assert table.frequency_mhz.tolist() == [1500, 1740]
 
 
 def test_tables_without_a_common_clock_are_refused_with_their_stage() -> None:
-    profile = Profile.from_rows(
-        [
-            (0, "forward", 1740, 0.1, 30.0),
-            (0, "backward", 1740, 0.1, 30.0),
-            (1, "forward", 1740, 0.1, 30.0),
-            (1, "backward", 1500, 0.3, 50.0),
-        ]
-    )
-    with pytest.raises(InputError, match="stage 1: backward and forward have no frequency"):
-        profile.adjusted(recompute=True)
-
-
-def test_a_sum_is_sorted_like_any_table() -> None:
-    profile = Profile.from_rows(
-        [
-            (0, "forward", 1740, 0.5, 30.0),
-            (0, "forward", 1500, 0.1, 20.0),
-            (0, "backward", 1740, 0.1, 30.0),
-            (0, "backward", 1500, 0.2, 50.0),
-        ]
-    )
-    assert profile.adjusted(recompute=True).table(0, "backward").frequency_mhz.tolist() == [
-        1500,
-        1740,
+    rows = [
+        row
+        for stage, mhz in ((0, 1740), (1, 1500))
+        for row in rows_at(stage, "forward", (1740, 0.1, 30.0))
+        + rows_at(stage, "backward", (mhz, 0.1, 30.0))
     ]
+    with pytest.raises(InputError, match="stage 1: backward and forward have no frequency"):
+        Profile.from_rows(rows).adjusted(recompute=True)
 
 
 @given(profiles(2), st.floats(0.01, 0.99))
 @settings(max_examples=40, deadline=None)
 def test_the_parts_of_a_split_backward_add_up_to_it(profile: Profile, share: float) -> None:
     split = profile.adjusted(backward_input_share=share)
-    rejoined = {
-        stage: {
-            mhz: tuple(
-                map(sum, zip(costs(split, "backward_weight", stage)[mhz], part, strict=True))
-            )
-            for mhz, part in costs(split, "backward_input", stage).items()
-        }
-        for stage in range(2)
-    }
-    assert rejoined == {stage: costs(profile, "backward", stage) for stage in range(2)}
+    for stage in range(2):
+        first, second = (costs(split, f"backward_{half}", stage) for half in ("input", "weight"))
+        whole = costs(profile, "backward", stage)
+        assert {m: tuple(map(sum, zip(first[m], second[m], strict=True))) for m in first} == whole
 
 
 def test_measured_parts_are_joined_for_a_schedule_with_whole_backwards() -> None:
@@ -155,13 +125,9 @@ def test_python_says_how_to_derive_a_split_backward() -> None:
 
 
 def test_nothing_is_derived_that_the_rows_already_say() -> None:
-    profile = small_profile()
-    assert not profile.fitted(["forward", "backward"]).adjustments
-    assert (
-        not two_clocks("forward", "backward_input", "backward_weight")
-        .fitted(["forward", "backward_input", "backward_weight"])
-        .adjustments
-    )
+    split = ["forward", "backward_input", "backward_weight"]
+    assert not small_profile().fitted(["forward", "backward"]).adjustments
+    assert not two_clocks(*split).fitted(split).adjustments
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])

@@ -332,7 +332,7 @@ def test_changed_profile_is_refused_unless_forced() -> None:
     with pytest.raises(InputError, match="has changed"):
         applied(plan, new)
     assert flat(applied(plan, new, force=True)) == flat(applied(plan, old))
-    with pytest.raises(InputError, match="1740 MHz for forward 0 of stage 0 is not a row"):
+    with pytest.raises(InputError, match="no row for forward on stage 0 at 1740 MHz"):
         applied(plan, small_profile(clocks=(1500, 900)), force=True)
 
 

@@ -160,7 +160,7 @@ def test_gpu_that_hangs_stops_only_itself(
     command: str,
 ) -> None:
     monkeypatch.setattr("envplan.runtime.locks._PATIENCE_S", 2.0)
-    monkeypatch.setattr("envplan.devices.describing._PATIENCE_S", 2.0)
+    monkeypatch.setattr("envplan.devices._ANSWER_S", 2.0)
     fake_nvml.hang("handle", index=1)
     for index in (0, 2, 3):
         fake_nvml.gpu(index).locked = 1005

@@ -32,7 +32,7 @@ refine plan.json day.csv -o x.csv --profile-output x.csv | x.csv: is named for t
 sweep sweep.toml -o gone/s.csv | gone/s.csv: cannot be written (No such file
 smooth --plot gone/s.png | gone/s.png: cannot be written (No such file
 solve -o {long} | File name too long
-apply -o loop | loop: cannot be written (it is a link that leads back
+apply -o loop | loop: cannot be written (Too many levels of symbolic links)
 apply --gpus-per-node {huge} | must be at most 1000000, not a number beyond
 solve --replicas {huge} | must be at most 2147483647, not a number beyond
 report --iterations {huge} | at most 1000000000000000000, not a number
@@ -133,7 +133,6 @@ simulate four.json --straggler x:1.2 | --straggler must be a slowdown above 0
 simulate four.json --straggler 9:1.2 | no replica 9 to straggle
 simulate four.json --straggler 1:1.2 --straggler 1:1.3 | names replica 1 twice
 simulate four.json --straggler 1.2 --straggler-trace x.csv | exclude each other
-simulate four.json --straggler 1.2 --noise 2 | --noise and --straggler exclude each other
 simulate four.json --straggler-trace x.csv | x.csv: cannot be read
 simulate four.json --strong-scaling many | --strong-scaling must be numbers separated by commas
 simulate four.json --strong-scaling 0 | --strong-scaling must be at least 1

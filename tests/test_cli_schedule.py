@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import COMMAND, assert_refused, envplan, small_profile
+from cli_helpers import COMMAND, envplan, small_profile
 from envplan.cli import app
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.profile import Profile
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "schedules"
-TRACE = ("--format", "chrome-trace", "--map", "backward=b")
+TRACE = ("--format", "chrome-trace")
+MAP = ("--map", "backward=b", "--map", "forward=f")
 ONE_1F1B = """\
 rank 0  F0 F1 .  .  B0--- .  B1---
 rank 1  .  F0 B0--- F1 B1--- .  .
@@ -58,12 +59,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["schedule", command, "--help"]) == 0
     assert f"Example:\n    envplan schedule {command}" in capsys.readouterr().out
-
-
-def test_without_a_command_help_is_printed(tmp_path: Path) -> None:
-    ran = envplan("schedule", cwd=tmp_path)
-    for command in ("list", "show", "import", "export", "Example:"):
-        assert command in ran.out + ran.err
+    app._run(["schedule"])  # bare, it prints its own help
+    assert command in "".join(capsys.readouterr())
 
 
 def test_list_has_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,14 +136,8 @@ def test_json_has_every_operation_with_its_time(capsys: pytest.CaptureFixture[st
     pipeline = Pipeline("zb-h1", 3, 6)
     assert [len(rank["operations"]) for rank in layout["ranks"]] == [18, 18, 18]
     first = layout["ranks"][2]["operations"][0]
-    assert first == {
-        "instruction": "forward",
-        "microbatch": 0,
-        "chunk": 0,
-        "profile_stage": 2,
-        "start": 2.0,
-        "time": 1.0,
-    }
+    place = {"instruction": "forward", "microbatch": 0, "chunk": 0, "profile_stage": 2}
+    assert first == place | {"start": 2.0, "time": 1.0}
     listed = [op["instruction"] for rank in layout["ranks"] for op in rank["operations"]]
     assert listed == [op.instruction for op in pipeline.operations]
     assert layout["time_unit"] == "unit"
@@ -294,14 +285,11 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             ["show", "1f1b", "-s", 2, "-m", 4, "--profile", "a40-gpt3-1.3b-4stage"],
             "the schedule has 2 model stages, but profile a40-gpt3-1.3b-4stage has 4",
         ),
-        (
-            ["import", "a.csv", "--format", "nemo"],
-            "torch-csv, deepspeed, megatron or chrome-trace",
-        ),
+        (["import", "a.csv", "--format", "nemo"], "torch-csv, deepspeed, megatron or chrome-trace"),
         (["import", "a.csv"], "--format"),
         (["import", "gone.csv", "--format", "torch-csv"], "gone.csv: cannot be read"),
         (["import", "a.csv", "--format", "torch-csv"], 'a.csv:2, column 2: "1X0" is no action'),
-        (["import", "late.csv", "--format", "torch-csv"], "late.csv: the order deadlocks"),
+        (["import", "late.csv", "--format", "torch-csv"], "late.csv: operations deadlock"),
         (["import", "a.csv", "b.csv", "--format", "torch-csv"], "torch-csv is one file, not 2"),
         (["import", "a.csv", "--format", "torch-csv", "--keep", "load"], "can be kept: all_reduce"),
         (["import", "a.csv", "--format", "torch-csv", "--map", "a=b"], "--map goes with"),
@@ -310,36 +298,19 @@ def test_exported_dag_is_the_pipeline(folder: Path, capsys: pytest.CaptureFixtur
             ["import", "good.csv", "--format", "torch-csv", "--p2p-latency", "-1"],
             "--p2p-latency must be a number from 0 up",
         ),
-        (["import", "t.json", "--format", "chrome-trace"], "--map 'forward=REGEX'"),
-        (["import", "t.json", "--format", "chrome-trace", "--map", "fwd"], "INSTRUCTION=REGEX"),
+        (["import", "t.json", *TRACE], "--map 'forward=REGEX'"),
+        (["import", "t.json", *TRACE, "--map", "fwd"], "INSTRUCTION=REGEX"),
+        (["import", "t.json", *TRACE, "--map", "a=b", "--map", "a=c"], "--map a is given twice"),
+        (["import", "t.json", *TRACE, "--keep", "load"], "--keep goes with --format torch-csv or"),
         (
-            ["import", "t.json", "--format", "chrome-trace", "--map", "a=b", "--map", "a=c"],
-            "--map a is given twice",
-        ),
-        (
-            ["import", "t.json", "--format", "chrome-trace", "--keep", "load"],
-            "--keep goes with --format torch-csv or deepspeed",
-        ),
-        (
-            ["import", "t.json", *TRACE, "--map", "forward=f", "--placement", "w"],
+            ["import", "t.json", *TRACE, *MAP, "--placement", "w"],
             'the placement must be interleaved or v, not "w"',
         ),
         (
-            [
-                "import",
-                "t.json",
-                *TRACE,
-                "--map",
-                "forward=f",
-                "--check-profile",
-                "a40-gpt3-1.3b-4stage",
-            ],
+            ["import", "t.json", *TRACE, *MAP, "--check-profile", "a40-gpt3-1.3b-4stage"],
             "the schedule has 1 model stages, but profile",
         ),
-        (
-            ["import", "t.json", *TRACE, "--map", "forward=f|x"],
-            "overlap on rank 0",
-        ),
+        (["import", "t.json", *TRACE, *MAP[:3], "forward=f|x"], "overlap on rank 0"),
         (["export", "1f1b", "-s", 2, "-m", 4, "--format", "csv"], "--format must be torch-csv or"),
         (["export", "1f1b", "-s", 2, "-m", 4, "-o", "no/where.csv"], "cannot be written"),
         (["export", "good.dag.json", "--format", "dag", "-o", "good.dag.json"], "DAG file itself"),
@@ -360,9 +331,3 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     document = {"schema": "envplan/dag/v1", "operations": operations}
     Path("good.dag.json").write_text(json.dumps(document))
     assert words in refused(capsys, *arguments)
-
-
-def test_bad_input_through_the_installed_command(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("0F0,0B\n")
-    ran = envplan("schedule", "import", "a.csv", "--format", "torch-csv", cwd=tmp_path)
-    assert_refused(ran, 2, "a.csv:1, column 2", '"0B"')

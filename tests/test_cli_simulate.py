@@ -103,6 +103,13 @@ def test_a_trace_of_slowdowns_is_followed(folder: Path) -> None:
     assert [iteration["stragglers"] for iteration in cluster["iterations"]] == [0, 1, 1]
 
 
+def test_a_cluster_meets_noise_and_slow_clocks(folder: Path) -> None:
+    document = told("simulate --straggler 1.2 --noise 3 --runs 4 --switch-latency 5")
+    times = [one["sync_time_s"] for one in document["cluster"][0]["iterations"]]
+    assert len(set(times)) == 4
+    assert all(time > document["iteration_time_s"] for time in times[:1])
+
+
 def test_strong_scaling_adds_a_row_for_each_shape(folder: Path) -> None:
     clusters = told("simulate --replicas 4 --strong-scaling 8,16")["cluster"]
     assert [cluster["microbatches"] for cluster in clusters] == [4, 2, 1]

@@ -19,6 +19,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.plan import Plan
 from envplan.profile import Profile
+from envplan.simulation import Conditions, simulate
 from envplan.solve import LADDER, Frontier, trace_frontier
 
 HEADER = "iteration,replica,slowdown\n"
@@ -201,9 +202,42 @@ def test_an_undivided_global_batch_is_refused(plan: Plan, profile: Profile) -> N
         strong_scaling(plan, profile, [5])
 
 
-def test_stragglers_need_something_to_look_plans_up_in(plan: Plan, profile: Profile) -> None:
-    with pytest.raises(InputError, match="frontier, or a plan with a ladder"):
-        simulate_cluster(plan, profile, slowdowns=[{0: 1.2}])
+def test_what_is_looked_up_is_traced_where_no_frontier_is_given(
+    plan: Plan, profile: Profile, frontier: Frontier
+) -> None:
+    given = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.2}])
+    assert simulate_cluster(plan, profile, slowdowns=[{0: 1.2}]) == given
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        {"switch_latency": 0.01},
+        {"noise": 0.05, "seed": 3},
+        {"sync_time": 4.0},
+        {"switch_latency": 0.01, "noise": 0.05, "sync_time": 4.0},
+    ],
+)
+def test_a_cluster_meets_what_one_pipeline_meets(
+    plan: Plan, profile: Profile, met: dict[str, Any]
+) -> None:
+    conditions = Conditions.of(**met)
+    (alone,) = simulate_cluster(plan, profile, conditions=conditions).iterations
+    timeline = simulate(plan, profile, **met)
+    assert alone.plan_fj == timeline.energy_fj
+    if "sync_time" not in met:
+        assert (alone.sync_time_ns, alone.energy_fj) == (timeline.sync_time_ns, alone.plan_fj)
+    else:  # the time that everybody waits is used for a slower plan
+        assert alone.followed_time_ns > timeline.iteration_time_ns
+        assert alone.energy_fj < alone.plan_fj
+
+
+def test_every_run_of_noise_is_an_iteration(plan: Plan, profile: Profile) -> None:
+    conditions = Conditions(noise=0.05, runs=5)
+    report = simulate_cluster(plan, profile, slowdowns=[{}, {0: 1.2}], conditions=conditions)
+    assert [iteration.stragglers for iteration in report.iterations] == [0] * 5 + [1] * 5
+    times = [iteration.sync_time_ns for iteration in report.iterations]
+    assert tuple(times[:5]) == simulate(plan, profile, noise=0.05, runs=5).run_times_ns
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 from cli_helpers import assert_refused, envplan, small_profile
 from envplan import Pipeline, Profile, trace_frontier
 from envplan.errors import InputError
+from envplan.pipeline.dependencies import short_name
+from schedule_oracles import orders_of
 
 ALL = {"load": [0], "all_reduce": [0, 1], "optimizer": [0, 1]}
 
@@ -33,39 +34,20 @@ def with_constant_rows(stages: int = 2, seconds: float = 0.02) -> Profile:
     return Profile.from_rows(rows)
 
 
-def orders(pipeline: Pipeline) -> list[list[tuple[str, int]]]:
-    begins = pipeline.stage_begin.tolist()
-    return [
-        [(op.instruction, op.microbatch) for op in pipeline.operations[first:last]]
-        for first, last in pairwise(begins)
-    ]
-
-
 def test_loads_come_before_their_forward_and_the_rest_at_the_end() -> None:
-    first, second = orders(Pipeline("1f1b", 2, 2, extras=ALL))
-    assert first == [
-        ("load", 0),
-        ("forward", 0),
-        ("load", 1),
-        ("forward", 1),
-        ("backward", 0),
-        ("backward", 1),
-        ("all_reduce", 0),
-        ("optimizer", 0),
-    ]
-    assert second[-2:] == [("all_reduce", 0), ("optimizer", 0)]
-    assert "load" not in dict(second)
+    first, second = orders_of(Pipeline("1f1b", 2, 2, extras=ALL))
+    assert " ".join(map(short_name, first)) == (
+        "0load0 0F0 0load1 0F1 0B0 0B1 0all_reduce0 0optimizer0"
+    )
+    assert [op.instruction for op in second[-2:]] == ["all_reduce", "optimizer"]
+    assert "load" not in {op.instruction for op in second}
 
 
 def test_every_chunk_of_a_rank_has_its_own_optimizer_step() -> None:
     pipeline = Pipeline("interleaved", 2, 2, num_chunks=2, extras={"optimizer": [0, 1, 2, 3]})
     steps = [op for op in pipeline.operations if op.instruction == "optimizer"]
-    assert [(op.stage, op.chunk, op.profile_stage) for op in steps] == [
-        (0, 0, 0),
-        (0, 1, 2),
-        (1, 0, 1),
-        (1, 1, 3),
-    ]
+    placed = [(op.stage, op.chunk, op.profile_stage) for op in steps]
+    assert placed == [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 1, 3)]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "envpipe"])
@@ -149,9 +131,15 @@ def test_check_rejects_a_plan_that_forgets_an_extra_operation(tmp_path: Path) ->
     assert_refused(envplan("check", "plan.json", cwd=tmp_path), 2, "next comes optimizer")
 
 
-def test_extras_the_profile_does_not_time_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("optimizer", ("no rows for optimizer", "0 MHz")),
+        ("coffee", ("load, all_reduce, reduce_scatter, optimizer, all_gather",)),
+    ],
+)
+def test_extras_the_profile_does_not_time_are_refused(
+    name: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     small_profile().save_csv(tmp_path / "profile.csv")
-    refused = envplan("solve", "--extra", "optimizer", cwd=tmp_path)
-    assert_refused(refused, 2, "no rows for optimizer", "0 MHz")
-    refused = envplan("solve", "--extra", "coffee", cwd=tmp_path)
-    assert_refused(refused, 2, "load, all_reduce, reduce_scatter, optimizer, all_gather")
+    assert_refused(envplan("solve", "--extra", name, cwd=tmp_path), 2, *words)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from envplan.devices import Device, DeviceError, PermissionDeniedError, backend
-from envplan.devices.modelled import gpu
-from envplan.devices.modelled_backend import ModelledBackend, VirtualClock
+from envplan.devices.modelled import ModelledBackend, gpu
 from envplan.errors import InputError
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
 
@@ -251,33 +250,19 @@ def test_unknown_backend_lists_the_known() -> None:
         backend("cuda")
 
 
-def test_modelled_gpu_uses_energy_as_virtual_time_passes() -> None:
-    clock = VirtualClock()
-    (device,) = ModelledBackend("a40", now=clock).devices()
+def test_modelled_gpu_uses_energy_as_time_passes_and_says_when_its_limit_holds_it() -> None:
+    ticks = iter([0, 0, 10**9, 10**9, 2 * 10**9, 2 * 10**9])
+    device = ModelledBackend("a40", now=lambda: next(ticks)).devices()[0]
     assert device.can_lock(probe=True) is None
     assert (device.info.source, device.info.driver) == ("modelled", "modelled")
     device.lock_clock(1012)
-    assert device.clock() == 1005
-    clock.advance(10**9)
-    at_work = device.energy()
-    assert at_work == pytest.approx(gpu("a40").power_w(1005) * 1e3, abs=1)
-    device.activity = None
-    clock.advance(10**9)
-    waiting = gpu("a40").blocking_power_w(1005)
-    assert device.energy() - at_work == pytest.approx(waiting * 1e3, abs=1)
-    assert device.power() == waiting
-
-
-def test_modelled_gpu_at_its_power_cap_says_so() -> None:
-    device, other = ModelledBackend("a40", count=2).devices()
-    assert device.throttle_reasons() == ("power cap",)
-    assert device.clock() < device.info.max_clock
-    device.lock_clock(1005)
-    assert device.throttle_reasons() == ()
+    assert (device.clock(), device.held_at(), device.throttle_reasons()) == (1005, 1005, ())
+    assert device.energy() == pytest.approx(gpu("a40").power_w(1005) * 1e3, abs=1)
     device.reset_clock()
-    device.activity = None
-    assert device.clock() == device.info.max_clock
-    assert other.info.index == 1
+    assert device.clock() < device.info.max_clock
+    assert device.throttle_reasons() == ("power cap",)
+    assert device.power() == pytest.approx(300)
+    assert device.energy() == pytest.approx((300 + gpu("a40").power_w(1005)) * 1e3, abs=1)
 
 
 def test_bad_modelled_gpus_are_refused() -> None:

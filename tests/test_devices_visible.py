@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envplan.devices import DeviceError, backend, opened
-from envplan.devices.visible import Counted, choose, gpu_of_rank, planned_gpu, visible_gpus
+from envplan.devices.visible import Counted, choose, visible_gpus
 from fake_nvml import GPU_IS_LOST, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -45,48 +45,23 @@ def test_gpus_go_by_uuid_too(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatc
     source.close()
 
 
-def test_planned_gpu_is_one_that_the_process_has(
-    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = backend("nvml")
-    devices = source.devices()
-    assert planned_gpu(devices, 7) == 7  # there is none, as others will say
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert planned_gpu(devices, 3) == 3
-    with pytest.raises(DeviceError, match=r"GPU 0, .* hidden by CUDA_VISIBLE_DEVICES=2,3; name"):
-        planned_gpu(devices, 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert planned_gpu(devices, 0) == 2
-    source.close()
-
-
-def test_gpu_of_a_rank_is_counted_among_those_that_are_shown(
-    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = backend("nvml")
-    devices = source.devices()
-    with pytest.raises(DeviceError, match=r"there is no GPU 4; there are 4, counted from 0$"):
-        gpu_of_rank(devices, 4)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert [gpu_of_rank(devices, rank) for rank in (0, 1)] == [3, 1]
-    with pytest.raises(DeviceError, match=r"there are 2, .*CUDA_VISIBLE_DEVICES=3,1"):
-        gpu_of_rank(devices, 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpu_of_rank(devices, 5) == 1
-    source.close()
-
-
 @pytest.mark.parametrize(
     ("visible", "counted", "number", "index"),
     [
         (None, Counted.BY_CUDA, 1, 1),
-        ("3,1", Counted.BY_CUDA, 1, 1),
+        (None, Counted.BY_CUDA, 4, "there is no GPU 4; there are 4, counted from 0$"),
+        (None, Counted.BY_PLAN, 7, "there is no GPU 7; there are 4, counted from 0$"),
+        (None, Counted.BY_DRIVER, -1, "there is no GPU -1"),
         ("3,1", Counted.BY_CUDA, 0, 3),
-        ("3,1", Counted.BY_CUDA, 2, None),
+        ("3,1", Counted.BY_CUDA, 1, 1),
+        ("3,1", Counted.BY_CUDA, 2, "no GPU 2; there are 2, .*CUDA_VISIBLE_DEVICES=3,1"),
         ("3,1", Counted.BY_DRIVER, 0, 0),
         ("3,1", Counted.BY_PLAN, 3, 3),
-        ("3,1", Counted.BY_PLAN, 0, None),
+        ("3,1", Counted.BY_PLAN, 0, "GPU 0, .* hidden by CUDA_VISIBLE_DEVICES=3,1; name"),
         ("3", Counted.BY_PLAN, 0, 3),
+        ("1", Counted.BY_CUDA, 1, 1),
+        ("1", Counted.BY_CUDA, 5, 1),
+        ("", Counted.BY_CUDA, 0, "there are 0, .* with CUDA_VISIBLE_DEVICES="),
     ],
 )
 def test_gpu_of_a_number_depends_on_who_counts(
@@ -95,15 +70,16 @@ def test_gpu_of_a_number_depends_on_who_counts(
     visible: str | None,
     counted: Counted,
     number: int,
-    index: int | None,
+    index: int | str,
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with opened() as source:
-        if index is None:
-            with pytest.raises(DeviceError):
+        if isinstance(index, str):
+            with pytest.raises(DeviceError, match=index):
                 choose(source, number, counted)
         else:
             assert choose(source, number, counted).info.index == index
-    with opened("modelled", count=4) as source:
-        assert choose(source, number, counted).info.index == number
+    with opened("modelled", count=9) as source:
+        if number >= 0:
+            assert choose(source, number, counted).info.index == number

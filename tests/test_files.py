@@ -130,3 +130,44 @@ def test_paths_that_can_be_written_are_left_alone(tmp_path: Path) -> None:
         check_writable(path)
     assert (tmp_path / "there").read_text() == "old"
     assert not (tmp_path / "new").exists()
+
+
+def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    atomic_write(path, "nëw")
+    assert path.read_bytes() == "nëw".encode()
+    assert path.stat().st_mode & 0o777 == 0o640
+    atomic_write(path, b"\x00")
+    assert path.read_bytes() == b"\x00"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_atomic_write_goes_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    atomic_write(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_atomic_write_to_a_device_is_direct() -> None:
+    atomic_write(os.devnull, "gone")
+    assert Path(os.devnull).is_char_device()
+
+
+def test_failed_atomic_write_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        atomic_write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

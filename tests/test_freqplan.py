@@ -10,8 +10,9 @@ import pytest
 
 import envplan.enforce.freqplan
 from cli_helpers import small_profile
+from envplan._documents import json_schema
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan, schema_text
+from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan
 from envplan.enforce.given_clocks import read_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -51,23 +52,17 @@ def test_a_rank_is_one_line_of_the_file(freqplan: FrequencyPlan) -> None:
 
 
 def test_schema_file_is_the_one_the_models_give() -> None:
-    assert SCHEMA_FILE.read_text() == schema_text(), "run python -m envplan.enforce.freqplan"
+    assert SCHEMA_FILE.read_text() == json_schema(FrequencyPlan), (
+        "run python -m envplan.enforce.freqplan"
+    )
 
 
 def test_schema_names_every_field_of_a_saved_frequency_plan(freqplan: FrequencyPlan) -> None:
-    schema, document = json.loads(schema_text()), json.loads(freqplan.to_json())
+    schema, document = json.loads(json_schema(FrequencyPlan)), json.loads(freqplan.to_json())
     assert set(document) <= set(schema["properties"])
     assert set(schema["properties"]) - set(document) == {"dwell", "gpu", "stage_gpus"}
     in_ranks = set(schema["$defs"]["RankPlan"]["properties"])
     assert in_ranks - set(document["ranks"][0]) == {"configs"}
-
-
-def test_schema_is_written_where_the_package_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(envplan.enforce.freqplan, "SCHEMA_FILE", tmp_path / "schema.json")
-    envplan.enforce.freqplan.write_schema()
-    assert (tmp_path / "schema.json").read_text() == schema_text()
 
 
 def test_job_of_another_size_is_refused(freqplan: FrequencyPlan) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.cores import use_cores
-from envplan.frontier import Relaxation, relaxation, start
+from envplan.frontier import Relaxation, start, walk
 from envplan.frontier.network import build_network
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
@@ -209,14 +209,17 @@ def test_state_of_one_deadline_is_that_of_the_frontier(
         assert np.array_equal(single.times_ns, frontier.times_ns)
         assert single.slopes_uw[1:] == frontier.slopes_uw[1:]
 
-    monkeypatch.setattr(relaxation, "_OF_A_PIECE", len(pipeline.operations) // 3)
+    monkeypatch.setattr(walk, "_OF_A_PIECE", len(pipeline.operations) // 3)
     pieces = []
     for cores in (1, 2):
         use_cores(cores)
-        pieces.append(Relaxation.trace(pipeline, profile, blocking_power=POWER))
+        pieces.append(Relaxation(pipeline, profile, blocking_power=POWER).walk())
     use_cores(None)
     one, two = pieces
-    assert len(one._main._traces) in (2, 3)  # where no start is found, the piece before goes on
+    assert len(one._walk._main._traces) in (
+        2,
+        3,
+    )  # where no start is found, the piece before goes on
     for found in pieces:
         assert np.array_equal(found.times_ns, frontier.times_ns)
         assert found.slopes_uw[1:] == frontier.slopes_uw[1:]

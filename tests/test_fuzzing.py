@@ -60,23 +60,13 @@ ZEUS = (
 OVERLAPS = repr(
     [[(("forward", "norm_0-none-12-1024"), ("backward", "rope_0-none-6-1024"))] * 4] * 2
 ).encode()
-CONFIG = json.dumps(
-    {
-        "model_type": "mixtral",
-        "architectures": ["MixtralForCausalLM"],
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 32,
-        "intermediate_size": 14336,
-        "vocab_size": 32000,
-        "max_position_embeddings": 32768,
-        "sliding_window": None,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "tie_word_embeddings": False,
-    }
-).encode()
+CONFIG = (
+    b'{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, '
+    b'"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, '
+    b'"intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768, '
+    b'"sliding_window": null, "num_local_experts": 8, "num_experts_per_tok": 2, '
+    b'"tie_word_embeddings": false}'
+)
 CLOCKS = b"stage,position,frequency\n" + b"".join(
     b"%d,%d,%d\n" % (stage, position, 1740 - 60 * position)
     for stage in range(2)
@@ -146,42 +136,10 @@ READERS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
 CHECKED = ("plan.json", "frontier.json", "run.freqplan.json", "profile.csv")
 
 WEIRD = [
-    *(
-        b"",
-        b"0",
-        b"-1",
-        b"-0.0",
-        b"1e308",
-        b"1e999",
-        b"nan",
-        b"inf",
-        b"1_000",
-        b"9" * 400,
-        b"1e-400",
-    ),
-    *(
-        b"null",
-        b"true",
-        b"[]",
-        b"{}",
-        b'"',
-        b"\\",
-        b"\x00",
-        b"\xff\xfe",
-        b"\xed\xa0\x80",
-        b"\n\n",
-        b"\r",
-    ),
-    *(
-        b",,,,",
-        b"\xd9\xa3",
-        b"[" * 3000,
-        b"(" * 300,
-        b"__import__('os')",
-        b"\xe2\x80\xae",
-        b"1.5e3",
-    ),
-    *(b"9223372036854775807", b"-9223372036854775809", b"2147483648", b"4294967295", b"=1+1", b"'"),
+    *b"0 -1 -0.0 1e308 1e999 nan inf 1_000 1e-400 1.5e3 null true [] {} \" \\ ,,,, ' =1+1".split(),
+    *b"9223372036854775807 -9223372036854775809 2147483648 4294967295 __import__('os')".split(),
+    *(b"", b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\xd9\xa3", b"\xe2\x80\xae", b"\n\n", b"\r"),
+    *(b"9" * 400, b"[" * 3000, b"(" * 300),
 ]
 
 
@@ -214,11 +172,6 @@ def damaged(draw: Any, sample: bytes) -> bytes:
     return data
 
 
-def read_or_refused(path: Path, read: Callable[[Path], Any]) -> None:
-    with suppress(EnvplanError):
-        read(path)
-
-
 @pytest.mark.parametrize("kind", READERS)
 def test_sample_is_read(kind: str, tmp_path: Path) -> None:
     sample, suffix, read = READERS[kind]
@@ -227,51 +180,46 @@ def test_sample_is_read(kind: str, tmp_path: Path) -> None:
     assert read(path) is not None
 
 
-def fuzz(sample: bytes, try_out: Callable[[bytes], None], share: float) -> str:
-    """Try damaged samples, a few or for a share of the seconds that there are; says how many."""
-    tried, end = 0, time.monotonic() + share * SECONDS
+@pytest.fixture
+def fuzz(capfd: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Read damaged samples, a few or for a share of the seconds that there are."""
 
-    @settings(max_examples=EXAMPLES)
-    @given(damaged(sample))
-    def check(data: bytes) -> None:
-        nonlocal tried
-        tried += 1
-        try_out(data)
+    def fuzz(
+        kind: str, path: Path, sample: bytes, read: Callable[[Path], Any], share: float
+    ) -> None:
+        tried, end = 0, time.monotonic() + share * SECONDS
 
-    check()
-    while time.monotonic() < end:
+        @settings(max_examples=EXAMPLES)
+        @given(damaged(sample))
+        def check(data: bytes) -> None:
+            nonlocal tried
+            tried += 1
+            path.write_bytes(data)
+            with suppress(EnvplanError):
+                read(path)
+
         check()
-    return f"{tried} damaged files"
+        while time.monotonic() < end:
+            check()
+        with capfd.disabled():
+            print(f" {kind}: {tried} damaged files" if SECONDS else "", end="")
+
+    return fuzz
 
 
 @pytest.mark.parametrize("kind", READERS)
 def test_damaged_file_is_read_or_refused_in_a_line(
-    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, fuzz: Callable[..., None]
 ) -> None:
     sample, suffix, read = READERS[kind]
-    path = tmp_path / f"file{suffix}"
-
-    def try_out(data: bytes) -> None:
-        path.write_bytes(data)
-        read_or_refused(path, read)
-
-    told = fuzz(sample, try_out, 0.8 / len(READERS))
-    with capfd.disabled():
-        print(f" {kind}: {told}" if SECONDS else "", end="")
+    fuzz(kind, tmp_path / f"file{suffix}", sample, read, 0.8 / len(READERS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
 def test_damaged_file_is_proved_or_refused_by_check(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, fuzz: Callable[..., None]
 ) -> None:
     for file in ("profile.csv", "profile.meta.json", name):
         (tmp_path / file).write_bytes(released(file))
-
-    def try_out(data: bytes) -> None:
-        (tmp_path / name).write_bytes(data)
-        read_or_refused(tmp_path / name, check_file)
-
-    told = fuzz(released(name), try_out, 0.2 / len(CHECKED))
-    with capfd.disabled():
-        print(f" check {name}: {told}" if SECONDS else "", end="")
+    fuzz(f"check {name}", tmp_path / name, released(name), check_file, 0.2 / len(CHECKED))

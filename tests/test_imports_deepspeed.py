@@ -138,18 +138,6 @@ def test_buffers_tell_which_microbatch_a_backward_is_of() -> None:
     ]
 
 
-def test_second_phase_is_the_way_back_through_the_ranks() -> None:
-    rank = [
-        Listed(forward(0), forward(1, phase=1), backward(1, phase=1), backward(0)),
-        Listed(forward(0), forward(1, phase=1), backward(1, phase=1), backward(0)),
-    ]
-    read = from_deepspeed(rank)
-    assert read.num_chunks == 2
-    assert [op.profile_stage for op in read.orders[0]] == [0, 3, 3, 0]
-    assert [op.profile_stage for op in read.orders[1]] == [1, 2, 2, 1]
-    assert Pipeline.from_imported(read).num_profile_stages == 4
-
-
 def test_other_instructions_are_counted_or_kept() -> None:
     read = from_deepspeed(train(3, 2))
     assert dict(read.skipped) == {
@@ -202,21 +190,14 @@ def test_example_is_what_deepspeed_runs() -> None:
         ([forward(0), backward(1)], "stage 0: BackwardPass(buffer_id=1) has no forward"),
         ([forward(0), forward(0), backward(0)], "would overwrite microbatch 0"),
         ([forward(0), backward(0), make("Sleep", seconds=1)], "Sleep(seconds=1) is no instruction"),
-        ([make("ForwardPass"), backward(0)], "names no buffer_id"),
-        ([forward(0, phase=1), backward(0)], "a buffer that phase 1 filled"),
-        ([forward(0, phase=2), backward(0, phase=2)], "a phase beyond 1"),
+        ([make("ForwardPass"), backward(0)], "must name a buffer_id"),
+        ([forward(0, phase=1), backward(0)], "must name a buffer_id, and nothing else"),
         ([forward(0)], "no stage has a BackwardPass"),
     ],
 )
 def test_instructions_that_cannot_run_are_refused(commands: list[Instruction], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         from_deepspeed([Listed(*commands)])
-
-
-def test_stage_whose_backward_is_missing_is_named() -> None:
-    broken = [Listed(forward(0), forward(1), backward(0)), *train(2, 2)[1:]]
-    with pytest.raises(InputError, match="backward of microbatch 1 on model stage 0"):
-        Pipeline.from_imported(from_deepspeed(broken))
 
 
 def test_one_schedule_instead_of_a_list_is_refused() -> None:
@@ -230,16 +211,20 @@ def test_one_schedule_instead_of_a_list_is_refused() -> None:
     ("text", "line", "words"),
     [
         ("[ForwardPass(buffer_id=0)]\n", None, "not valid JSON"),
-        ("ForwardPass(buffer_id=0)\n", 1, '"stage 0" must come before'),
-        ("stage 0\nForwardPass(buffer_id=0)\nstage 2\n", 3, "stage 2 comes where stage 1"),
+        ("ForwardPass(buffer_id=0)\n", 1, 'where a line "stage 0" should'),
+        (
+            "stage 0\nForwardPass(buffer_id=0)\nstage 2\n",
+            3,
+            'a line "stage 1" should',
+        ),
         ("stage 0\n[ForwardPass(buffer_id=0), nothing]\n", 2, "no list of instructions"),
         ("stage 0\nForwardPass(buffer_id=x)\n", 2, "no instruction such as"),
         ("stage 0\nForwardPass(0)\n", 2, "no instruction such as"),
         ("stage 0\n\nForwardPass(buffer_id=0)\nBackwardPass(buffer_id=3)\n", 4, "has no forward"),
         ('[[["ForwardPass"]]]', None, "no instruction such as"),
-        ("[[[1]]]", None, "no instruction such as"),
-        ('[["ForwardPass(buffer_id=0)"]]', None, "stage 0: a step must be a list"),
-        ("[1]", None, "stage 0 must be a list"),
+        ("[[[1]]]", None, "[0][0][0] should be a valid string, not 1"),
+        ('[["ForwardPass(buffer_id=0)"]]', None, "[0][0] should be a valid list"),
+        ("[1]", None, "[0] should be a valid list"),
         ("[" * 100_000, None, "not valid JSON"),
         ("[[[" + "9" * 5000 + "]]]", None, "not valid JSON"),
         ("", None, "no stage has a BackwardPass"),

@@ -45,6 +45,7 @@ model:
   num_layers_in_first_pipeline_stage: 15
   num_layers: 28
 """
+TWO = {"pipeline_model_parallel_size": 2}
 
 
 def test_a_file_of_megatron_bridge_is_a_schedule(tmp_path: Path) -> None:
@@ -91,12 +92,12 @@ def test_an_object_in_memory_is_a_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "layers"),
+    ("stages", "config", "layers"),
     [
-        ({"pipeline_model_parallel_size": 4, "num_layers": 8}, [2, 2, 2, 2]),
+        (4, {"num_layers": 8}, [2, 2, 2, 2]),
         (
+            4,
             {
-                "pipeline_model_parallel_size": 4,
                 "num_layers": 14,
                 "num_layers_in_first_pipeline_stage": 4,
                 "num_layers_in_last_pipeline_stage": 2,
@@ -104,21 +105,16 @@ def test_an_object_in_memory_is_a_schedule() -> None:
             },
             [2, 2, 2, 1] * 2,
         ),
-        (
-            {
-                "pipeline_model_parallel_size": 2,
-                "num_layers": 7,
-                "account_for_loss_in_pipeline_split": True,
-            },
-            [4, 3],
-        ),
-        ({"pipeline_model_parallel_size": 2}, []),
-        ({"pipeline_model_parallel_layout": "Ett,|(tt|)*2,t|mL"}, [2, 2, 2, 1, 0]),
-        ({"pipeline_model_parallel_layout": [["embedding", "decoder"], ["loss"]]}, [1, 0]),
+        (2, {"num_layers": 7, "account_for_loss_in_pipeline_split": True}, [4, 3]),
+        (2, {}, []),
+        (1, {"pipeline_model_parallel_layout": "Ett,|(tt|)*2,t|mL"}, [2, 2, 2, 1, 0]),
+        (1, {"pipeline_model_parallel_layout": [["embedding", "decoder"], ["loss"]]}, [1, 0]),
     ],
 )
-def test_layers_are_shared_out_as_megatron_does(config: dict[str, Any], layers: list[int]) -> None:
-    assert layers_per_stage(config) == layers
+def test_layers_are_shared_out_as_megatron_does(
+    stages: int, config: dict[str, Any], layers: list[int]
+) -> None:
+    assert layers_per_stage({"pipeline_model_parallel_size": stages, **config}) == layers
 
 
 def test_layers_are_those_that_megatron_builds() -> None:
@@ -181,29 +177,20 @@ def test_order_of_groups_is_megatrons() -> None:
     [
         ({}, "says no pipeline_model_parallel_size"),
         ({"pipeline_model_parallel_size": 0}, "at least 1"),
-        (
-            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|t|tL"},
-            "has 3 stages for 2 ranks",
-        ),
-        (
-            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "E(t|)*99999L"},
-            "is too long",
-        ),
         ({"pipeline_model_parallel_size": "4"}, "must be a whole number"),
-        (
-            {"pipeline_model_parallel_size": 2, "overlap_moe_expert_parallel_comm": True},
-            "runs a forward and a backward together",
-        ),
+        ({**TWO, "pipeline_model_parallel_layout": "Et|t|tL"}, "has 3 stages for 2 ranks"),
+        ({**TWO, "pipeline_model_parallel_layout": "E(t|)*99999L"}, "is too long"),
+        ({**TWO, "overlap_moe_expert_parallel_comm": True}, "a forward and a backward together"),
         (
             {
-                "pipeline_model_parallel_size": 2,
+                **TWO,
                 "virtual_pipeline_model_parallel_size": 2,
                 "microbatch_group_size_per_vp_stage": 7,
             },
             "at least as many as there are stages",
         ),
         (
-            {"pipeline_model_parallel_size": 2, "model": {"pipeline_model_parallel_size": 3}},
+            {**TWO, "model": {"pipeline_model_parallel_size": 3}},
             "says two things under pipeline_model_parallel_size",
         ),
     ],

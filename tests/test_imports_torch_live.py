@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from string import digits
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.imports import as_torch_csv, read_torch_csv, read_torch_schedule
+from schedule_oracles import orders_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -19,16 +21,13 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 #: Class, stages per rank, and what envplan calls it.
 CLASSES = [
-    ("ScheduleInterleaved1F1B", 1, "interleaved"),
-    ("ScheduleInterleaved1F1B", 2, "interleaved"),
-    ("ScheduleInterleaved1F1B", 3, "interleaved"),
-    ("ScheduleLoopedBFS", 1, "looped-bfs"),
-    ("ScheduleLoopedBFS", 3, "looped-bfs"),
+    *(("ScheduleInterleaved1F1B", chunks, "interleaved") for chunks in (1, 2, 3)),
+    *(("ScheduleLoopedBFS", chunks, "looped-bfs") for chunks in (1, 3)),
     ("ScheduleInterleavedZeroBubble", 2, "interleaved-zb"),
     ("ScheduleZBVZeroBubble", 2, "zb-v"),
     ("ScheduleDualPipeV", 2, "dualpipe-v"),
 ]
-SHAPES = [(1, 4), (2, 4), (2, 8), (3, 6), (3, 9), (4, 8), (4, 12)]
+SHAPES = [(1, 4), (2, 4), (2, 8), (3, 6), (3, 9), (4, 12), (4, 8)]
 LETTERS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
@@ -77,12 +76,12 @@ def held(order: dict[int, list[Any]]) -> list[list[tuple[int, str, int]]]:
     return ranks
 
 
-def imported(orders: tuple[tuple[Operation, ...], ...]) -> list[list[tuple[int, str, int]]]:
+def imported(orders: Sequence[Sequence[Operation]]) -> list[list[tuple[int, str, int]]]:
     return [[(op.profile_stage, op.instruction, op.microbatch) for op in o] for o in orders]
 
 
 @pytest.mark.parametrize(("name", "per_rank", "known_as"), CLASSES)
-def test_csv_that_pytorch_dumps_is_the_order_that_the_class_holds(
+def test_csv_and_live_schedule_are_the_order_that_the_class_holds(
     name: str, per_rank: int, known_as: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "schedule.csv"
@@ -97,23 +96,13 @@ def test_csv_that_pytorch_dumps_is_the_order_that_the_class_holds(
             assert imported(read.orders) == held(theirs.pipeline_order)
             assert read.num_chunks == per_rank
             compared += 1
-        assert read_torch_schedule(theirs).orders == read.orders
+        other_rank = schedule(name, ranks, per_rank, microbatches, rank=ranks - 1)
+        assert read_torch_schedule(other_rank).orders == read.orders
+        live = Pipeline.from_torch(theirs, p2p_latency=0.001)
+        assert Pipeline.from_orders(read.orders).operations == live.operations
+        assert live.p2p_latency_ns == 1_000_000
+    assert live.schedule == known_as
     assert compared >= 8
-
-
-@pytest.mark.parametrize(("name", "per_rank", "known_as"), CLASSES)
-def test_live_schedule_is_the_generated_one_of_its_name(
-    name: str, per_rank: int, known_as: str
-) -> None:
-    pipeline = Pipeline.from_torch(schedule(name, 4, per_rank, 8), p2p_latency=0.001)
-    assert pipeline.schedule == known_as
-    assert (pipeline.num_stages, pipeline.num_chunks, pipeline.num_microbatches) == (4, per_rank, 8)
-    assert pipeline.p2p_latency_ns == 1_000_000
-    from_orders = Pipeline.from_imported(
-        read_torch_schedule(schedule(name, 4, per_rank, 8, rank=2))
-    )
-    assert from_orders.schedule == "dag"
-    assert from_orders.operations == pipeline.operations
 
 
 @pytest.mark.parametrize(
@@ -169,14 +158,9 @@ def test_action_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "chunks"),
     [
-        ("1f1b", 1),
-        ("gpipe", 1),
-        ("zb-h1", 1),
-        ("interleaved", 2),
+        *((name, 1) for name in ("1f1b", "gpipe", "zb-h1")),
+        *((name, 2) for name in ("interleaved", "interleaved-zb", "zb-v", "dualpipe-v")),
         ("looped-bfs", 3),
-        ("interleaved-zb", 2),
-        ("zb-v", 2),
-        ("dualpipe-v", 2),
     ],
 )
 def test_pytorch_loads_the_csv_that_envplan_exports(name: str, chunks: int, tmp_path: Path) -> None:
@@ -189,14 +173,7 @@ def test_pytorch_loads_the_csv_that_envplan_exports(name: str, chunks: int, tmp_
                 stages(ranks, chunks), microbatches, loss_fn=loss
             )
             theirs._load_csv(path)
-            assert held(theirs.pipeline_order) == [
-                [
-                    (op.profile_stage, op.instruction, op.microbatch)
-                    for op in pipeline.operations
-                    if op.stage == rank
-                ]
-                for rank in range(ranks)
-            ]
+            assert held(theirs.pipeline_order) == imported(orders_of(pipeline))
             if loader == "_PipelineScheduleRuntime":
                 theirs._dump_csv(path, "compute_comms")
                 assert (

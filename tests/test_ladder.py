@@ -149,7 +149,7 @@ def test_plan_with_a_ladder_is_proved_rung_by_rung(frontier: Frontier) -> None:
         ({"energy_j": rung.energy_j + 1}, "ladder\\[0\\].energy_j"),
         ({"iteration_time_s": rung.iteration_time_s - 1e-6}, "ladder\\[0\\].iteration_time_s"),
         ({"frequencies_mhz": rung.frequencies_mhz[:-1]}, "one entry for every operation"),
-        ({"frequencies_mhz": [[1] * 16] * 4}, "1 MHz for forward 0 of stage 0 is not a row"),
+        ({"frequencies_mhz": [[1] * 16] * 4}, "no row for forward on stage 0 at 1 MHz"),
     ):
         broken = plan.model_copy(update={"ladder": [rung.model_copy(update=change)]})
         with pytest.raises(InputError, match=message):

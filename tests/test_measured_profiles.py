@@ -33,31 +33,19 @@ every_stage_profile = pytest.mark.parametrize("name", list(STAGE_PROFILES))
 
 
 @pytest.mark.parametrize("name", [*STAGE_PROFILES, *WORKLOAD_PROFILES])
-def test_a_sidecar_says_who_measured_and_under_which_license(name: str) -> None:
-    metadata = Profile.builtin(name).metadata
+def test_a_sidecar_says_who_measured_which_job_and_under_which_license(name: str) -> None:
+    profile = Profile.builtin(name)
+    metadata, pipeline = profile.metadata, profile.pipeline()
     assert metadata.source == "measured"
     assert metadata.extra["license"] == "Apache-2.0"
     assert "Perseus" in metadata.extra["measured_by"]
     assert "github.com/ml-energy/zeus" in metadata.extra["artifact"]
-
-
-@pytest.mark.parametrize("name", [*STAGE_PROFILES, *WORKLOAD_PROFILES])
-def test_the_job_of_a_sidecar_is_one_that_the_profile_fits(name: str) -> None:
-    profile = Profile.builtin(name)
-    pipeline = profile.pipeline()
-    assert pipeline.num_stages == profile.num_stages
-    assert pipeline.num_microbatches == profile.metadata.num_microbatches
-    assert profile.metadata.gpus_per_stage == profile.metadata.tensor_parallel
-    stages = {(op.profile_stage, op.instruction) for op in pipeline.operations}
-    assert all(profile.has(*one) for one in stages)
-
-
-@pytest.mark.parametrize("name", [*STAGE_PROFILES, *WORKLOAD_PROFILES])
-def test_the_waiting_power_is_the_measured_one(name: str) -> None:
-    expected = 83.64 if "a100" in name else 70.38
-    assert Profile.builtin(name).blocking_power_w == pytest.approx(
-        [expected] * (8 - 4 * ("4st" in name))
-    )
+    assert pipeline.num_stages == profile.num_stages == 8 - 4 * ("4st" in name)
+    assert pipeline.num_microbatches == metadata.num_microbatches
+    assert metadata.gpus_per_stage == metadata.tensor_parallel
+    assert all(profile.has(op.profile_stage, op.instruction) for op in pipeline.operations)
+    waiting = 83.64 if "a100" in name else 70.38
+    assert profile.blocking_power_w == pytest.approx([waiting] * profile.num_stages)
 
 
 def test_all_of_them_together_are_below_a_megabyte() -> None:
@@ -84,10 +72,8 @@ def test_rows_cover_every_clock_and_say_which_are_interpolated(name: str) -> Non
 
 @every_workload
 def test_time_never_rises_and_power_never_falls_with_the_clock(name: str) -> None:
-    profile = Profile.builtin(name)
-    for stage in range(profile.num_stages):
-        for instruction in ("forward", "backward"):
-            table = profile.table(stage, instruction)
+    for table in Profile.builtin(name).tables():
+        if table.instruction in ("forward", "backward"):
             rising = np.argsort(table.frequency_mhz)
             time, energy = table.time_ns[rising], table.energy_fj[rising]
             assert np.all(np.diff(time) <= 0)

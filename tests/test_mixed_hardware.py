@@ -335,8 +335,16 @@ def test_replicas_on_other_hardware_can_be_tried_out_beside_a_plan(tmp_path: Pat
         assert (first["waiting_energy_j"] > 0) == (name == "slow.csv")
 
 
-def test_replicas_are_not_replayed_with_disturbances(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [("--noise", "2"), ("--switch-latency", "5"), ("--sync-time", "9"), ("--dp", "4")]
+)
+def test_replicas_meet_what_the_plan_meets(tmp_path: Path, options: tuple[str, str]) -> None:
     small_profile(2).save_csv(tmp_path / "profile.csv")
-    envplan("solve", cwd=tmp_path)
-    ran = envplan("simulate", "plan.json", "--replica", "plan.json", "--noise", "2", cwd=tmp_path)
-    assert_refused(ran, 2, "--replica goes with no option")
+    envplan("solve", "--slowdown", "5", cwd=tmp_path)
+    ran = envplan("simulate", "--replica", "plan.json", "--json", *options, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    together = document["replicas"]
+    assert together["sync_time_s"] == document["sync_time_s"]
+    assert together["energy_j"] == pytest.approx(2 * document["energy_j"])
+    assert together["savings_percent"] > 0

@@ -79,13 +79,6 @@ def longest_paths(pipeline: Pipeline, times: list[int]) -> tuple[list[int], int]
     return start, nx.dag_longest_path_length(graph)
 
 
-def test_operations_are_grouped_by_stage() -> None:
-    pipeline = Pipeline("1f1b", 3, 4)
-    assert pipeline.stage_begin.tolist() == [0, 8, 16, 24]
-    for stage in range(3):
-        assert {op.stage for op in pipeline.operations[stage * 8 : stage * 8 + 8]} == {stage}
-
-
 def test_edges_between_stages_carry_the_latency_and_those_within_do_not() -> None:
     pipeline = Pipeline("1f1b", 2, 2, p2p_latency=0.003)
     # Stage 0: f0 f1 b0 b1 are 0..3, stage 1: f0 b0 f1 b1 are 4..7.
@@ -138,26 +131,14 @@ def test_latency_is_paid_on_the_way_down_and_up() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(random_dags())
-def test_replay_agrees_with_longest_paths(case: tuple[Pipeline, list[int]]) -> None:
-    pipeline, by_id = case
-    times = [by_id[op.microbatch] for op in pipeline.operations]
-    start, makespan = pipeline.earliest_starts(np.array(times))
-    assert (start.tolist(), makespan) == longest_paths(pipeline, times)
-    assert start.dtype == np.int64
-
-
-@settings(max_examples=60, deadline=None)
 @given(random_dags(), st.integers(0, 20))
-def test_latest_finishes_are_the_replay_of_the_reversed_dag(
-    case: tuple[Pipeline, list[int]], spare: int
-) -> None:
+def test_replay_agrees_with_longest_paths(case: tuple[Pipeline, list[int]], spare: int) -> None:
     pipeline, by_id = case
     times = np.array([by_id[op.microbatch] for op in pipeline.operations])
     start, makespan = pipeline.earliest_starts(times)
+    assert (start.tolist(), makespan) == longest_paths(pipeline, times.tolist())
     latest = pipeline.latest_finishes(times, makespan + spare)
-    assert latest.dtype == np.int64
-    assert latest.max() == makespan + spare
+    assert start.dtype == latest.dtype == np.int64
     assert (latest - times - start).min() == spare
     expected = [
         min(
@@ -167,22 +148,14 @@ def test_latest_finishes_are_the_replay_of_the_reversed_dag(
         for i in range(len(times))
     ]
     assert latest.tolist() == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(random_dags())
-def test_order_is_topological(case: tuple[Pipeline, list[int]]) -> None:
-    pipeline, _ = case
     place = {int(i): k for k, i in enumerate(pipeline.order)}
     assert sorted(place) == list(range(len(pipeline.operations)))
     assert all(place[i] < place[j] for i, j in edges(pipeline))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
-def test_generated_order_is_topological_and_the_same_every_time(schedule: str) -> None:
+def test_generated_order_is_the_same_every_time(schedule: str) -> None:
     pipeline, again = (Pipeline(schedule, 4, 8) for _ in range(2))
-    place = {int(i): k for k, i in enumerate(pipeline.order)}
-    assert all(place[i] < place[j] for i, j in edges(pipeline))
     assert pipeline.order.tolist() == again.order.tolist()
     assert pipeline.succ.tolist() == again.succ.tolist()
 
@@ -204,33 +177,20 @@ def test_an_iteration_beyond_64_bits_is_refused() -> None:
 
 
 def test_array_types_are_those_of_the_kernel() -> None:
-    pipeline = Pipeline("1f1b", 2, 2)
-    assert pipeline.succ_lag_ns.dtype == np.int64
-    for array in (pipeline.stage_begin, pipeline.succ_begin, pipeline.succ, pipeline.order):
-        assert array.dtype == np.int32
-        assert not array.flags.writeable
-
-
-def test_a_single_operation_has_no_edges() -> None:
-    pipeline = dag_of([0], {})
-    assert pipeline.succ_begin.tolist() == [0, 0]
-    assert pipeline.succ.dtype == np.int32
-    assert pipeline.succ_lag_ns.dtype == np.int64
-    assert pipeline.earliest_starts(np.array([9]))[1] == 9
+    for pipeline in (Pipeline("1f1b", 2, 2), dag_of([0], {})):  # the second has no edges
+        assert pipeline.succ_lag_ns.dtype == np.int64
+        for array in (pipeline.stage_begin, pipeline.succ_begin, pipeline.succ, pipeline.order):
+            assert array.dtype == np.int32
+            assert not array.flags.writeable
 
 
 def test_arguments_go_by_position_or_by_name() -> None:
-    assert (
-        Pipeline("gpipe", 2, 3).to_job()
-        == Pipeline(schedule="gpipe", num_stages=2, num_microbatches=3).to_job()
-    )
-    assert Pipeline(num_stages=2, num_microbatches=3).schedule == "1f1b"
-
-
-def test_numpy_integers_count_too() -> None:
-    pipeline = Pipeline("1f1b", np.int64(2), np.int32(3))  # type: ignore[arg-type]
-    assert type(pipeline.num_stages) is int
-    assert pipeline.num_microbatches == 3
+    numbers = (np.int64(2), np.int32(3))
+    by_position = Pipeline("gpipe", *numbers)  # type: ignore[arg-type]
+    assert by_position.to_job() == Pipeline(num_stages=2, num_microbatches=3).to_job() | {
+        "schedule": "gpipe"
+    }
+    assert type(by_position.num_stages) is int
 
 
 def test_repr_says_how_to_make_it_again() -> None:
@@ -274,10 +234,16 @@ def test_more_operations_than_memory_are_refused_before_they_are_made() -> None:
         Pipeline("1f1b", 2**20, 2**20)
 
 
-@pytest.mark.parametrize("latency", [-1e-3, math.nan, math.inf, 1e300, 10**400, "1", None, True])
+@pytest.mark.parametrize(
+    "latency",
+    [
+        *(-1e-3, math.nan, math.inf, 1e300, 10**400, "1", None, True),
+        *([], [0.1], [0.1, 0.1, 0.1], [0.1, -1.0], [0.1, "x"]),
+    ],
+)
 def test_bad_latency_is_refused(latency: object) -> None:
-    with pytest.raises(InputError, match="p2p_latency must"):
-        Pipeline("1f1b", 2, 2, p2p_latency=latency)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"p2p_latency(\[1\])? must"):
+        Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
 
 
 def test_importing_the_pipeline_loads_no_heavy_package() -> None:
@@ -304,12 +270,6 @@ def test_latencies_of_neighbours_survive_the_job_and_other_microbatches() -> Non
     assert pipeline.with_microbatches(6).p2p_latency_ns == (20_000_000,)
     alike = Pipeline("interleaved", 2, 4, num_chunks=2, p2p_latency=0.02)
     assert np.array_equal(alike.succ_lag_ns, pipeline.succ_lag_ns)
-
-
-@pytest.mark.parametrize("latency", [[], [0.1], [0.1, 0.1, 0.1], [0.1, -1.0], [0.1, "x"]])
-def test_latencies_that_do_not_fit_the_stages_are_refused(latency: list[object]) -> None:
-    with pytest.raises(InputError, match="p2p_latency"):
-        Pipeline("1f1b", 3, 2, p2p_latency=latency)  # type: ignore[arg-type]
 
 
 def test_stages_that_take_turns_never_work_at_the_same_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from envplan.errors import InputError
-from envplan.pipeline import SCHEDULES, Operation, Pipeline, check_orders
-from envplan.pipeline.dependencies import described, short_name
+from envplan.pipeline import SCHEDULES, Operation, Pipeline
+from envplan.pipeline.dependencies import check_orders, described, short_name
 from schedule_oracles import dependency_graph, longest_path, orders_of
 from strategies import schedules
 
@@ -38,8 +39,13 @@ def rank(number: int, text: str) -> list[Operation]:
 
 
 def refusal(*ranks: str, **arguments: int) -> str:
+    def run() -> None:
+        orders = [rank(number, text) for number, text in enumerate(ranks)]
+        check_orders(orders, **arguments)
+        Pipeline.from_orders(orders)
+
     with pytest.raises(InputError) as error:
-        check_orders([rank(number, text) for number, text in enumerate(ranks)], **arguments)
+        run()
     assert "\n" not in error.value.message
     return error.value.message
 
@@ -92,31 +98,31 @@ def test_a_backward_cannot_be_whole_and_in_parts() -> None:
     )
 
 
-def test_an_operation_before_what_it_needs_on_its_rank_deadlocks() -> None:
-    assert refusal("0F0 0B0 0F1 0B1", "1B0 1F0 1F1 1B1") == (
-        "the order deadlocks: backward of microbatch 0 on model stage 1 (rank 1) waits for forward "
-        "of microbatch 0 on model stage 1 (rank 1), which comes later on the same rank"
-    )
-    assert "backward_weight of microbatch 0" in refusal("0F0 0W0 0I0")
-    assert "waits for forward of microbatch 0 on model stage 0" in refusal("1F0 0F0 1B0 0B0")
-    assert "waits for backward_input of microbatch 0" in refusal("0F0 1F0 0B0 1I0 1W0")
-
-
-def test_ranks_that_wait_for_each_other_deadlock() -> None:
-    assert refusal("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1") == (
-        "the order deadlocks: "
-        "backward of microbatch 0 on model stage 0 (rank 0) waits for "
-        "backward of microbatch 0 on model stage 1 (rank 1); "
-        "forward of microbatch 1 on model stage 1 (rank 1) waits for "
-        "forward of microbatch 1 on model stage 0 (rank 0)"
+@pytest.mark.parametrize(
+    ("ranks", "cycle"),
+    [
+        (["0F0 0B0 0F1 0B1", "1B0 1F0 1F1 1B1"], "1F0 1B0"),
+        (["0F0 0W0 0I0"], "0I0 0W0"),
+        (["1F0 0F0 1B0 0B0"], "0F0 1F0"),
+        (["0F0 1F0 0B0 1I0 1W0"], "1I0 0B0"),
+        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "0B0 0F1 1F1 1B0"),
+    ],
+)
+def test_operations_that_wait_for_each_other_deadlock(ranks: list[str], cycle: str) -> None:
+    """On one rank, or on several."""
+    found = re.findall(r'"(\w+)"', refusal(*ranks))
+    assert found[0] == found[-1]
+    names = cycle.split()
+    assert tuple(pairwise(found)) in (
+        tuple(pairwise([*names[k:], *names[: k + 1]])) for k in range(len(names))
     )
 
 
 def test_a_circle_of_many_ranks_is_cut_short() -> None:
     ranks = ["0F0 10F0 0B0 10B0", *(f"{s}F0 {s}B0" for s in range(1, 10))]
     complaint = refusal(*ranks)
-    assert complaint.endswith("; and so on, 10 ranks in all")
-    assert complaint.count(" waits for ") == 8
+    assert re.search(r"\(\d+ more\)", complaint)
+    assert complaint.count(" -> ") == 9
 
 
 @pytest.mark.parametrize(
@@ -143,11 +149,9 @@ def test_negative_numbers_are_refused() -> None:
         Pipeline.from_orders([[operation]])
 
 
-def test_ranks_must_have_the_chunks_they_are_said_to_have() -> None:
+def test_ranks_may_have_more_model_stages_than_others() -> None:
     orders = [rank(0, "0F0 2F0 2B0 0B0"), rank(1, "1F0 1B0")]
     assert Pipeline.from_orders(orders).num_profile_stages == 3
-    with pytest.raises(InputError, match="rank 1 runs 1 of the model stages, not 2"):
-        Pipeline.from_orders(orders, num_chunks=2)
 
 
 def test_other_instructions_wait_for_their_turn_alone() -> None:
@@ -164,21 +168,19 @@ def test_transfers_take_the_given_time_between_ranks_only() -> None:
     assert makespan == 8 * 10**9 + 4 * 5 * 10**8
 
 
-def test_a_schedule_of_ones_own_that_deadlocks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards_first(stages: int, microbatches: int, chunks: int) -> list[list[Operation]]:
-        return [rank(0, "0B0 0F0")]
-
-    monkeypatch.setitem(SCHEDULES, "hasty", backwards_first)
-    with pytest.raises(InputError, match="deadlocks: backward of microbatch 0"):
-        Pipeline("hasty", 1, 1)
-
-
-def test_a_schedule_of_ones_own_that_forgets_a_microbatch_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ("0B0 0F0 0F1 0B1", "deadlock"),
+        ("0F0 0B0", "misses an operation: forward of microbatch 1"),
+    ],
+)
+def test_a_schedule_of_ones_own_is_checked(
+    order: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SCHEDULES, "lazy", lambda *shape: [rank(0, "0F0 0B0")])
-    with pytest.raises(InputError, match="misses an operation: forward of microbatch 1"):
-        Pipeline("lazy", 1, 2)
+    monkeypatch.setitem(SCHEDULES, "own", lambda *_shape: [rank(0, order)])
+    with pytest.raises(InputError, match=words):
+        Pipeline("own", 1, 2)
 
 
 @given(schedules(), st.data())
@@ -190,13 +192,8 @@ def test_an_order_taken_from_a_schedule_is_the_same_pipeline(
     taken = Pipeline.from_orders(orders_of(pipeline), p2p_latency=latency)
     again = Pipeline.from_job(json.loads(json.dumps(taken.to_job())))
     assert again.to_job() == taken.to_job()
-    times = data.draw(
-        st.lists(
-            st.integers(1, 10**6),
-            min_size=len(taken.operations),
-            max_size=len(taken.operations),
-        )
-    )
+    count = len(taken.operations)
+    times = data.draw(st.lists(st.integers(1, 10**6), min_size=count, max_size=count))
     starts, makespan = pipeline.earliest_starts(np.array(times))
     for other in (taken, again):
         assert other.operations == pipeline.operations
@@ -235,5 +232,5 @@ def test_a_shuffled_order_is_refused_exactly_where_it_cannot_run(
         _, makespan = taken.earliest_starts(np.array(list(times.values())))
         assert makespan == longest_path(graph, times)
     else:
-        with pytest.raises(InputError, match="the order deadlocks: "):
+        with pytest.raises(InputError, match="deadlock"):
             Pipeline.from_orders(orders)

@@ -16,12 +16,7 @@ from envplan.costs import Run, priced
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.plan import (
-    SCHEMA_FILE,
-    Plan,
-    find_profile,
-    schema_text,
-)
+from envplan.plan import Plan, find_profile
 from envplan.profile import Profile, builtin_profiles
 from envplan.replay import Problem
 from envplan.solve import trace_frontier
@@ -165,12 +160,13 @@ def test_plan_of_16384_operations_saves_loads_and_is_the_same(tmp_path: Path) ->
 
 
 def test_schema_file_is_the_one_the_models_give() -> None:
-    assert SCHEMA_FILE.read_text() == schema_text(), "run python -m envplan.plan"
+    schema = _documents.json_schema(Plan)
+    assert Plan.schema_file().read_text() == schema, "run python -m envplan.plan"
 
 
 def test_schema_names_every_field_of_a_saved_plan(plan: Plan) -> None:
     full = priced(plan.with_ladder([plan]), Run(price=Rate.fixed(0.3)))
-    schema, document = json.loads(schema_text()), json.loads(full.to_json())
+    schema, document = json.loads(_documents.json_schema(Plan)), json.loads(full.to_json())
     assert set(document) == set(schema["properties"])
     operation = schema["$defs"]["PlannedOperation"]
     assert set(document["stages"][0][0]) == set(operation["required"])
@@ -317,14 +313,17 @@ def swapped(document: Any) -> None:
 
 
 CHANGES: list[tuple[Callable[[Any], None], str]] = [
-    (scaled(("stages", 0, 2, "time_s"), 1.01), r"stages\[0\]\[2\].* time_s"),
-    (scaled(("stages", 0, 2, "energy_j"), 0.99), r"stages\[0\]\[2\].* energy_j"),
-    (lambda d: put(d, ("stages", 1, 1, "frequency_mhz"), 999), "999 MHz, is not a row"),
-    (lambda d: put(d, ("stages", 1, 1, "config"), "tp2"), "config tp2, is not a row"),
+    (scaled(("stages", 0, 2, "time_s"), 1.01), r"stages\[0\]\[2\]\.time_s"),
+    (scaled(("stages", 0, 2, "energy_j"), 0.99), r"stages\[0\]\[2\]\.energy_j"),
+    (lambda d: put(d, ("stages", 1, 1, "frequency_mhz"), 999), "no row for .* at 999 MHz"),
+    (lambda d: put(d, ("stages", 1, 1, "config"), "tp2"), "with config tp2"),
     (scaled(("stages", 1, 1, "start_s"), 1.5), r"stages\[1\]\[1\]\.start_s"),
     (swapped, r"stages\[0\]\[0\] is forward of microbatch 1"),
-    (lambda d: d["stages"][0].pop(), r"stages\[0\] ends after 7"),
-    (lambda d: d["stages"][0].append(d["stages"][0][0]), r"stages\[0\] has 9 operations"),
+    (lambda d: d["stages"][0].pop(), r"stages\[0\]\[7\] is nothing, but"),
+    (
+        lambda d: d["stages"][0].append(d["stages"][0][0]),
+        r"stages\[0\]\[8\] is forward .* nothing there",
+    ),
     (lambda d: d["stages"].pop(), "stages has 1 entries"),
     (scaled(("predicted", "iteration_time_s"), 0.999), "iteration_time_s"),
     (scaled(("predicted", "energy_j"), 0.999), "energy_j"),
@@ -341,7 +340,7 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (lambda d: d["target"].update(kind="time", time_s=9.0), "time means"),
     (lambda d: put(d, ("target", "energy_j"), 1.0), "differ from the plan's own fields"),
     (lambda d: put(d, ("target", "power_w"), 1.0), "differ from the plan's own fields"),
-    (lambda d: put(d, ("job", "microbatches"), 5), "but the schedule has|ends after 8"),
+    (lambda d: put(d, ("job", "microbatches"), 5), "but the schedule has"),
     (lambda d: put(d, ("job", "schedule"), "zigzag"), "unknown schedule"),
     (lambda d: put(d, ("job", "blocking_power_w"), [70.0]), "1 values for 2 stages"),
     (lambda d: put(d, ("job", "blocking_power_w"), [70.0, 60.0]), "energy_j"),

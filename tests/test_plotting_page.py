@@ -12,12 +12,12 @@ from PIL import Image
 
 from cli_helpers import envplan, small_profile
 from envplan._words import significant
-from envplan.errors import InputError
 from envplan.pipeline import Pipeline
+from envplan.plan import Plan
 from envplan.planners import compare
 from envplan.plotting import animation, page
-from envplan.plotting.report import Report, frontier_page, report_page, timeline_page
-from envplan.simulation import simulate
+from envplan.plotting.report import frontier_page, report_page, timeline_page
+from envplan.simulation import Timeline, simulate
 from envplan.solve import Frontier, trace_frontier
 
 
@@ -27,17 +27,19 @@ def frontier() -> Frontier:
 
 
 @pytest.fixture(scope="module")
-def report(frontier: Frontier) -> Report:
-    plan = frontier.plan(slowdown=0.02)
-    return Report(
-        plan=plan,
-        file=Path("plan.json"),
-        frontier=frontier,
-        along=frontier.sample_plans(5),
-        before=simulate(frontier.max_frequency_plan(), frontier.profile),
-        after=simulate(plan, frontier.profile),
-        comparison=compare(frontier),
-    )
+def plan(frontier: Frontier) -> Plan:
+    return frontier.plan(slowdown=0.02)
+
+
+@pytest.fixture(scope="module")
+def timeline(frontier: Frontier, plan: Plan) -> Timeline:
+    return simulate(plan, frontier.profile)
+
+
+@pytest.fixture(scope="module")
+def report(frontier: Frontier, plan: Plan, timeline: Timeline) -> str:
+    along = frontier.sample_plans(5)
+    return report_page(plan, Path("plan.json"), frontier, along, timeline, compare(frontier))
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -60,49 +62,50 @@ class _Outside(HTMLParser):
                 self.wanted.append(value)
 
 
-def test_a_page_fetches_nothing(report: Report) -> None:
-    text = report_page(report)
+def test_a_page_fetches_nothing(report: str) -> None:
     parser = _Outside()
-    parser.feed(text)
+    parser.feed(report)
     assert parser.wanted == []
-    assert "@import" not in text
-    assert "url(" not in text
+    assert "@import" not in report
+    assert "url(" not in report
 
 
-def test_a_report_says_what_is_saved_and_that_it_is_modelled(report: Report) -> None:
-    text = report_page(report)
-    assert f"{report.plan.predicted.savings_percent:.1f}%" in text
-    assert '<span class="badge modelled">modelled</span>' in text
-    assert "modelled, not measured" in text
-    assert report.plan.profile.sha256 in text
+def test_a_report_says_what_is_saved_and_that_it_is_modelled(report: str, plan: Plan) -> None:
+    assert f"{plan.predicted.savings_percent:.1f}%" in report
+    assert '<span class="badge modelled">modelled</span>' in report
+    assert "modelled, not measured" in report
+    assert "(assumed; say <code>--price</code>)" in report
+    assert plan.profile.sha256 in report
 
 
-def test_the_chart_has_every_plan_and_planner(report: Report) -> None:
-    chart = data_of(report_page(report))["frontier"]
-    assert [point["time"] for point in chart["plans"]] == [p.iteration_time for p in report.along]
+def test_the_chart_has_every_plan_and_planner(report: str, frontier: Frontier) -> None:
+    chart = data_of(report)["frontier"]
+    times = [plan.iteration_time for plan in frontier.sample_plans(5)]
+    assert [point["time"] for point in chart["plans"]] == times
     planners = [point["planner"] for point in chart["points"]]
     rivals = ["zeus_global", "zeus_per_stage", "envpipe"]
     assert planners == ["max_frequency", *rivals, "frontier", "this_plan"]
     # Neither EnvPipe's plan nor ours on its schedule contradicts this schedule's T_min.
     labels = [point["label"] for point in chart["points"] if point["time"] < chart["t_min"]]
     assert all("(schedule envpipe)" in label for label in labels)
-    assert chart["curve"][0][0] == report.frontier.min_time
-    assert chart["curve"][-1][0] == report.frontier.min_energy_time
+    assert chart["curve"][0][0] == frontier.min_time
+    assert chart["curve"][-1][0] == frontier.min_energy_time
 
 
-def test_timelines_hold_every_operation_and_their_energy(report: Report) -> None:
-    chart = data_of(report_page(report))["timeline"]
-    for drawn, timeline in zip(chart["timelines"], (report.before, report.after), strict=True):
+def test_timelines_hold_every_operation_and_their_energy(report: str, timeline: Timeline) -> None:
+    chart = data_of(report)["timeline"]
+    both = timeline.at_max_frequency(), timeline
+    for drawn, shown in zip(chart["timelines"], both, strict=True):
         ops = drawn["ops"]
-        assert len(ops["start"]) == len(timeline.operations)
+        assert len(ops["start"]) == len(shown.operations)
         joules = sum(w * t for w, t in zip(ops["watts"], ops["time"], strict=True))
-        assert joules == pytest.approx(timeline.computation_energy, rel=1e-5)
-        assert sum(ops["critical"]) == len(timeline.critical_path)
-    assert chart["span"] == max(report.before.sync_time, report.after.sync_time)
+        assert joules == pytest.approx(shown.computation_energy, rel=1e-5)
+        assert sum(ops["critical"]) == len(shown.critical_path)
+    assert chart["span"] == max(shown.sync_time for shown in both)
 
 
-def test_the_histogram_shares_out_the_whole_busy_time(report: Report) -> None:
-    chart = page.histogram_data(report.plan)
+def test_the_histogram_shares_out_the_whole_busy_time(plan: Plan) -> None:
+    chart = page.histogram_data(plan)
     assert chart is not None
     assert sum(sum(bin_["share"]) for bin_ in chart["bins"]) == pytest.approx(100)
     assert all(chart["low"] <= bin_["from"] < bin_["to"] <= chart["high"] for bin_ in chart["bins"])
@@ -124,15 +127,25 @@ def test_a_very_long_curve_is_thinned_and_keeps_its_ends() -> None:
     assert curve[-1][0] == long.min_energy_time
 
 
-def test_frontier_and_timeline_have_pages_of_their_own(report: Report) -> None:
-    data = data_of(frontier_page(report.frontier, report.along))
+def test_frontier_and_timeline_have_pages_of_their_own(
+    frontier: Frontier, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    along = frontier.sample_plans(5)
+    text = frontier_page(frontier, along)
+    data = data_of(text)
     assert set(data) == {"frontier"}
     slower = [plan["time"] for plan in data["frontier"]["slower"]]
     assert slower == sorted(slower)
     assert data["frontier"]["t_star"] < slower[0]
     assert slower[-1] <= data["frontier"]["t_max"]
-    timelines = timeline_page(report.after, report.before)
+    timelines = timeline_page(timeline, timeline.at_max_frequency())
     assert len(data_of(timelines)["timeline"]["timelines"]) == 2
+    # Of larger jobs there are none, and the page says so.
+    assert "are left out" not in text
+    monkeypatch.setattr(page, "MOST_FOR_SLOWER", 10)
+    text = frontier_page(frontier, along)
+    assert data_of(text)["frontier"]["slower"] == []
+    assert "Plans beyond T_star, to wait for stragglers with, are left out" in text
 
 
 def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_path: Path) -> None:
@@ -144,32 +157,6 @@ def test_an_animation_has_a_frame_a_plan_and_runs_back(frontier: Frontier, tmp_p
     animation.animate_frontier(frontier, plans, tmp_path / "a.html")
     frames = data_of((tmp_path / "a.html").read_text())["animation"]["frames"]
     assert len(frames) == len(plans)
-
-
-def test_a_film_without_ffmpeg_is_refused(
-    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="needs the program ffmpeg"):
-        animation.animate_frontier(frontier, frontier.sample_plans(2), tmp_path / "a.mp4")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_film_is_made_with_ffmpeg(
-    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A program of that name that keeps what it was given, so that no encoder is needed here.
-    tool = tmp_path / "bin" / "ffmpeg"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/cat > "$last"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent))
-    plans = frontier.sample_plans(3)
-    animation.animate_frontier(frontier, plans, tmp_path / "a.mp4")
-    assert (tmp_path / "a.mp4").stat().st_size == len(plans) * 960 * 720 * 3
-    tool.write_text("#!/bin/sh\necho no such codec >&2\nexit 1\n")
-    with pytest.raises(InputError, match="no such codec"):
-        animation.animate_frontier(frontier, plans, tmp_path / "b.mp4")
 
 
 @pytest.fixture

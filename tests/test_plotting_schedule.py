@@ -12,10 +12,7 @@ from cli_helpers import small_profile
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.plotting.figures import made, save_figure
-from envplan.plotting.schedule import (
-    schedule_figure,
-    schedule_layout,
-)
+from envplan.plotting.schedule import schedule_figure, schedule_layout
 
 
 def test_without_a_profile_a_forward_takes_one_unit_and_a_backward_two() -> None:
@@ -55,7 +52,7 @@ def test_with_a_profile_times_are_those_of_the_highest_clocks() -> None:
     assert layout.makespan == pytest.approx(pipeline.earliest_starts(times)[1] / 1e9)
     assert layout.to_dict()["time_unit"] == "s"
     shown = [cell for rank in (0, 1) for cell in layout.cells(rank, layout.columns)]
-    assert len([cell for cell in shown if cell.operation]) == len(pipeline.operations)
+    assert sum(operation is not None for operation, _ in shown) == len(pipeline.operations)
     with pytest.raises(InputError, match="stage"):
         schedule_layout(Pipeline("1f1b", 3, 4), profile)
 
@@ -77,23 +74,19 @@ def test_rows_of_text_are_as_long_as_asked_and_in_order(
         return
     for rank in range(ranks):
         cells = list(layout.cells(rank, columns))
-        assert sum(cell.columns for cell in cells) == columns
-        shown = [cell.operation for cell in cells if cell.operation is not None]
+        assert sum(wide for _, wide in cells) == columns
+        shown = [operation for operation, _ in cells if operation]
         order = [layout.pipeline.operations[i] for i in layout.of_rank(rank)]
         assert [op for op in order if op in shown] == shown
         full = list(layout.cells(rank, layout.columns))
-        assert [cell.operation for cell in full if cell.operation] == order
-        busy = sum(cell.columns for cell in full if cell.operation)
+        assert [operation for operation, _ in full if operation] == order
+        busy = sum(wide for operation, wide in full if operation)
         assert busy == sum(layout.time[i] for i in layout.of_rank(rank))
 
 
 def test_activations_are_held_until_the_weights_have_their_gradient() -> None:
-    assert [schedule_layout(Pipeline("1f1b", 4, 8)).activations(r) for r in range(4)] == [
-        4,
-        3,
-        2,
-        1,
-    ]
+    layout = schedule_layout(Pipeline("1f1b", 4, 8))
+    assert [layout.activations(rank) for rank in range(4)] == [4, 3, 2, 1]
     assert schedule_layout(Pipeline("gpipe", 4, 8)).activations(3) == 8
     assert schedule_layout(Pipeline("zb-h1", 4, 8)).activations(3) == 4
 

@@ -8,7 +8,7 @@ from functools import cache
 from envplan.plotting.figures import made
 from envplan.plotting.serving import (
     comparison_page,
-    comparison_rows,
+    comparison_table,
     over_time_figure,
     plan_figure,
     serving_profile_figure,
@@ -84,5 +84,5 @@ def test_nothing_is_saved_of_nothing() -> None:
         for result in a_comparison()
     ]
     assert [result.saved_percent(free[0]) for result in free] == [None, None]
-    assert [row[1] for row in comparison_rows(free)] == ["-", "-"]
+    assert [row[1] for row in comparison_table(free)[1]] == ["-", "-"]
     assert "0.0%" in comparison_page(free, "free", None)

@@ -88,10 +88,10 @@ def test_a_new_width_keeps_the_width_of_a_head() -> None:
     [
         ("gpt", Sizes(image_size=224), "--image-size does not go with workload gpt"),
         ("wide-resnet", Sizes(heads=2), "--heads does not go with workload wide-resnet"),
-        ("t5", Sizes(vocabulary_size=0), "--vocabulary-size must be 1 to"),
+        ("t5", Sizes(width_factor=2), "--width-factor does not go with workload t5"),
         ("bert", Sizes(layers=0), "--layers must be 1 to 1000"),
         ("bert", Sizes(hidden_size=1000, heads=3), "does not divide into 3 heads"),
-        ("wide-resnet", Sizes(image_size=8), "--image-size must be at least 32"),
+        ("wide-resnet", Sizes(image_size=8), "--image-size must be 32 to"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(workload: str, sizes: Sizes, words: str) -> None:

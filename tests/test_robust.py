@@ -16,7 +16,7 @@ from envplan.costs import Run
 from envplan.errors import InputError, NoAnswerError
 from envplan.limits import Setting
 from envplan.limits.probability import RUNS, proved_share
-from envplan.noise import CONFIDENCE, Noise, NoisyRun, least_held, share_at_least
+from envplan.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
 from envplan.pipeline import Pipeline
 from envplan.planners.ours import rows_of
 from envplan.profile import Profile
@@ -137,8 +137,8 @@ def test_noise_by_the_profiles_own_spread() -> None:
     plan = frontier.plan(probability=0.9, slowdown=0.2)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.noise is None
-    spreads = Noise(None).spreads(frontier.problem, profile, rows_of(frontier, plan))
-    assert sorted(set(np.round(spreads, 9))) == [0.001, 0.1]
+    known = spreads(None, frontier.problem, profile, rows_of(frontier, plan))
+    assert sorted(set(np.round(known, 9))) == [0.001, 0.1]
     verify_plan(plan, profile)
 
 

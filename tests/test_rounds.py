@@ -10,8 +10,8 @@ import pytest
 from envplan import Frontier, Pipeline, Profile, trace_frontier, verify_plan
 from envplan.replay import Machine
 from envplan.solve.candidates import Candidates
+from envplan.solve.polish import ROUND_OPTIONS, SteadyRounds
 from envplan.solve.rounding import Rounding
-from envplan.solve.rounds import ROUND_OPTIONS, SteadyRounds
 
 STAGES = 3
 
@@ -64,12 +64,11 @@ def test_repeated_rounds_keep_the_deadline_between_joints(frontier: Frontier) ->
     steady = SteadyRounds.of(frontier.pipeline, rounding)
     assert steady is not None
     curves = [frontier.network.cost_curves[table] for table in rounding.table.tolist()]
-    times, costs = [c.time_ns.tolist() for c in curves], [c.cost_fj.tolist() for c in curves]
     likely = [
         np.argsort(np.abs(c.time_ns - relaxed))[:ROUND_OPTIONS].tolist()
         for c, relaxed in zip(curves, rounding.relaxed_ns.tolist(), strict=True)
     ]
-    pattern = steady.best_until(rounding.choice, times, costs, likely, time.monotonic() + 4)
+    pattern = steady.best_until(rounding.choice, curves, likely, time.monotonic() + 4)
     assert pattern is not None
     *_, last = steady.put(rounding.choice, pattern)  # the widest joints
     rounding.choice[:] = last

@@ -164,7 +164,8 @@ def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
     engine, listener = Engine(), Listener()
     steps: list[int] = []
     taken = engine.train_batch
-    detach = deepspeed.attach(listener, engine=engine, after_step=lambda: steps.append(1))
+    hooks = deepspeed.attach(listener, engine)
+    hooks.after_step = lambda: steps.append(1)
     assert engine.train_batch() == "loss"
     assert engine.eval_batch() == "logits"
     taken()  # before the plan was followed, and all the same
@@ -172,7 +173,7 @@ def test_deepspeed_engine_tells_of_every_operation_by_order() -> None:
     assert listener.heard == [*one, "full speed", *one]
     assert len(steps) == 2
 
-    detach()
+    hooks.close()
     heard = list(listener.heard)
     engine.train_batch()
     assert listener.heard == heard
@@ -183,11 +184,10 @@ def test_deepspeed_engine_does_the_same_under_a_plan(fake_nvml: FakeNvml, tmp_pa
     bare, followed = Engine(), Engine()
     plan = frequency_plan(PIPELINES["deepspeed"], gpu=A40)
     with Shim(plan, rank=0, world_size=2, log=None, every_request=True) as shim:
-        detach = deepspeed.attach(shim, engine=followed)
-        for _ in range(STEPS):
-            bare.train_batch()
-            followed.train_batch()
-        detach()
+        with deepspeed.attach(shim, followed):
+            for _ in range(STEPS):
+                bare.train_batch()
+                followed.train_batch()
         assert shim.mismatches == 0
     assert followed.done == bare.done
     assert fake_nvml.clock_changes(0) == [*planned(PIPELINES["deepspeed"], 0), 0]
@@ -207,22 +207,22 @@ def test_megatron_schedules_tell_of_every_operation(schedules: Any, name: str, s
     order = operations(PIPELINES[name], stage)
     models = [object(), object()]
     before = dict(vars(schedules))
-    detach = megatron.attach(listener)
+    hooks = megatron.attach(listener)
     iterate: Callable[..., Any] = schedules.forward_backward_pipelining_with_interleaving
     for _ in range(2):
         assert len(iterate(order=order, models=models)) == len(order) // 2
     iterate(order=order, models=models, forward_only=True)
     assert listener.heard == [*order, "step", *order, "step", "full speed"]
-    detach()
+    hooks.close()
     assert vars(schedules) == before
 
 
 def test_megatron_schedule_that_was_taken_before_is_told_of(schedules: Any) -> None:
     listener = Listener()
     taken: Callable[..., Any] = schedules.forward_backward_pipelining_with_interleaving
-    detach = megatron.attach(listener)
+    hooks = megatron.attach(listener)
     taken(order=operations(PIPELINES["megatron"]), models=[object()])
-    detach()
+    hooks.close()
     (why,) = set(listener.heard)
     assert why.startswith("missed: what get_forward_backward_func returns was taken before")
 

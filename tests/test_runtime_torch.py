@@ -181,10 +181,10 @@ class Schedule:
 def test_step_that_was_taken_before_is_told_of() -> None:
     schedule, listener = Schedule(), Listener()
     taken = schedule.step
-    detach = attach(listener, schedule)
+    hooks = attach(listener, schedule)
     taken()
     schedule.step()
-    detach()
+    hooks.close()
     schedule.step()
     why = "missed: the schedule's step was taken before this was entered; enter it before"
     assert listener.heard == [why, ("forward", 0, 0), "step"]

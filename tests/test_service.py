@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,51 +21,25 @@ from cli_helpers import COMMAND, envplan
 from envplan.runtime import Guard
 from envplan.runtime.locks import LockFile, Mark, places
 from envplan.runtime.service import Service
-from fake_nvml import FakeNvml, open_fake_nvml
+from fake_nvml import FakeNvml, open_fake_nvml, wait_for
+from shim_helpers import end, holding, training
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 VICTIM, OTHER = 54321, 54322
 
-# Asks for a clock and says who the guard is; trains on.
-TRAINING = """
-import sys, time
-from envplan.runtime import Guard
-guard = Guard.start(sys.argv[1], 0)
-guard.request(1005)
-print(guard.pid, flush=True)
-time.sleep(600)
-"""
 
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def training(
-    fake: FakeNvml, backend: str = "nvml", **how: object
-) -> tuple[subprocess.Popen[str], int]:
-    """A process that has set a clock, and its guard."""
-    python = python_for_all() if "user" in how else sys.executable
-    process = subprocess.Popen(
-        [python, "-c", TRAINING, backend], stdout=subprocess.PIPE, text=True, **how
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "did not start"
-    wait_for(lambda: fake.locked() == 1005)
-    return process, int(line)
-
-
-def kill_both(fake: FakeNvml, **how: object) -> None:
+def kill_both(fake: FakeNvml, **how: Any) -> None:
+    if "user" in how:
+        how["python"] = python_for_all()
     process, guard = training(fake, **how)
     os.kill(process.pid, signal.SIGSTOP)  # it must not notice
     os.kill(guard, signal.SIGKILL)
-    process.kill()
-    process.wait()
+    end(process)
     assert fake.locked() == 1005
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=True)
 
 
 @pytest.fixture(autouse=True)
@@ -96,23 +70,20 @@ def for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     shutil.rmtree(folder)
 
 
-def as_user(user: int) -> dict[str, object]:
-    return {"user": user, "group": user, "extra_groups": [], "cwd": "/", "env": seen_by_all()}
-
-
-def seen_by_all() -> dict[str, str]:
-    """An environment in which a Python that others may run finds all that this one has."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def as_user(user: int) -> dict[str, Any]:
+    # A Python that others may run finds all that this one has.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return {"user": user, "group": user, "extra_groups": [], "cwd": "/", "env": environment}
 
 
 def python_for_all() -> str:
     """A Python like this one that other users can run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for command in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        script = [command, "-c", "import envplan.runtime.guard, pynvml"]
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        script = [python, "-c", "import envplan.runtime.guard, pynvml"]
         try:
             subprocess.run(script, check=True, capture_output=True, **as_user(VICTIM))
-            return command
+            return python
         except (OSError, subprocess.CalledProcessError):
             continue
     pytest.skip("there is no Python that other users can run")
@@ -135,9 +106,7 @@ def test_service_gives_back_what_nobody_is_left_to_give_back(
     with Guard.start("nvml", 1) as living:
         living.request(900)
         wait_for(lambda: fake_nvml.locked(1) == 900)
-        ran = subprocess.run(
-            [COMMAND, "guard", "--once"], capture_output=True, text=True, check=True
-        )
+        ran = command("guard", "--once")
         assert "GPU 0 (NVIDIA A40): given back; a killed training had left it" in ran.stdout
         assert ran.stdout.endswith("next: envplan devices\n")
         assert fake_nvml.locked(0) is None
@@ -156,9 +125,9 @@ def test_service_gives_back_what_the_end_of_a_container_left(
         "os.kill(guard.pid, signal.SIGSTOP)\n"  # or else it may be quick enough
         "os._exit(3)\n"
     )
-    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    run = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(run, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip("needs unshare")
     if "unshare" in ran.stderr:
@@ -171,12 +140,10 @@ def test_service_gives_back_what_the_end_of_a_container_left(
 
 def test_with_json_the_document_is_all_there_is_on_stdout(fake_nvml: FakeNvml) -> None:
     kill_both(fake_nvml)
-    ran = subprocess.run(
-        [COMMAND, "guard", "--once", "--json"], capture_output=True, text=True, check=True
-    )
+    ran = command("guard", "--once", "--json")
     assert json.loads(ran.stdout)["schema"] == "envplan/guard/v1"
     assert "given back" in ran.stderr
-    unit = subprocess.run([COMMAND, "guard", "--unit"], capture_output=True, text=True, check=True)
+    unit = command("guard", "--unit")
     assert unit.stdout.startswith("# /etc/systemd")
     assert unit.stderr == "next: systemctl enable --now envplan-guard\n"
 
@@ -193,8 +160,7 @@ def test_service_that_runs_gives_back_soon_and_stops_when_told(fake_nvml: FakeNv
 def test_service_wakes_a_stopped_guard_whose_owner_was_killed(fake_nvml: FakeNvml) -> None:
     process, guard = training(fake_nvml)
     os.kill(guard, signal.SIGSTOP)
-    process.kill()
-    process.wait()
+    end(process)
     assert envplan_guard(Path("/")) == 0
     assert fake_nvml.wait_until_free(60) is not None
     assert fake_nvml.clock_changes() == [1005, 0]
@@ -245,16 +211,13 @@ def test_clock_that_another_tool_had_set_is_put_back(fake_nvml: FakeNvml, tmp_pa
         assert fake_nvml.locked() == 1200
         guard.request(1005)
         wait_for(lambda: fake_nvml.locked() == 1005)
-        guard.reset()
+        guard.request(0)
         wait_for(lambda: fake_nvml.locked() == 1200)
         guard.request(600)
     with site_lock(fake_nvml):  # the owner is killed
         process, _ = training(fake_nvml)
-        process.kill()
-        process.wait()
-    with site_lock(fake_nvml), Guard.start("nvml", 0) as guard:  # the guard is killed
-        guard.request(1005)
-        wait_for(lambda: fake_nvml.locked() == 1005)
+        end(process)
+    with site_lock(fake_nvml), holding(fake_nvml) as guard:  # the guard is killed
         os.kill(guard.pid, signal.SIGKILL)
     with site_lock(fake_nvml):  # both are killed
         kill_both(fake_nvml)
@@ -338,8 +301,8 @@ def test_root_leaves_nothing_in_a_users_folders(for_all: FakeNvml, tmp_path: Pat
     variables = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     environment = {**os.environ, **dict.fromkeys(variables, str(tmp_path))}
     kill_both(for_all, env=environment)
-    for command in (["guard", "--once"], ["reset"], ["devices"]):
-        subprocess.run([COMMAND, *command], env=environment, check=True, capture_output=True)
+    for words in (["guard", "--once"], ["reset"], ["devices"]):
+        subprocess.run([COMMAND, *words], env=environment, check=True, capture_output=True)
     assert for_all.locked() is None
     assert list(tmp_path.iterdir()) == []
 

@@ -107,7 +107,7 @@ def test_a_file_in_which_instances_share_a_gpu_is_refused(tmp_path: Path) -> Non
     document = json.loads(path.read_text())
     document["instances"][1]["devices"] = [3, 4]
     path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="instances 0 and 1 share GPU 3 of node 0"):
+    with pytest.raises(InputError, match="instance 1 is to have 2 different GPUs, which no other"):
         ServingApplied.load(path)
     for devices, node in (([4, 4], 0), ([4], 0), ([4, 5, 6], 0), ([7, 8], 0), ([0, 1], 1)):
         document["instances"][1] |= {"devices": devices, "node": node}

@@ -15,7 +15,7 @@ from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.hierarchy import hierarchical_plan
-from envplan.serving.profile import ServingProfile, with_slos
+from envplan.serving.profile import ServingProfile
 from serving_helpers import (
     EQUAL,
     UNIT,
@@ -23,6 +23,7 @@ from serving_helpers import (
     Slopes,
     least_power,
     least_power_within_slos,
+    profile_of,
     queueing_profile,
     row,
     small_serving_profile,
@@ -98,7 +99,7 @@ def test_merging_requests_of_other_lengths_is_as_good_as_brute_force(
         for load, power in points
     ]
     classes = {"SS": EQUAL, "SM": EQUAL | {"input_tokens": 2 * longer - 1}}
-    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    profile = profile_of(rows, sidecar={"classes": classes})
     loads = {name: load * units[name] for name, load in demand.items()}
     try:
         found = exact_plan(profile, loads, gpus).power
@@ -115,7 +116,7 @@ def test_a_best_fleet_that_the_solver_lost_in_presolve_is_found_again(steep: flo
         row("SS", 1, 1000, 40, power_w=310, ttft_s=0.5),
         row("SS", 1, 1000, 80, power_w=steep, ttft_s=2.5),
     ]
-    profile = ServingProfile.from_rows(rows, sidecar={"classes": {"SS": EQUAL}})
+    profile = profile_of(rows, sidecar={"classes": {"SS": EQUAL}})
     plan = exact_plan(profile, {"SS": 85.0}, 2)
     assert plan.power == pytest.approx(620 + 5 * (steep - 310) / 40)
     assert plan.predicted.gap == pytest.approx(0.0, abs=1e-6)
@@ -194,7 +195,7 @@ def test_one_class_draws_no_more_than_the_best_single_instance(name: str) -> Non
     st.floats(0.75, 1.5),
 )
 def test_no_plan_violates_an_slo_of_its_own_profile(loads: dict[str, float], scale: float) -> None:
-    profile = with_slos(ServingProfile.builtin(), {}, scale)
+    profile = ServingProfile.builtin().with_slos({}, scale)
     try:
         plan = exact_plan(profile, loads, 256, time_limit=0.5)
     except NoAnswerError:
@@ -244,7 +245,7 @@ def test_a_merged_pool_keeps_the_strictest_slo() -> None:
         "SS": equal | {"ttft_slo_s": 0.2},
         "LS": equal | {"ttft_slo_s": 0.3},
     }
-    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    profile = profile_of(rows, sidecar={"classes": classes})
     plan = exact_plan(profile, {"SS": 10.0, "LS": 80.0}, 8)
     for pool in plan.pools:
         names = [served.request_class for served in pool.serves]
@@ -286,10 +287,10 @@ def test_a_solver_short_of_time_does_not_claim_that_gpus_are_missing(seconds: fl
 
 
 def test_an_slo_that_nobody_can_meet_is_named_with_the_best_there_is() -> None:
-    profile = with_slos(ServingProfile.builtin(), {"LL": Slo(0.01, 0.1)}, 1.0)
+    profile = ServingProfile.builtin().with_slos({"LL": Slo(0.01, 0.1)})
     with pytest.raises(NoAnswerError, match=r"LL its first token within 0.01 s; the best"):
         exact_plan(profile, {"LL": 100.0}, 64)
-    profile = with_slos(ServingProfile.builtin(), {"SS": Slo(0.2, 0.001)}, 1.0)
+    profile = ServingProfile.builtin().with_slos({"SS": Slo(0.2, 0.001)})
     with pytest.raises(NoAnswerError, match=r"SS its tokens 0.001 s apart"):
         exact_plan(profile, {"SS": 100.0}, 64)
 

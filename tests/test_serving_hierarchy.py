@@ -12,7 +12,7 @@ from envplan.serving.classes import CLASSES, Slo
 from envplan.serving.exact import exact_plan
 from envplan.serving.hierarchy import PoolModel, hierarchical_plan, reshard, size_pools
 from envplan.serving.profile import ServingProfile
-from serving_helpers import EQUAL, row, small_serving_profile
+from serving_helpers import EQUAL, profile_of, row, small_serving_profile
 
 
 @settings(max_examples=4, deadline=None)
@@ -56,7 +56,7 @@ def test_a_class_that_the_pool_manager_cannot_place_is_named() -> None:
         row("SS", 2, 1000, 100, power_w=50, ttft_s=0.1),
         row("SM", 2, 1000, 0, power_w=10, ttft_s=2.0),
     ]
-    profile = ServingProfile.from_rows(rows, sidecar={"classes": {"SS": EQUAL}})
+    profile = profile_of(rows, sidecar={"classes": {"SS": EQUAL}})
     assert exact_plan(profile, {"SS": 90.0}, 8).gpus == 2
     with pytest.raises(NoAnswerError, match=r"no pool for SS.* the exact planner may"):
         hierarchical_plan(profile, {"SS": 90.0}, 8)
@@ -67,10 +67,9 @@ def test_the_instance_manager_reshards_where_that_draws_less() -> None:
         {("SS", 4, 1000): [(0, 40), (10, 60)], ("SS", 1, 1000): [(0, 4), (2, 30)]}
     )
     model = PoolModel(profile, "SS", Slo(1.0, 1.0))
-    assert reshard(model, 4, 10.0, 10.0) == {1: 1}
-    assert reshard(model, 4, 80.0, 80.0) == {4: 1}
-    assert reshard(model, 4, 10.0, 90.0) == {4: 1}
-    assert reshard(model, 4, 10.0, 110.0) is None
+    assert reshard(model, 4, 10.0) == {1: 1}
+    assert reshard(model, 4, 80.0) == {4: 1}
+    assert reshard(model, 4, 110.0) is None
 
 
 def test_the_gpu_manager_takes_the_clock_that_draws_least_at_the_load() -> None:

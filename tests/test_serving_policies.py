@@ -20,8 +20,8 @@ from envplan.serving.policies import (
 )
 from envplan.serving.policies.exact import least_power
 from envplan.serving.policies.outlook import Outlook, Stretch
-from envplan.serving.profile import ServingProfile, with_slos
-from envplan.serving.simulation import READY, FleetSpec, Machines, Overheads, PoolSpec
+from envplan.serving.profile import ServingProfile
+from envplan.serving.simulation import READY, Fleet, Machines, Overheads, PoolSpec
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import Trace, make_week
 
@@ -115,19 +115,18 @@ def test_needs_grow_with_bursts_at_the_same_load() -> None:
     ones = np.full(1200, 1000, dtype=np.int32)
     known = np.full(1200, 4, dtype=np.uint8)
     traces = [Trace("a", at, ones, ones // 10, known) for at in (even, np.sort(even // 60 * 60))]
-    calm, bursty = (stream_of(trace).need(0, 600, ["MM"], "MM", 8, 0.001) for trace in traces)
+    calm, bursty = (stream_of(trace).need(0, 600, ["MM"], 8, 0.001) for trace in traces)
     assert calm.busy == pytest.approx(bursty.busy)
     assert bursty.instances > 3 * calm.instances
 
 
-def a_fleet(tp: int, count: int) -> FleetSpec:
+def a_fleet(tp: int, count: int) -> Fleet:
     """One pool for everything."""
-    profile = ServingProfile.builtin()
-    pool = PoolSpec("LL", profile.classes["SS"].slo, tp, 1980, count)
-    return FleetSpec({"LL": pool}, dict.fromkeys(profile.classes, "LL"))
+    classes = ServingProfile.builtin().classes
+    return Fleet({"LL": PoolSpec("LL", frozenset(classes), classes["SS"].slo, tp, 1980, count)})
 
 
-def gpus_over_time(machines: Machines, fleet: FleetSpec, now: float, until: float) -> list[int]:
+def gpus_over_time(machines: Machines, fleet: Fleet, now: float, until: float) -> list[int]:
     """GPUs in use at the end of each minute after going over to a fleet."""
     machines.adopt(fleet, now)
     used = []
@@ -176,18 +175,12 @@ def test_no_split_of_classes_over_pools_draws_less_than_the_exact_one() -> None:
     outlook = Outlook(stream, Settings(), [Stretch(0.0, 1200.0, 1.0)])
     found, _ = least_power(outlook)
     assert len(outlook.classes) > 3
-    degrees = stream.profile.degrees("LL")
-
-    def power(classes: tuple[str, ...], tp: int) -> float:
-        return outlook.power(classes, "LL", tp, outlook.count(classes, "LL", tp), packs=True)
-
     drawn = {
-        (tp, classes): power(classes, tp)
+        (tp, classes): outlook.power(classes, tp, outlook.count(classes, tp), packs=True)
         for size in range(1, len(outlook.classes) + 1)
         for classes in combinations(outlook.classes, size)
-        for tp in degrees
-        if tp in outlook.able(classes, "LL")
-    }  # fmt: skip
+        for tp in outlook.able(classes)
+    }
 
     @cache
     def best(rest: tuple[str, ...]) -> float:
@@ -208,7 +201,7 @@ def test_dynamo_llm_has_no_more_pools_than_it_may(pools: int) -> None:
     outlook = Outlook(stream_of(Trace.open(HOURS[0])), Settings(pools=pools),
                       [Stretch(0.0, 3480.0, 1.0)])  # fmt: skip
     fleet = POLICIES["DynamoLLM"].plan(outlook)
-    assert len(fleet.pools) <= pools
+    assert len(fleet) <= pools
     assert set(fleet.routes) == set(outlook.classes)
 
 
@@ -246,8 +239,8 @@ def test_too_few_gpus_and_an_impossible_slo_are_told() -> None:
     trace = Trace.open(HOURS[0])
     with pytest.raises(NoAnswerError, match=r"SinglePool needs \d+ GPUs"):
         simulate(ServingProfile.builtin(), trace, "SinglePool", Settings(gpus=16))
-    strict = with_slos(ServingProfile.builtin(), {}, 0.01)
-    with pytest.raises(NoAnswerError, match="its first token within"):
+    strict = ServingProfile.builtin().with_slos({}, 0.01)
+    with pytest.raises(NoAnswerError, match=r"gives SS its tokens 0.001 s apart; the best"):
         simulate(strict, trace)
 
 

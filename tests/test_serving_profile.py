@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, classify_all, serves
-from envplan.serving.profile import BUILTIN, ServingProfile, with_slos
-from envplan.serving.simulation import FleetSpec, Machines, Overheads, PoolSpec
+from envplan.serving.policies import simulate
+from envplan.serving.profile import BUILTIN, ServingProfile
+from envplan.serving.simulation import Fleet, Machines, Overheads, PoolSpec
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import Trace
-from serving_helpers import row, small_serving_profile, write_profile
+from serving_helpers import profile_of, row, small_serving_profile, write_profile
 
 
 def test_the_built_in_profile_holds_the_measured_times_and_powers() -> None:
@@ -57,8 +58,8 @@ def test_steady_loads_agree_with_the_replay() -> None:
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
         trace = Trace("steady", arrival - arrival[0], given, made, classes)
         machines = Machines(Stream(trace, profile, classes), Overheads(), 8)
-        pool = PoolSpec(name, known.slo, tp, 1980, 1)
-        machines.adopt(FleetSpec({name: pool}, {name: name}), 0.0, warm=True)
+        pool = PoolSpec(name, frozenset({name}), known.slo, tp, 1980, 1)
+        machines.adopt(Fleet({name: pool}), 0.0, warm=True)
         slots = int(trace.duration_s / 60)
         for slot in range(slots):
             machines.advance(60.0 * (slot + 1))
@@ -67,24 +68,22 @@ def test_steady_loads_agree_with_the_replay() -> None:
         assert middle == pytest.approx(curve.power_at(load), rel=0.12)
 
 
-def test_a_profile_by_load_becomes_phases_by_littles_law() -> None:
+def test_a_profile_by_load_cannot_be_replayed() -> None:
     profile = small_serving_profile({("SS", 2, 1000): [(0, 100), (10, 200), (20, 500)]})
-    phases = profile.phases_of("SS", 2, 1000)
-    assert phases.idle_w == 100
-    assert phases.step_w[-1] == 500
-    assert (np.diff(phases.batch) > 0).all()
+    with pytest.raises(InputError, match="a replay needs a profile by phases"):
+        simulate(profile, Trace.open("azure-2023-code"))
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("3,1980,decode,1,0.1,300", "must be 1, 2, 4 or 8"),
+        ("3,1980,decode,1,0.1,300", "'3' should be '1', '2', '4' or '8'"),
         ("8,1980,decode,1,0.1,300", "does not say in kv_tokens"),
         ("2,1980,nothing,1,0.1,300", "should be 'prefill', 'decode' or 'idle'"),
-        ("2,1980,decode,2,0.1,300", "must be above 4"),
+        ("2,1980,decode,2,0.1,300", "must be above 4, which line 4 has"),
         ("2,1980,decode,8,0,300", "must be a number above 0"),
         ("2,1980,decode,8,0.1,90000", "which none draws"),
-        ("2,1500,decode,8,0.1,300", "has no rows of prefill"),
+        ("2,1500,decode,8,0.1,300", "has no rows of idle"),
     ],
 )
 def test_a_bad_profile_by_phases_is_refused(tmp_path: Path, line: str, words: str) -> None:
@@ -137,7 +136,7 @@ def test_below_the_lowest_load_an_instance_draws_as_at_it() -> None:
 def test_energy_per_request_becomes_power_and_back() -> None:
     rows = [row("SS", 2, 1000, load, energy_per_request_j=50) for load in (100, 200)]
     classes = {"SS": {"input_tokens": 150, "output_tokens": 50, "shared_by": 2.0}}
-    profile = ServingProfile.from_rows(rows, sidecar={"classes": classes})
+    profile = profile_of(rows, sidecar={"classes": classes})
     curve = profile.curves["SS", 2, 1000]
     assert curve.power_at(200) == pytest.approx(50 * (200 / 200) / 2)
     assert profile.energy_per_request(curve, 150) == pytest.approx(50)
@@ -158,7 +157,7 @@ def test_a_load_lies_in_a_segment_only_if_it_meets_the_slo(
         row("SS", 2, 1000, 100 * k, power_w=k, ttft_s=first, tbt_s=between)
         for k, (first, between) in enumerate(latencies)
     ]
-    curve = ServingProfile.from_rows(rows).curves["SS", 2, 1000]
+    curve = profile_of(rows).curves["SS", 2, 1000]
     slo = Slo(ttft, tbt)
     segments = curve.segments(slo)
     for segment in segments:
@@ -174,7 +173,7 @@ def test_a_load_lies_in_a_segment_only_if_it_meets_the_slo(
 
 
 def test_slos_can_be_set_and_scaled() -> None:
-    profile = with_slos(ServingProfile.builtin(), {"LL": Slo(3.0, 0.2)}, 0.5)
+    profile = ServingProfile.builtin().with_slos({"LL": Slo(3.0, 0.2)}, 0.5)
     assert profile.classes["LL"].slo == Slo(1.5, 0.1)
     assert profile.classes["SS"].slo == Slo(0.125, 0.05)
 
@@ -186,7 +185,7 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
     ("lines", "where", "words"),
     [
         (["XS,2,1000,0,,100,0.1,0.01"], ":2, column class", "no class 'XS'"),
-        (["SS,3,1000,0,,100,0.1,0.01"], ":2, column tp", "1, 2, 4 or 8"),
+        (["SS,3,1000,0,,100,0.1,0.01"], ":2, column tp", "1, 2, 4 or 8 GPUs"),
         (["SS,2,fast,0,,100,0.1,0.01"], ":2, column frequency", "'fast' is not a whole number"),
         (["SS,2,1000,-5,,100,0.1,0.01"], ":2, column load", "is negative"),
         (["SS,2,1000,nan,,100,0.1,0.01"], ":2, column load", "nan"),
@@ -199,11 +198,11 @@ GOOD = "SS,2,1000,0,,100,0.1,0.01"
         (
             [GOOD, "SS,2,1000,20,,1,0.1,0.01", "SS,2,1000,10,,1,0.1,0.01"],
             ":4, column load",
-            "must ascend",
+            "must be above 20, which line 3 has",
         ),
         (
             [GOOD, "SS,2,3000,0,,1,0.1,0.01", "SM,2,2000,0,,1,0.1,0.01"],
-            ":3, column frequency",
+            ", column frequency",
             "2000 MHz but none",
         ),
         (["SS,2,1000,0,,12000,0.1,0.01"], ":2, column power_w", "6000 W on each GPU"),

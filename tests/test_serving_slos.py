@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from envplan.serving.plan import ServingPlan
 from envplan.serving.policies import POLICIES, Settings, simulate
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
-from serving_helpers import row
+from serving_helpers import profile_of, row
 
 LOADS = st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True)
 TTFT, TBT = st.floats(0.01, 3.0), st.floats(0.005, 0.15)
@@ -39,7 +40,7 @@ def profiles(draw: st.DrawFn) -> ServingProfile:
                     power = draw(st.floats(10, 700)) * tp
                     latencies = {"ttft_s": first, "tbt_s": between}
                     rows.append(row(name, tp, clock, load, power_w=power, **latencies))
-    return ServingProfile.from_rows(rows)
+    return profile_of(rows)
 
 
 def assert_within_slos(plan: ServingPlan, profile: ServingProfile) -> None:
@@ -77,13 +78,30 @@ def test_a_plan_of_either_planner_for_any_profile_keeps_its_slos(
     assert power["exact"] <= power["hierarchical"] * (1 + 1e-5) + 0.01
 
 
-@settings(max_examples=10, deadline=None)
-@given(profiles(), st.lists(st.integers(1, 300), min_size=4, max_size=12), st.data())
-def test_any_profile_by_load_can_be_replayed_under_every_policy(
+@st.composite
+def profiles_by_phases(draw: st.DrawFn) -> ServingProfile:
+    """One or two TPs at two clocks, with any times and powers, and with much or little memory."""
+    rows, watts = [], st.floats(50, 700)
+    tps = draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=2, unique=True))
+    for tp, clock in product(tps, (1000, 2000)):
+        rows.append((tp, clock, "idle", 0, 0, tp * 50))
+        for phase, longest in (("prefill", 5.0), ("decode", 0.15)):
+            sizes = draw(st.lists(st.integers(1, 4000), min_size=1, max_size=3, unique=True))
+            rows += [
+                (tp, clock, phase, size, draw(st.floats(1e-3, longest)), tp * draw(watts))
+                for size in sorted(sizes)
+            ]
+    columns = ("tp", "frequency", "phase", "size", "time_s", "power_w")
+    memory = {str(tp): draw(st.sampled_from([300, 10_000, 500_000])) for tp in tps}
+    return profile_of([dict(zip(columns, row, strict=True)) for row in rows], {"kv_tokens": memory})
+
+
+@settings(max_examples=20, deadline=None)
+@given(profiles_by_phases(), st.lists(st.integers(1, 300), min_size=4, max_size=12), st.data())
+def test_any_profile_by_phases_can_be_replayed_under_every_policy(
     profile: ServingProfile, counts: list[int], data: st.DataObject
 ) -> None:
-    known = sorted({name for name, _, _ in profile.curves})
-    place = CLASSES.index(data.draw(st.sampled_from(known)))
+    place = data.draw(st.integers(0, len(CLASSES) - 1))
     arrival = np.concatenate([60.0 * k + np.linspace(0, 59, n) for k, n in enumerate(counts)])
     trace = Trace("any", arrival, None, None, np.full(len(arrival), place, dtype=np.uint8))
     policy = data.draw(st.sampled_from(list(POLICIES)))

@@ -108,7 +108,7 @@ def test_single_requests_with_token_counts_fall_into_classes(tmp_path: Path) -> 
         (["timestamp,class,requests", "0,SS,1", "60,SS,1", "180,SS,1"], ":4, column timestamp: the "
          "trace has a gap: nothing between 60 and 180 s"),
         (["timestamp,class", "0,SS", "86401,SS"], ":3, column timestamp: the trace has a gap"),
-        (["timestamp,class", "0,XX"], ":2, column class: there is no class 'XX'"),
+        (["timestamp,class", "0,XX"], ":2, column class: there is no class "),
         (["timestamp,class,requests", "0,SS,-1"], ":2, column requests"),
         (["timestamp,class,requests", "0,SS,1"], "two different timestamps"),
         (["timestamp,class", "noon,SS"], ":2, column timestamp: must be seconds"),

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from envplan.pipeline import Pipeline
 from envplan.runtime import Shim
 from envplan.runtime.joules import Joules
 from envplan.runtime.runlog import read_run_log, steps_of_plan
-from fake_nvml import UNKNOWN, FakeNvml, fake_nvml
+from fake_nvml import UNKNOWN, FakeNvml, fake_nvml, wait_for
 from shim_helpers import A40, CLOCKS, frequency_plan
 
 __all__ = ["fake_nvml"]
@@ -40,10 +39,14 @@ def started(folder: Path, plan: Any = None, **options: Any) -> Shim:
     return Shim(plan or frequency_plan(PIPELINE), **{**defaults, **options})
 
 
+def run(shim: Shim, *keys: tuple[Any, ...]) -> None:
+    for key in keys:
+        shim.begin(*key)
+        shim.end(*key)
+
+
 def run_step(shim: Shim) -> None:
-    for instruction, microbatch, chunk, _ in shim.plan.ranks[shim.rank].operations:
-        shim.begin(instruction, microbatch, chunk)
-        shim.end(instruction, microbatch, chunk)
+    run(shim, *(operation[:3] for operation in shim.plan.ranks[shim.rank].operations))
     shim.step()
 
 
@@ -52,18 +55,11 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in read if line["event"] == event]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def wait_until_set(shim: Shim) -> None:
     """Until all clocks that were asked for have been set."""
     guard = shim._clocks.guard
     assert guard is not None
-    wait_until(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
+    wait_for(lambda: guard.problems() == [] and guard.done == shim._clocks.requests)
 
 
 def merged(clocks: list[int]) -> list[int]:
@@ -100,11 +96,7 @@ def test_operation_out_of_order_runs_the_rest_of_the_step_at_the_highest_clock(
 ) -> None:
     with started(tmp_path) as shim:
         planned = shim.plan.ranks[0].frequencies
-        shim.begin("forward", 0)
-        shim.end("forward", 0)
-        for microbatch in (2, 1):
-            shim.begin("backward", microbatch)
-            shim.end("backward", microbatch)
+        run(shim, ("forward", 0), ("backward", 2), ("backward", 1))
         shim.step()
         run_step(shim)
         assert shim.mismatches == 1
@@ -119,8 +111,7 @@ def test_order_that_never_fits_is_given_up_and_logged_once(
 ) -> None:
     with started(tmp_path) as shim:
         for _ in range(10):
-            shim.begin("backward", 0)
-            shim.end("backward", 0)
+            run(shim, ("backward", 0))
             shim.step()
         run_step(shim)
     assert set_clocks(fake_nvml) == [1740]
@@ -128,23 +119,17 @@ def test_order_that_never_fits_is_given_up_and_logged_once(
     assert lines(tmp_path, "end")[0]["mismatches"] == 3
 
 
-def test_step_that_ends_early_is_a_mismatch(
+def test_too_few_and_too_many_operations_are_mismatches(
     fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(tmp_path) as shim:
         shim.begin("forward", 0)
         shim.step()
         assert shim.mismatches == 1
-    assert "but the step's end came" in caplog.text
-
-
-def test_operation_too_many_is_a_mismatch(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path) as shim:
-        for instruction, microbatch, chunk, _ in shim.plan.ranks[0].operations:
-            shim.begin(instruction, microbatch, chunk)
-            shim.end(instruction, microbatch, chunk)
+        run(shim, *shim._keys[:-1])
         shim.begin("optimizer", 0)
-        assert shim.mismatches == 1
+        assert shim.mismatches == 2
+    assert "but the step's end came" in caplog.text
 
 
 def test_straggler_switches_to_the_slowest_rung_in_time_at_the_next_step(
@@ -172,7 +157,7 @@ def test_clock_errors_at_random_do_not_stop_training_and_are_reported(
             time.sleep(0.002)
         assert shim.steps == 40
     assert fake_nvml.locked(0) is None
-    (report,) = [r.getMessage() for r in caplog.records]
+    (report,) = caplog.messages
     assert "clock errors in 40 steps, the first:" in report
     assert lines(tmp_path, "clock_error")
     assert lines(tmp_path, "end")[0]["clock_errors"] >= len(lines(tmp_path, "clock_error"))
@@ -190,7 +175,7 @@ def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
         assert not told_of_an_error()
         wait_until_set(shim)
         fake_nvml.fail("lock")
-        wait_until(told_of_an_error)
+        wait_for(told_of_an_error)
         told = shim.steps
         for _ in range(3):
             run_step(shim)
@@ -202,32 +187,29 @@ def test_clocks_are_not_logged_as_planned_while_they_cannot_be_set(
         assert len(step) <= 2  # what was set last may be what is asked for
 
 
-def test_without_permission_training_goes_on_and_one_line_says_why(
-    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake_nvml.gpu(0).permission = 0
-    with started(tmp_path) as shim:
-        run_step(shim)
-    (record,) = caplog.records
-    assert "clocks are left alone" in record.getMessage()
-    assert "\n" not in record.getMessage()
-    assert set_clocks(fake_nvml) == []
-    (step,) = lines(tmp_path, "step")
-    assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
-    assert len(lines(tmp_path, "clock_error")) == 1
-
-
-def test_without_a_guard_training_goes_on_and_one_line_says_why(
+@pytest.mark.parametrize("lacks", ["permission", "guard"])
+def test_without_permission_or_a_guard_training_goes_on_and_one_line_says_why(
     fake_nvml: FakeNvml,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    lacks: str,
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    if lacks == "guard":
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+    else:
+        fake_nvml.gpu(0).permission = 0
     with started(tmp_path) as shim:
         run_step(shim)
-    (record,) = caplog.records
-    assert "clocks are left alone: the clock guard cannot be started" in record.getMessage()
+    (said,) = caplog.messages
+    assert "clocks are left alone: " in said
+    assert "\n" not in said
+    assert set_clocks(fake_nvml) == []
+    (step,) = lines(tmp_path, "step")
+    assert {mhz for _, _, mhz, *_ in step["operations"]} == {0}
+    (error,) = lines(tmp_path, "clock_error")
+    why = {"guard": "the clock guard cannot be started", "permission": "may not set clocks"}
+    assert why[lacks] in error["message"]
 
 
 def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
@@ -235,12 +217,12 @@ def test_killed_guard_leaves_training_running_and_its_clock_is_given_back(
 ) -> None:
     with started(tmp_path) as shim:
         run_step(shim)
-        wait_until(lambda: fake_nvml.locked(0) is not None)
+        wait_for(lambda: fake_nvml.locked(0) is not None)
         guard = shim._clocks.guard
         assert guard is not None
         os.kill(guard.pid, signal.SIGKILL)
-        wait_until(lambda: fake_nvml.locked(0) is None)  # without another call
-        wait_until(lambda: not guard.alive)
+        wait_for(lambda: fake_nvml.locked(0) is None)  # without another call
+        wait_for(lambda: not guard.alive)
         run_step(shim)
     assert fake_nvml.locked(0) is None
     assert lines(tmp_path, "end")[0]["clock_errors"] == 1
@@ -261,7 +243,7 @@ def test_driver_that_hangs_is_no_success(
             run_step(shim)
             return shim.clock_errors > 0
 
-        wait_until(told_of_an_error)
+        wait_for(told_of_an_error)
         fake_nvml.hang()
         assert shim._first_error.startswith("GPU 0: the clock asked for")
     clocks = [{mhz for _, _, mhz, *_ in line["operations"]} for line in lines(tmp_path, "step")]
@@ -306,9 +288,7 @@ def test_energy_of_steps_is_measured_and_set_against_the_plan(
             shim.begin(*shim._keys[0])
             time.sleep(0.4)
             shim.end(*shim._keys[0])
-            for key in shim._keys[1:-1]:
-                shim.begin(*key)
-                shim.end(*key)
+            run(shim, *shim._keys[1:-1])
             shim.step()
             used += read_energy(fake_nvml) - before
             time.sleep(0.2)  # an evaluation, which is not the plan's
@@ -374,8 +354,8 @@ def test_shim_that_never_sees_an_operation_says_so_on_rank_0(
 ) -> None:
     for rank in (0, 1):
         started(tmp_path, rank=rank, log=None).close()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("rank 0: no operation was seen at all")
+    (said,) = caplog.messages
+    assert said.startswith("rank 0: no operation was seen at all")
 
 
 def test_steps_without_operations_are_told_after_a_few_and_at_the_end(
@@ -388,11 +368,8 @@ def test_steps_without_operations_are_told_after_a_few_and_at_the_end(
         assert caplog.records == []
         for _ in range(10):
             shim.step()
-        (record,) = caplog.records
-        assert "no operation was seen in 3 steps" in record.getMessage()
-    assert [r.getMessage()[:41] for r in caplog.records][1:] == [
-        "rank 0: no operation was seen in 12 steps"
-    ]
+        assert ["no operation was seen in 3 steps" in said for said in caplog.messages] == [True]
+    assert caplog.messages[1].startswith("rank 0: no operation was seen in 12 steps")
 
 
 def test_operations_that_the_shim_is_not_told_of_are_named_once_and_at_the_end(
@@ -402,7 +379,7 @@ def test_operations_that_the_shim_is_not_told_of_are_named_once_and_at_the_end(
         for _ in range(5):
             shim.missed("enter follow first")
         assert len(caplog.records) == 1
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "rank 0: the plan is not followed: enter follow first",
         "rank 0: the plan was not followed: enter follow first",
     ]
@@ -424,27 +401,26 @@ def test_config_of_the_operation_that_runs_is_told(fake_nvml: FakeNvml, tmp_path
             shim.step()
         shim.begin("optimizer", 0)
         assert shim.config == ""
+    with started(tmp_path, log=None) as without:
+        without.begin("forward", 0)
+        assert without.config == ""
     logged = [operation[6] for operation in lines(tmp_path, "step")[0]["operations"]]
     assert set(logged) == {"tiles-64", "tiles-128", "split-k"}
 
 
-def test_plan_without_configs_tells_of_none(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with started(tmp_path) as shim:
-        shim.begin("forward", 0)
-        assert shim.config == ""
-        shim.end("forward", 0)
-        assert shim.config == ""
-
-
-def test_plan_for_another_world_size_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is for 2 ranks, but the job has 8"):
-        started(tmp_path, world_size=8)
-    assert fake_nvml.calls() == []
-
-
-def test_plan_for_another_gpu_is_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="for NVIDIA H100"):
-        started(tmp_path, frequency_plan(PIPELINE, gpu="NVIDIA H100 80GB HBM3"))
+@pytest.mark.parametrize(
+    ("plan", "size", "words"),
+    [
+        ({}, 8, "is for 2 ranks, but the job has 8"),
+        ({"gpu": "NVIDIA H100 80GB HBM3"}, 2, "for NVIDIA H100"),
+        ({"clocks": (1741, 780)}, 2, "1741 MHz"),
+    ],
+)
+def test_plan_for_another_job_or_gpu_is_refused(
+    fake_nvml: FakeNvml, tmp_path: Path, plan: dict[str, Any], size: int, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        started(tmp_path, frequency_plan(PIPELINE, **plan), world_size=size)
     assert fake_nvml.calls() == []
     with started(tmp_path, frequency_plan(PIPELINE, gpu=A40)) as shim:
         run_step(shim)
@@ -471,13 +447,6 @@ def test_only_gpu_that_a_rank_has_is_its_own_whatever_the_plan_says(
         run_step(shim)
     assert set_clocks(fake_nvml) == []
     assert set_clocks(fake_nvml, 3) == merged(shim.plan.ranks[0].frequencies)
-
-
-def test_plan_that_asks_for_a_clock_the_gpu_has_not_is_refused(
-    fake_nvml: FakeNvml, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="1741 MHz"):
-        started(tmp_path, frequency_plan(PIPELINE, clocks=(1741, 780)))
 
 
 def test_older_schema_and_cut_files_are_refused(tmp_path: Path) -> None:
@@ -524,7 +493,7 @@ def test_log_that_is_full_goes_on_in_a_file_of_its_own(fake_nvml: FakeNvml, tmp_
     with started(tmp_path, log_limit=4000) as shim:
         for _ in range(50):
             run_step(shim)
-            wait_until(lambda: shim._log._queue.empty())
+            wait_for(lambda: shim._log._queue.empty())
     first, own, old = sorted(tmp_path.glob("run.jsonl*"))
     assert [own.name, old.name] == ["run.jsonl.rank0", "run.jsonl.rank0.old"]
     assert all(file.stat().st_size < 6000 for file in (first, own, old))
@@ -605,7 +574,7 @@ def test_clocks_wait_for_the_device_while_training_runs_ahead(
         assert set_clocks(fake_nvml) == []
         DeviceMoment.come.set()
         planned = merged(2 * shim.plan.ranks[0].frequencies)
-        wait_until(lambda: set_clocks(fake_nvml) == planned)
+        wait_for(lambda: set_clocks(fake_nvml) == planned)
     assert len(lines(tmp_path, "step")) == 2
 
 
@@ -613,7 +582,7 @@ def test_device_that_hangs_does_not_keep_the_clock(fake_nvml: FakeNvml, tmp_path
     DeviceMoment.come.set()
     with started(tmp_path, marker=DeviceMoment) as shim:
         run_step(shim)
-        wait_until(lambda: fake_nvml.locked(0) is not None)
+        wait_for(lambda: fake_nvml.locked(0) is not None)
         DeviceMoment.come.clear()
         run_step(shim)
         freed: list[float | None] = []
@@ -635,7 +604,7 @@ def test_evaluation_runs_at_the_highest_clock(fake_nvml: FakeNvml, tmp_path: Pat
     with started(tmp_path, frequency_plan(PIPELINE, clocks=CLOCKS[1:])) as shim:
         run_step(shim)
         shim.full_speed()
-        wait_until(lambda: fake_nvml.locked(0) == 1740)
+        wait_for(lambda: fake_nvml.locked(0) == 1740)
 
 
 @pytest.mark.parametrize(

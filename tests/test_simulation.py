@@ -323,13 +323,13 @@ def test_the_other_knob_does_not_lag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"noise": -0.1}, "noise must be a fraction between 0 and 1"),
-        ({"noise": float("nan")}, "noise must be a fraction"),
-        ({"noise": 0.1, "seed": -1}, "seed must not be negative"),
-        ({"switch_latency": -1.0}, "switch_latency must be between 0 and 3600 s"),
-        ({"runs": 0}, "runs must be between 1 and 100000"),
+        ({"noise": -0.1}, "noise should be greater than or equal to 0"),
+        ({"noise": float("nan")}, "noise should be a finite number"),
+        ({"noise": 0.1, "seed": -1}, "seed should be greater"),
+        ({"switch_latency": -1.0}, "switch_latency should be greater"),
+        ({"runs": 0}, "runs should be greater than or equal to 1"),
         ({"runs": 5}, "without noise all 5 runs are the same"),
-        ({"sync_time": float("inf")}, "sync_time must be seconds"),
+        ({"sync_time": float("inf")}, "sync_time should be a finite number"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], words: str) -> None:

@@ -16,19 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan.devices.base import DeviceError, DeviceInfo
-from envplan.devices.modelled import gpu
-from envplan.devices.modelled_backend import ModelledDevice, VirtualClock
+from envplan.devices.modelled import ModelledDevice, gpu
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling import sweep as sweeping
-from envplan.profiling.sweep import (
-    Block,
-    Progress,
-    Settings,
-    summarize,
-    summarize_profile,
-    sweep,
-)
+from envplan.profiling.remarks import summarize_profile
+from envplan.profiling.sweep import Block, Progress, Settings, summarize, sweep
 from envplan.profiling.sweep_file import Row, SweepFile
 from envplan.profiling.timers import EventTimer
 
@@ -49,8 +42,9 @@ class Gpu(ModelledDevice):
     """A modelled A40 in virtual time whose counter moves ten times a second."""
 
     def __init__(self) -> None:
-        self.time = VirtualClock()
-        super().__init__(gpu("a40"), 0, self.time)
+        self.time = 0  # ns
+        self.activity: float | None = None  # 1 for dense products; None while it waits
+        super().__init__(gpu("a40"), 0, lambda: self.time)
         self.locks: list[int] = []
         self.resets = 0
         self.reasons: tuple[str, ...] = ()
@@ -59,20 +53,27 @@ class Gpu(ModelledDevice):
         self._next = 0
 
     def now(self) -> float:
-        return self.time() / 1e9
+        return self.time / 1e9
+
+    def power(self) -> float:
+        clock = self._locked or 1740
+        if self.activity is None:
+            return self.model.blocking_power_w(clock)
+        return self.model.power_w(clock, self.activity)
 
     def spend(self, seconds: float, activity: float | None) -> None:
         """Work in steps no longer than what the counter needs to be seen."""
+        super().energy()
         self.activity = activity
         left = round(seconds * 1e9)
         while left > 0:
-            step = min(left, self._next - self.time()) if self._next > self.time() else left
+            step = min(left, self._next - self.time) if self._next > self.time else left
             step = max(1, min(step, left))
-            self.time.advance(step)
+            self.time += step
             left -= step
-            if self.time() >= self._next:
+            if self.time >= self._next:
                 self._shown = super().energy()
-                self._next = (self.time() // 100_000_000 + 1) * 100_000_000
+                self._next = (self.time // 100_000_000 + 1) * 100_000_000
 
     def energy(self) -> int:
         return 0 if self.stuck else self._shown
@@ -278,7 +279,7 @@ def test_each_stage_has_its_turn_and_forward_goes_before_backward(
 def test_the_clock_is_given_back_after_a_sweep(tmp_path: Path, stages: Stages) -> None:
     run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
     assert stages.device.resets == 1
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0
 
 
 def test_what_fails_the_first_time_fails_before_a_clock_is_touched(
@@ -308,7 +309,7 @@ def test_the_clock_is_given_back_when_a_workload_fails(tmp_path: Path, stages: S
     with pytest.raises(Killed):
         run(tmp_path / "profile.csv", stages)
     assert stages.device.locks
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0
 
 
 def test_a_driver_that_fails_for_a_while_gets_the_clock_back_all_the_same(
@@ -324,7 +325,7 @@ def test_a_driver_that_fails_for_a_while_gets_the_clock_back_all_the_same(
 
     monkeypatch.setattr(stages.device, "reset_clock", failing)
     run(tmp_path / "profile.csv", stages, replace(FAST, step=700))
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0
 
 
 @settings(max_examples=12, deadline=None)
@@ -456,7 +457,7 @@ def test_a_refused_lock_says_what_can_be_done_without(
     monkeypatch.setattr(
         stages.device, "can_lock", lambda *, probe: "GPU 0: this user may not set clocks"
     )
-    with pytest.raises(DeviceError, match="may not set clocks; or --no-lock"):
+    with pytest.raises(DeviceError, match="may not set clocks; or measure at"):
         run(tmp_path / "profile.csv", stages)
     assert not list(tmp_path.iterdir())
     run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
@@ -464,7 +465,7 @@ def test_a_refused_lock_says_what_can_be_done_without(
 
 def test_a_split_gpu_is_refused(tmp_path: Path, stages: Stages) -> None:
     split: DeviceInfo = replace(stages.device.info, mig=True)
-    stages.device._info = split
+    stages.device.info = split
     with pytest.raises(DeviceError, match="MIG"):
         run(tmp_path / "profile.csv", stages, replace(FAST, lock=False))
     assert stages.calls == 0
@@ -474,7 +475,7 @@ def test_a_counter_that_stands_still_is_an_error(tmp_path: Path, stages: Stages)
     stages.device.stuck = True
     with pytest.raises(DeviceError, match="stood still"):
         run(tmp_path / "profile.csv", stages)
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0
 
 
 def test_throttling_is_recorded_in_rows_and_sidecar(tmp_path: Path, stages: Stages) -> None:
@@ -556,11 +557,11 @@ def test_means_lie_within_the_blocks(raw: list[tuple[int, float, float]]) -> Non
     blocks = [Block(*values) for values in raw]
     found = summarize(blocks, PERIOD)
     slack = 1 + 1e-9
-    assert min(b.seconds / b.count for b in blocks) <= found.time * slack
-    assert found.time <= max(b.seconds / b.count for b in blocks) * slack
-    assert found.energy <= max(b.joules / b.count for b in blocks) * slack
+    assert min(b.seconds / b.repetitions for b in blocks) <= found.time * slack
+    assert found.time <= max(b.seconds / b.repetitions for b in blocks) * slack
+    assert found.energy <= max(b.joules / b.repetitions for b in blocks) * slack
     assert 1 <= found.samples <= len(blocks)
-    assert found.time_error >= 0
+    assert found.time_std >= 0
     assert found.energy_error >= 0
 
 
@@ -632,7 +633,7 @@ def test_a_counter_that_cannot_be_read_any_more_ends_the_sweep(
     monkeypatch.setattr(stages.device, "energy", failing(10**9, stages.device.energy, 40))
     with pytest.raises(DeviceError, match="Timeout"):
         run(tmp_path / "profile.csv", stages)
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0
 
 
 def test_throttle_reasons_that_the_driver_does_not_tell_stand_in_no_way(
@@ -671,4 +672,4 @@ def test_a_counter_that_only_falls_ends_the_sweep(
     monkeypatch.setattr(stages.device, "energy", lambda: next(falling))
     with pytest.raises(DeviceError, match="fell or could not be read 11 times in a row"):
         run(tmp_path / "profile.csv", stages)
-    assert stages.device._locked is None
+    assert stages.device.held_at() == 0

@@ -57,6 +57,13 @@ def test_rows_are_instances_of_the_model_and_other_columns_are_kept_as_text() ->
         ("name,price\na,1\n", 1, "count", "missing from the header"),
         ("name,count,count\na,1,1\n", 1, "count", "twice"),
         ("name,count,Prise\na,1,1\n", 1, "Prise", "is price meant"),
+        ("name;count\na;1\n", 1, "name", "missing from the header 'name;count'"),
+        ("", None, None, "is empty"),
+        ("\ufeff", None, None, "is empty"),
+        ("\n \n", None, None, "is empty"),
+        ("\0\x01", None, None, "not UTF-8 text"),
+        ('\n{"schema": 1}', None, None, "is JSON, not CSV"),
+        ("[1, 2]", None, None, "is JSON, not CSV"),
         ("name,count\n", None, None, "no rows"),
         ("name,count\na,1,2\n", 2, None, "3 values where the header has 2"),
         ('name,count\n"a,1\n', 2, None, "never closed"),
@@ -69,6 +76,12 @@ def test_the_first_problem_names_its_place(
     error = refusal(text)
     assert (error.line, error.column) == (line, column)
     assert words in error.message
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\xff", "name,count".encode("utf-16")])
+def test_a_binary_file_is_not_text(data: bytes) -> None:
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        parse_table(data, Row, path="t.csv", kind="a list of prices")
 
 
 def test_a_header_of_a_million_columns_is_refused_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from envplan.devices.modelled import gpu  # noqa: E402
-from envplan.devices.modelled_backend import ModelledDevice, VirtualClock  # noqa: E402
+from envplan.devices.modelled import ModelledDevice, gpu  # noqa: E402
 from envplan.errors import InputError  # noqa: E402
-from envplan.profiling import torch_workloads  # noqa: E402
 from envplan.profiling.entry import load_entry  # noqa: E402
+from envplan.profiling.explaining import Explained  # noqa: E402
 from envplan.profiling.measuring import wait_with  # noqa: E402
 from envplan.profiling.models import (  # noqa: E402
     BERT_1_3B,
     GPT3_1_3B,
-    GPT3_2_7B,
     RESNET_152,
     T5_3B,
     WIDE_RESNET_101_8,
 )
+from envplan.profiling.timers import HostTimer  # noqa: E402
 from envplan.profiling.torch_models import How, model_stages  # noqa: E402
 from envplan.profiling.torch_workloads import TorchWorkload, torch_workload  # noqa: E402
 from envplan.profiling.workloads import (  # noqa: E402
@@ -32,6 +32,8 @@ from envplan.profiling.workloads import (  # noqa: E402
     Model,
     stage_works,
 )
+
+torch.set_num_threads(1)  # small work, and others want the cores
 
 SMALL = {
     "num_layers": 4,
@@ -44,15 +46,14 @@ GPT = replace(GPT3_1_3B, name="small", **SMALL)
 T5 = replace(
     T5_3B,
     name="small T5",
-    num_encoder_layers=2,
-    num_decoder_layers=2,
+    encoder_layers=2,
+    num_layers=2,
     hidden_size=16,
     num_heads=4,
     head_size=8,
     feed_forward_size=64,
     vocabulary_size=96,
-    source_length=12,
-    target_length=6,
+    sequence_length=12,
 )
 RESNET = replace(
     WIDE_RESNET_101_8,
@@ -83,7 +84,6 @@ def small(workload: str = "gpt", model: Any = None, stages: int = 2, **how: Any)
 
 
 def gradients(made: TorchWorkload) -> list[Any]:
-    assert made._module is not None
     return [p.grad.clone() for p in made._module.parameters()]
 
 
@@ -91,18 +91,18 @@ def linear(size: int) -> tuple[object, tuple[object, ...]]:
     return torch.nn.Linear(size, size), (torch.ones(3, size),)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_stage_runs_forward_and_backward(workload: str, stages: int, recompute: bool) -> None:
-    made = small(workload, stages=stages, recompute=recompute)
-    assert made.num_stages == stages
-    for stage in range(stages):
-        made.forward(stage)
-        made.backward(stage)
-        made.backward(stage)
-        made.synchronize()
-        assert all(bool(gradient.isfinite().all()) for gradient in gradients(made))
+def test_recomputation_changes_no_gradient(workload: str) -> None:
+    kept, again = small(workload), small(workload, recompute=True)
+    assert "recomputed" in again.description
+    for stage in range(2):
+        for made in (kept, again):
+            made.forward(stage)
+            made.backward(stage)
+            made.backward(stage)
+            made.synchronize()
+        for a, b in zip(gradients(kept), gradients(again), strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -118,39 +118,28 @@ def test_what_a_stage_sends_is_what_the_next_one_takes(workload: str) -> None:
 
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_the_two_parts_of_a_backward_make_the_gradients_of_the_whole(
+def test_the_two_parts_of_a_backward_make_the_gradients_of_the_whole_again_and_again(
     workload: str, stages: int
 ) -> None:
     whole, split = small(workload, stages=stages), small(workload, stages=stages)
     for stage in range(stages):
         whole.forward(stage)
         whole.backward(stage)
+        once = gradients(whole)
+        whole.backward(stage)
         split.forward(stage)
         split.backward_input(stage)
-        assert all(p.grad is None for p in split._module.parameters())  # type: ignore[union-attr]
+        split.backward_input(stage)
+        assert all(p.grad is None for p in split._module.parameters())
+        split.backward_weight(stage)
+        for expected, found in zip(once, gradients(split), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         split.backward_weight(stage)
         for expected, found in zip(gradients(whole), gradients(split), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_each_part_of_a_backward_can_be_run_again(workload: str) -> None:
-    made = small(workload, stages=2)
-    for stage in range(2):
-        made.forward(stage)
-        for _ in range(3):
-            made.backward_input(stage)
-        made.forward(stage)
-        made.backward_weight(stage)
-        once = gradients(made)
-        made.backward_weight(stage)
-        for before, after in zip(once, gradients(made), strict=True):
-            torch.testing.assert_close(after, 2 * before)
-
-
-@pytest.mark.parametrize(
-    "model", [GPT3_1_3B, GPT3_2_7B, BERT_1_3B, T5_3B, WIDE_RESNET_101_8, RESNET_152]
-)
+@pytest.mark.parametrize("model", [GPT3_1_3B, T5_3B, WIDE_RESNET_101_8, RESNET_152])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_products_of_the_full_sizes_are_those_of_the_modelled_work(
     model: Model, ranks: int
@@ -198,13 +187,7 @@ def test_products_for_weights_gradients_are_those_of_the_modelled_work(workload:
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [
-        (GPT3_1_3B, 1.3e9),
-        (GPT3_2_7B, 2.7e9),
-        (BERT_1_3B, 1.3e9),
-        (T5_3B, 2.9e9),
-        (WIDE_RESNET_101_8, 1.5e9),
-    ],
+    [(GPT3_1_3B, 1.3e9), (T5_3B, 2.9e9), (WIDE_RESNET_101_8, 1.5e9)],
 )
 def test_the_full_sizes_have_as_many_parameters_as_they_are_named_for(
     model: Model, parameters: float
@@ -239,7 +222,7 @@ def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
             made.backward(stage)
         assert [one.shape for one in shard._outputs] == [one.shape for one in whole._outputs]
         matrices = [
-            [p.numel() for p in made._module.parameters() if p.dim() == 2]  # type: ignore[union-attr]
+            [p.numel() for p in made._module.parameters() if p.dim() == 2]
             for made in (whole, shard)
         ]
         positions = {16 * 32}  # the embedding of positions is every rank's own
@@ -250,7 +233,7 @@ def test_a_rank_holds_its_share_of_each_product(workload: str) -> None:
 def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
     with pytest.raises(InputError, match="--tp 3 does not divide the 4 heads"):
         small(tensor_parallel=3)
-    with pytest.raises(InputError, match="tensor parallelism"):
+    with pytest.raises(InputError, match="leave --tp"):
         small("wide-resnet", tensor_parallel=2)
 
 
@@ -259,22 +242,10 @@ def test_recomputation_runs_each_layer_again_in_the_backward() -> None:
         made = small(stages=2, recompute=recompute)
         made.forward(0)
         runs: list[int] = []
-        assert made._module is not None
-        made._module.layers[0].norm1.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        made._module.decoder[0].norm.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         made.backward(0)
         made.backward(0)
         assert len(runs) == 2 * again
-    assert "recomputed" in made.description
-
-
-def test_recomputation_changes_no_gradient() -> None:
-    for workload in ("gpt", "t5"):
-        kept, again = small(workload, stages=1), small(workload, stages=1, recompute=True)
-        for made in (kept, again):
-            made.forward(0)
-            made.backward(0)
-        for a, b in zip(gradients(kept), gradients(again), strict=True):
-            torch.testing.assert_close(a, b)
 
 
 def test_the_decoder_attends_to_the_past_and_to_all_the_encoder_read() -> None:
@@ -293,7 +264,7 @@ def test_the_decoder_attends_to_the_past_and_to_all_the_encoder_read() -> None:
 @pytest.mark.parametrize("border", [0, 1, 2, 3])
 def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
     layers = [1 + (stage == border) for stage in range(3)] if border < 3 else [2, 1, 1]
-    model = replace(T5, num_encoder_layers=1 + border % 3, num_decoder_layers=3 - border % 3)
+    model = replace(T5, encoder_layers=1 + border % 3, num_layers=3 - border % 3)
     whole = [
         stage()
         for stage in model_stages(
@@ -303,7 +274,7 @@ def test_the_decoder_may_begin_anywhere_in_a_stage(border: int) -> None:
     assert sum(layers) == 4
     for module, inputs in whole:
         module(*inputs)
-    assert sum(module.target_words is not None for module, _ in whole) == 1
+    assert sum(module.target is not None for module, _ in whole) == 1
 
 
 def test_feature_maps_shrink_and_deepen() -> None:
@@ -320,16 +291,6 @@ def test_images_get_no_gradient() -> None:
     made = small("wide-resnet", stages=2)
     made.forward(0)
     assert not made._inputs[0].requires_grad
-
-
-def test_a_second_backward_adds_the_same_gradients() -> None:
-    made = TorchWorkload([lambda: linear(4)], description="", device="cpu")
-    made.forward(0)
-    made.backward(0)
-    once = [p.grad.clone() for p in made._module.parameters()]  # type: ignore[union-attr]
-    made.backward(0)
-    for parameter, grad in zip(made._module.parameters(), once, strict=True):  # type: ignore[union-attr]
-        assert torch.equal(parameter.grad, 2 * grad)
 
 
 def test_hidden_states_get_gradients_and_tokens_do_not() -> None:
@@ -375,13 +336,10 @@ def test_a_gpu_that_torch_cannot_use_is_refused() -> None:
 
 
 def test_a_stage_that_fails_says_which_and_why() -> None:
-    made = TorchWorkload(
-        [lambda: linear(2), lambda: (torch.nn.Linear(3, 3), (torch.ones(2),))],
-        description="",
-        device="cpu",
-    )
+    stages = [lambda: linear(2), lambda: (torch.nn.Linear(3, 3), (torch.ones(2),))]
+    made = Explained(TorchWorkload(stages, description="", device="cpu"))
     made.forward(0)
-    with pytest.raises(InputError, match="forward of stage 1 fails"):
+    with pytest.raises(InputError, match=r"forward\(1\) of the workload fails: RuntimeError: mat"):
         made.forward(1)
 
 
@@ -399,8 +357,9 @@ def test_out_of_memory_is_said_in_a_line() -> None:
         def forward(self, x: object) -> object:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    made = TorchWorkload([lambda: (Hungry(), (torch.ones(2),))], description="", device="cpu")
-    with pytest.raises(InputError, match="stage 0 does not fit"):
+    stages = [lambda: (Hungry(), (torch.ones(2),))]
+    made = Explained(TorchWorkload(stages, description="", device="cpu"))
+    with pytest.raises(InputError, match=r"forward\(0\) of the workload does not fit"):
         made.forward(0)
 
 
@@ -414,8 +373,8 @@ def test_work_that_fails_on_the_gpu_after_it_was_queued_is_said_in_a_line(
     made.forward(0)
     monkeypatch.setattr(made, "_device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", failing)
-    with pytest.raises(InputError, match="queued work of stage 0 fails: RuntimeError: CUDA error"):
-        made.synchronize()
+    with pytest.raises(InputError, match=r"synchronize\(\) of the workload fails: .* CUDA error"):
+        Explained(made).synchronize()
 
 
 class Bare(torch.nn.Module):  # type: ignore[misc]
@@ -457,15 +416,15 @@ def test_waiting_is_spinning_unless_there_are_peers() -> None:
 
 
 def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("there are two GPUs here")
-    monkeypatch.setattr(torch_workloads, "nccl_available", lambda: True)
     made = small(stages=2)
-    device = ModelledDevice(gpu("a40"), 0, VirtualClock())
+    made.timer = HostTimer(time.monotonic)  # as if it ran on a GPU
+    device = ModelledDevice(gpu("a40"), 0, time.monotonic_ns)
     with ExitStack() as stack:
-        wait_with(made, device, device, stack)
+        wait_with(made, device, [device], stack)
     assert made.peers is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -29,7 +29,7 @@ def test_one_process_waits_for_the_other_as_long_as_asked() -> None:
 def test_a_process_that_dies_ends_the_wait_with_a_reason() -> None:
     with Peers(backend="gloo", device="cpu") as peers:
         peers._processes[1].kill()
-        peers._processes[1].wait()
+        peers._processes[1].join()
         with pytest.raises(DeviceError, match="cannot wait for each other"):
             peers.wait(0.01)
 

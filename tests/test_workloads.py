@@ -232,7 +232,7 @@ def test_wide_resnet_has_one_and_a_half_billion_weights() -> None:
 
 
 def test_resnet_is_not_split_over_tensor_parallel_gpus() -> None:
-    with pytest.raises(InputError, match="tensor parallelism"):
+    with pytest.raises(InputError, match="leave --tp"):
         RESNET_152.units(1, 2)
 
 

@@ -11,16 +11,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from envplan._files import AnyPath, parse_json, read_bounded
 from envplan.errors import InputError, shown
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "first_problem",
-    "json_schema",
-    "parse_document",
-    "read_document",
-    "read_json",
-    "readable_json",
-]
-
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 
 T = TypeVar("T")
@@ -87,8 +77,8 @@ def first_problem(error: ValidationError, kind: str) -> str:
             return f"{field} is missing{more}"
         case "extra_forbidden" | "unexpected_keyword_argument":
             return f"{field} is not a field of a {kind}{more}"
-        case "value_error" if not field:
-            return f"{first['ctx']['error']}{more}"
+        case "value_error" if not field or isinstance(first["input"], dict):
+            return f"{field} {first['ctx']['error']}{more}".strip()
         case "value_error":
             complaint = str(first["ctx"]["error"])
         case _:

@@ -11,7 +11,8 @@ import secrets
 import select
 import shutil
 import stat
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,12 @@ def read_bounded(path: AnyPath, max_bytes: int) -> bytes:
 
 def is_file(path: AnyPath) -> bool:
     """Whether there is such a file; there is none of a name that no file can have."""
-    try:
-        return Path(path).is_file()
-    except OSError:
-        return False
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises where a name is too long)
+
+
+def exists(path: AnyPath) -> bool:
+    """Whether a path leads to something; a name that no file can have leads nowhere."""
+    return os.path.exists(path)  # noqa: PTH110 (as above)
 
 
 def opened(path: AnyPath) -> io.BufferedReader:
@@ -94,40 +97,35 @@ def parse_json(data: bytes, path: AnyPath) -> Any:
     Raises:
         InputError: it is not JSON; says line and column.
     """
+
+    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key in found if counts[key] > 1)
+            problem = f"an object has the field {json.dumps(twice[:60])} twice"
+            raise InputError(problem, path=path)
+        return found
+
+    def constant(name: str) -> None:
+        raise InputError(f"is not valid JSON: {name} is not a number", path=path)
+
     text = decoded(data, path)
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=fields, parse_constant=constant)
         if "\\ud" in text.lower():  # half a character that is written as two: no text has that
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not valid JSON, or cut short: {error.msg}",
-            path=path,
-            line=error.lineno,
-            column=error.colno,
-        ) from None
-    except RecursionError:
-        raise InputError("is not valid JSON: nested too deeply", path=path) from None
-    except InputError as error:
-        raise InputError(error.message, path=path) from None
+        problem = f"is not valid JSON, or cut short: {error.msg}"
+        raise InputError(problem, path=path, line=error.lineno, column=error.colno) from None
     except UnicodeEncodeError:
-        raise InputError("is not valid JSON: a \\u escape of half a character", path=path) from None
+        reason = "a \\u escape of half a character"
+    except RecursionError:
+        reason = "nested too deeply"
     except ValueError:
-        raise InputError("is not valid JSON: a number with too many digits", path=path) from None
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"an object has the field {json.dumps(twice[:60])} twice")
-    return fields
-
-
-def _refuse_constant(name: str) -> float:
-    raise InputError(f"is not valid JSON: {name} is not a number")
+        reason = "a number with too many digits"
+    raise InputError(f"is not valid JSON: {reason}", path=path)
 
 
 def decimal(text: str) -> float:
@@ -142,7 +140,7 @@ def decimal(text: str) -> float:
 
 
 def refuse_slip(
-    name: str, known: Sequence[str], path: AnyPath | None, line: int | None = None
+    name: str, known: Iterable[str], path: AnyPath | None, line: int | None = None
 ) -> None:
     """Keep a field or column that was meant to be a known one from being passed over.
 
@@ -172,12 +170,8 @@ def check_writable(path: AnyPath) -> None:
         InputError: the folder is missing or not writable, or the path is a folder or no path.
     """
     try:
-        place = _resolved(Path(path)).parent
-        with suppress(FileNotFoundError):
-            mode = Path(path).stat().st_mode
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(None, "it is a folder")
-            place = place if stat.S_ISREG(mode) else Path(path)
+        target, replaced = _target(path)
+        place = target.parent if replaced else target
         place.stat()
         if not os.access(place, os.W_OK):
             raise PermissionError(None, "Permission denied")
@@ -200,33 +194,37 @@ def atomic_write(path: AnyPath, content: bytes | str) -> None:
         InputError: the folder is missing or not writable, the path is a folder, or the disk is
             full; nothing is left behind.
     """
-    target = Path(path)
     data = content.encode() if isinstance(content, str) else content
     try:
-        if target.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        target, replaced = _target(path)
+        if replaced:
+            _replace(target, data)
         else:
-            _replace(_resolved(target), data)
+            target.write_bytes(data)
     except (OSError, ValueError) as error:
         raise _unwritable(error, path) from error
 
 
-def _resolved(path: Path) -> Path:
-    try:
-        return path.resolve()
-    except RuntimeError:  # what Python before 3.13 makes of it
-        raise OSError(None, "it is a link that leads back to itself") from None
+def _target(path: AnyPath) -> tuple[Path, bool]:
+    """The file that a path leads to, and whether it can be replaced, as a device cannot.
+
+    Raises:
+        OSError, ValueError: it leads to a folder, to itself, or nowhere.
+    """
+    with suppress(FileNotFoundError):
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(None, "it is a folder")
+        if not stat.S_ISREG(mode):
+            return Path(path), False
+    return Path(path).resolve(), True
 
 
 def _unwritable(error: OSError | ValueError, path: AnyPath) -> InputError:
     if isinstance(error, ValueError):
         return InputError(f"is not a usable file name ({error})", path=path)
-    reason = error.strerror or str(error)
-    return InputError(
-        f"cannot be written ({reason}); choose a path in a folder you can write to", path=path
-    )
+    reason = f"cannot be written ({error.strerror or error})"
+    return InputError(f"{reason}; choose a path in a folder you can write to", path=path)
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
@@ -235,9 +233,13 @@ def append_whole(descriptor: int, data: bytes) -> None:
     Raises:
         OSError: the disk is full or fails.
     """
+    _write_all(descriptor, data)
+    os.fsync(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-    os.fsync(descriptor)
 
 
 def append_line(descriptor: int, line: bytes) -> None:
@@ -262,8 +264,7 @@ def append_line(descriptor: int, line: bytes) -> None:
             end = begin + os.pread(descriptor, _LONGEST_LINE, begin).rfind(b"\n") + 1
             os.ftruncate(descriptor, end)
         try:
-            while line:
-                line = line[os.write(descriptor, line) :]
+            _write_all(descriptor, line)
         except OSError:
             os.ftruncate(descriptor, end)
             raise
@@ -287,12 +288,8 @@ def _replace(target: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    folder = os.open(target.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder)
     finally:
-        os.close(descriptor)
+        os.close(folder)

@@ -7,10 +7,8 @@ is validated as a whole by pydantic's compiled core, so a million rows take seco
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +18,8 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from envplan._files import AnyPath, read_bounded
+from envplan._files import AnyPath, read_bounded, refuse_slip
 from envplan.errors import InputError
-
-__all__ = ["MAX_TABLE_BYTES", "Table", "parse_table", "read_table"]
 
 MAX_TABLE_BYTES: Final = 256 * 2**20
 _MOST_COLUMNS: Final = 1000
@@ -108,18 +104,17 @@ def parse_table(content: bytes, model: type[Row], *, path: AnyPath | None, kind:
         try:
             table.columns[name] = _validated(table.texts.get(name) or [""] * len(lines), field)
         except _BadCellError as bad:
-            problems.append((bad.row, header.index(name), name, bad.complaint))
+            row, complaint = bad.args
+            expected = f"{complaint}; expected {field.description}"
+            problems.append((row, header.index(name), name, expected))
     if problems:
-        row, _, name, complaint = min(problems)
-        raise table.error(
-            row, f"{complaint}; expected {model.model_fields[name].description}", name
-        )
+        row, _, name, problem = min(problems)
+        raise table.error(row, problem, name)
     return table
 
 
 class _BadCellError(Exception):
-    def __init__(self, row: int, complaint: str) -> None:
-        self.row, self.complaint = row, complaint
+    """The row of the first cell that is not what its field says, and what it is."""
 
 
 def _text(content: bytes, path: Path | None, columns: str) -> str:
@@ -177,23 +172,18 @@ def _cells(text: str, path: Path | None) -> tuple[list[list[str]], list[int]]:
 def _check_header(
     header: Sequence[str], fields: dict[str, FieldInfo], needs: str, path: Path | None, line: int
 ) -> None:
-    counts = Counter(header)
-    unknown = {_folded(name): name for name in header if name not in fields}
     for name, field in fields.items():
-        problem, column = "", name
-        if counts[name] > 1:
+        if header.count(name) > 1:
             problem = "the header names this column twice; remove one"
-        elif not counts[name] and field.is_required():
-            shown = _quoted(",".join(header))
-            problem = f"the column is missing from the header {shown}; {needs}"
-        elif not counts[name] and (slip := difflib.get_close_matches(name, unknown, 1, 0.8)):
-            problem, column = f"is not known; is {name} meant?", unknown[slip[0]]
-        if problem:
-            raise InputError(problem, path=path, line=line, column=column)
-
-
-def _folded(name: str) -> str:
-    return name.lower().replace("-", "_")
+        elif name not in header and field.is_required():
+            problem = f"the column is missing from the header {_quoted(','.join(header))}; {needs}"
+        else:
+            continue
+        raise InputError(problem, path=path, line=line, column=name)
+    absent = [name for name in fields if name not in header]
+    for name in header:
+        if name not in fields:
+            refuse_slip(name, absent, path, line)
 
 
 @lru_cache(maxsize=256)
@@ -228,24 +218,26 @@ def _validated(column: Sequence[str], field: FieldInfo) -> Sequence[Any]:
         raise _BadCellError(row, f"{_quoted(column[row])} {_complaint(first)}") from None
 
 
+_COMPLAINTS: Final = {
+    "float_parsing": "is not a number",
+    "finite_number": "is not finite",
+    "int_parsing": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "int_parsing_size": "is not a whole number",
+    "greater_than": "is not above {gt:g}",
+    "greater_than_equal": "is below {ge:g}",
+    "less_than": "is not below {lt:g}",
+    "less_than_equal": "is above {le:g}",
+    "value_error": "{error}",
+}
+
+
 def _complaint(error: Any) -> str:
-    match error["type"], error.get("ctx", {}):
-        case "float_parsing", _:
-            return "is not a number"
-        case "finite_number", _:
-            return "is not finite"
-        case (("int_parsing" | "int_from_float" | "int_parsing_size"), _):
-            return "is not a whole number"
-        case "greater_than", {"gt": limit}:
-            return f"is not above {limit:g}"
-        case "greater_than_equal", {"ge": 0}:
-            return "is negative"
-        case "greater_than_equal", {"ge": limit}:
-            return f"is below {limit:g}"
-        case (("less_than" | "less_than_equal"), limits):
-            return f"is above {next(iter(limits.values())):g}"
-        case "value_error", {"error": problem}:
-            return str(problem)
+    limits = error.get("ctx", {})
+    if limits == {"ge": 0}:
+        return "is negative"
+    if error["type"] in _COMPLAINTS:
+        return _COMPLAINTS[error["type"]].format(**limits)
     return str(error["msg"]).replace("Input should", "should", 1)
 
 

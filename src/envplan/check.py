@@ -147,7 +147,7 @@ def _dag(given: _Given) -> list[str]:
 def _frontier_table(given: _Given) -> list[str]:
     from envplan.frontier_file import check_rows, read_rows
 
-    return check_rows(read_rows(given.file), given.file)
+    return check_rows(read_rows(given.file))
 
 
 def _frontier(given: _Given) -> list[str]:
@@ -155,12 +155,12 @@ def _frontier(given: _Given) -> list[str]:
     from envplan.plan import as_referenced, check_reference
     from envplan.solve import trace_job
 
-    frontier = FrontierFile.from_document(given.document, given.file)
+    frontier = FrontierFile.from_document(given.document, path=given.file)
     source = given.source(frontier.profile)
     proved = [check_reference(frontier.profile, source, given.force)]
     traced = trace_job(frontier.job, as_referenced(frontier.profile, source), given.progress)
-    proved += check_rows(frontier.plans, given.file)
-    return proved + check_curve(frontier, traced, given.file)
+    proved += check_rows(frontier.plans)
+    return proved + check_curve(frontier, traced)
 
 
 def _serving_profile(given: _Given) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from envplan._files import atomic_write
-from envplan.simulation import Slice, TimedOperation, Timeline
+from envplan.simulation import TimedOperation, Timeline
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = ["save_chrome_trace", "trace_events"]
@@ -45,37 +45,36 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
     """The events of a trace: names of tracks, then each track in time order."""
     modelled = " (modelled)" if timeline.plan.profile.source == "modelled" else ""
     title = f"{timeline.plan.profile.name}{modelled}, planner {timeline.plan.planner}"
-    yield _name("process_name", title)
+    yield _event("process_name", "M", None, {"name": title})
     for stage in timeline.stages:
-        yield _name("thread_name", f"stage {stage.stage}", stage.stage)
-        yield _event("thread_sort_index", "M", stage.stage, args={"sort_index": stage.stage})
+        yield _event("thread_name", "M", stage.stage, {"name": f"stage {stage.stage}"})
+        yield _event("thread_sort_index", "M", stage.stage, {"sort_index": stage.stage})
     path = set(timeline.critical_path)
     for index, timed in enumerate(timeline.operations):
-        yield _slice(timed, on_path=index in path)
+        op = timed.operation
+        name = f"{op.instruction} {op.microbatch}" + (f" chunk {op.chunk}" if op.chunk else "")
+        args = _details(timed, on_path=index in path)
+        yield _span(name, op.instruction, op.stage, timed.start_ns, timed.time_ns, args)
         for part in timed.slices if timed.slices[0].part else ():
             # Within the operation, so that a viewer shows it below.
-            yield {
-                **_event(part.part, "X", timed.operation.stage, args=_ran(part)),
-                "cat": "part",
-                "ts": part.start_ns / _NS_PER_US,
-                "dur": (part.finish_ns - part.start_ns) / _NS_PER_US,
+            ran = {
+                "frequency_mhz": part.frequency_mhz,
+                "energy_j_per_gpu": j_from_fj(part.energy_fj),
             }
+            took_ns = part.finish_ns - part.start_ns
+            yield _span(part.part, "part", op.stage, part.start_ns, took_ns, ran)
     for stage in timeline.stages:
-        for at, mhz in stage.clock_changes:
+        last = timeline.sync_time_ns, stage.clock_changes[-1][1]
+        for at, mhz in (*stage.clock_changes, last):
             yield _counter(f"stage {stage.stage} clock", at, {"MHz": mhz})
-        yield _counter(
-            f"stage {stage.stage} clock", timeline.sync_time_ns, {"MHz": stage.clock_changes[-1][1]}
-        )
     times, watts = timeline.power
     for at, power in zip(times.tolist(), [*watts.tolist(), 0.0], strict=True):
         yield _counter("power of all GPUs", at, {"W": round(power, 6)})
 
 
-def _slice(timed: TimedOperation, *, on_path: bool) -> Event:
-    op = timed.operation
-    chunk = f" chunk {op.chunk}" if op.chunk else ""
+def _details(timed: TimedOperation, *, on_path: bool) -> Event:
     args: Event = {
-        "microbatch": op.microbatch,
+        "microbatch": timed.operation.microbatch,
         "frequency_mhz": timed.frequency_mhz,
         "energy_j_per_gpu": j_from_fj(timed.energy_fj),
         "could_stretch_s": s_from_ns(timed.stretch_ns),
@@ -85,28 +84,19 @@ def _slice(timed: TimedOperation, *, on_path: bool) -> Event:
         args["config"] = timed.config
     if len(timed.slices) > 1:
         args["ran_at_mhz"] = [part.frequency_mhz for part in timed.slices]
-    return {
-        **_event(f"{op.instruction} {op.microbatch}{chunk}", "X", op.stage, args=args),
-        "cat": op.instruction,
-        "ts": timed.start_ns / _NS_PER_US,
-        "dur": timed.time_ns / _NS_PER_US,
-    }
+    return args
 
 
-def _ran(part: Slice) -> Event:
-    energy = j_from_fj(part.energy_fj)
-    return {"frequency_mhz": part.frequency_mhz, "energy_j_per_gpu": energy}
+def _span(name: str, kind: str, stage: int, start_ns: int, time_ns: int, args: Event) -> Event:
+    times = {"ts": start_ns / _NS_PER_US, "dur": time_ns / _NS_PER_US}
+    return {**_event(name, "X", stage, args), "cat": kind, **times}
 
 
 def _counter(name: str, at_ns: int, args: Event) -> Event:
     return {"name": name, "ph": "C", "pid": _PROCESS, "ts": at_ns / _NS_PER_US, "args": args}
 
 
-def _name(kind: str, name: str, stage: int | None = None) -> Event:
-    return _event(kind, "M", stage, args={"name": name})
-
-
-def _event(name: str, phase: str, stage: int | None, *, args: Event) -> Event:
+def _event(name: str, phase: str, stage: int | None, args: Event) -> Event:
     # Thread 0 is the idle task to trace viewers, so stage 0 is thread 1.
     thread = 0 if stage is None else stage + 1
     return {"name": name, "ph": phase, "pid": _PROCESS, "tid": thread, "args": args}

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
 from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
-from envplan.plan import Job, Plan, as_referenced, check_reference, replay_plan
+from envplan.frontier import Progress
+from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.profile import Profile
+from envplan.replay import Replay
 from envplan.request import Deadline, Effort, Request
+from envplan.simulation import PLANNED, Conditions
 from envplan.solve import LADDER, Frontier, ladder, solve, trace_job
-from envplan.units import fj_from_j, j_from_fj, ns_from_s, s_from_ns
+from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
     "ClusterIteration",
@@ -42,8 +45,6 @@ MAX_REPLICAS: Final = 10**6
 #: Up to so many straggler times are planned for one by one; for more, a whole ladder is made.
 MOST_OWN_RUNGS: Final = 8
 MAX_SLOWDOWN: Final = 1e6
-
-Progress = Callable[[int, int], None]
 
 
 class _Slowdown(BaseModel):
@@ -107,35 +108,38 @@ class ClusterReport:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
 
+    def _total(self, field: str) -> int:
+        return sum(getattr(iteration, field) for iteration in self.iterations)
+
     @property
     def time(self) -> float:
         """s that all iterations take with the plan."""
-        return s_from_ns(sum(iteration.sync_time_ns for iteration in self.iterations))
+        return s_from_ns(self._total("sync_time_ns"))
 
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency."""
-        return j_from_fj(sum(iteration.baseline_fj for iteration in self.iterations))
+        return j_from_fj(self._total("baseline_fj"))
 
     @property
     def plan_energy(self) -> float:
         """J with the plan everywhere, whoever straggles."""
-        return j_from_fj(sum(iteration.plan_fj for iteration in self.iterations))
+        return j_from_fj(self._total("plan_fj"))
 
     @property
     def energy(self) -> float:
         """J with the plan, and with those looked up while somebody straggles."""
-        return j_from_fj(sum(iteration.energy_fj for iteration in self.iterations))
+        return j_from_fj(self._total("energy_fj"))
 
     @property
     def intrinsic_savings(self) -> float:
         """J that the plan saves."""
-        return j_from_fj(sum(it.baseline_fj - it.plan_fj for it in self.iterations))
+        return j_from_fj(self._total("baseline_fj") - self._total("plan_fj"))
 
     @property
     def extrinsic_savings(self) -> float:
         """J that looking plans up for the stragglers' time saves on top."""
-        return j_from_fj(sum(it.plan_fj - it.energy_fj for it in self.iterations))
+        return j_from_fj(self._total("plan_fj") - self._total("energy_fj"))
 
     def costs(self, run: Run) -> tuple[Pair, Pair | None]:
         """What an iteration costs on average, and what a run of many does.
@@ -144,7 +148,7 @@ class ClusterReport:
             InputError: a rate ends before the run does.
         """
         count = len(self.iterations)
-        usual_s = s_from_ns(sum(iteration.baseline_time_ns for iteration in self.iterations))
+        usual_s = s_from_ns(self._total("baseline_time_ns"))
         return pairs(
             (usual_s / count, self.baseline_energy / count),
             (self.time / count, self.energy / count),
@@ -174,14 +178,14 @@ class ClusterReport:
             "extrinsic_savings_percent": self.percent(self.extrinsic_savings),
             "iterations": [
                 {
-                    "stragglers": iteration.stragglers,
-                    "sync_time_s": s_from_ns(iteration.sync_time_ns),
-                    "followed_time_s": s_from_ns(iteration.followed_time_ns),
-                    "baseline_energy_j": j_from_fj(iteration.baseline_fj),
-                    "plan_energy_j": j_from_fj(iteration.plan_fj),
-                    "energy_j": j_from_fj(iteration.energy_fj),
+                    "stragglers": one.stragglers,
+                    "sync_time_s": s_from_ns(one.sync_time_ns),
+                    "followed_time_s": s_from_ns(one.followed_time_ns),
+                    "baseline_energy_j": j_from_fj(one.baseline_fj),
+                    "plan_energy_j": j_from_fj(one.plan_fj),
+                    "energy_j": j_from_fj(one.energy_fj),
                 }
-                for iteration in self.iterations
+                for one in self.iterations
             ],
         }
 
@@ -194,7 +198,9 @@ def simulate_cluster(
     slowdowns: Sequence[Slowdowns] = ({},),
     replicas: int | None = None,
     gpus_per_stage: int | None = None,
+    conditions: Conditions = PLANNED,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> ClusterReport:
     """Run a plan on data-parallel replicas, in iterations of which each has its stragglers.
 
@@ -210,34 +216,54 @@ def simulate_cluster(
     the frontier: one for each T' if there are few, else a ladder.
 
     Args:
-        frontier: of the plan's job, for a plan without a ladder; not needed where nobody straggles.
+        frontier: of the plan's job; default: traced where it is needed.
         slowdowns: for each iteration its stragglers.
         replicas: default: those of the plan's job.
         gpus_per_stage: likewise.
+        conditions: what all replicas meet; with several runs each iteration is run so often. Noise
+            is drawn alike for all replicas.
         force: go on though the profile has changed since the plan was made.
+        progress: as for trace_frontier.
 
     Raises:
-        InputError: a number is out of range, a straggler is no replica of the cluster, there is
-            nothing to look plans up in, or as for simulate.
+        InputError: a number is out of range, a straggler is no replica of the cluster, or as for
+            simulate.
     """
-    replicas = _count("replicas", plan.job.replicas if replicas is None else replicas)
+    job, machine = plan.job, conditions.machine(plan.job)
+    replicas = _count("replicas", job.replicas if replicas is None else replicas)
     gpus = _count(
-        "GPUs per stage", plan.job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage
+        "GPUs per stage", job.gpus_per_stage if gpus_per_stage is None else gpus_per_stage
     )
     stragglers, notes = _stragglers(slowdowns, replicas)
-    paces = _Paces(plan, profile, frontier, force)
-    paces.prepare({factors[-1] for factors in stragglers if factors})
-    known: dict[tuple[float, ...], ClusterIteration] = {}
+    own = replay_plan(plan, profile, force=force, machine=machine)
+
+    def known_end_ns(factors: Sequence[float]) -> int:
+        return max(conditions.sync_ns, *(_stretched(own, factor) for factor in (1.0, *factors)))
+
+    times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
+    rungs = _rungs(plan, profile, frontier, sorted(times), progress)
+    problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
+    ways = [own]
+    for n, rung in enumerate(rungs):
+        ways.append(problem.replay(rung_rows(f"ladder[{n}]", rung, problem), machine))
+    known: dict[tuple[float, ...], list[ClusterIteration]] = {}
     iterations = []
     for factors in stragglers:
         if factors not in known:
-            known[factors] = _iteration(paces, factors, replicas, gpus)
-        iterations.append(known[factors])
+            end_ns = known_end_ns(factors)
+            in_time = [way for way in ways if way.makespan_ns <= end_ns]
+            followed = min(in_time, key=lambda way: way.energy_until(end_ns))
+            fastest = problem.replay(problem.max_frequency_rows)
+            runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
+            known[factors] = [
+                _iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs
+            ]
+        iterations += known[factors]
     return ClusterReport(
         replicas=replicas,
-        num_stages=plan.job.stages,
+        num_stages=job.stages,
         gpus_per_stage=gpus,
-        num_microbatches=plan.job.microbatches,
+        num_microbatches=job.microbatches,
         iterations=tuple(iterations),
         notes=tuple(notes),
     )
@@ -251,6 +277,7 @@ def strong_scaling(
     global_batch: int | None = None,
     slowdowns: Sequence[Slowdowns] = ({},),
     gpus_per_stage: int | None = None,
+    conditions: Conditions = PLANNED,
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[ClusterReport]:
@@ -263,10 +290,8 @@ def strong_scaling(
     Args:
         replicas: for each shape, how many pipelines.
         global_batch: microbatches of all pipelines together; default: those of the plan's job.
-        slowdowns: as for simulate_cluster, for every shape.
-        gpus_per_stage: default: those of the plan's job.
-        force: go on though the profile has changed since the plan was made.
-        progress: as for trace_frontier.
+        slowdowns, gpus_per_stage, conditions, force, progress: as for simulate_cluster, for every
+            shape.
 
     Raises:
         InputError: the global batch does not divide by a number of replicas, the plan is of a
@@ -277,35 +302,28 @@ def strong_scaling(
     if plan.job.dag is not None:
         raise InputError("a custom DAG has a fixed number of microbatches; it cannot be scaled")
     total = global_batch or plan.job.microbatches * plan.job.replicas
-    jobs = []
     for count in replicas:
         if total % _count("replicas", count):
             raise InputError(
                 f"the global batch of {total} microbatches does not divide by {count} replicas"
             )
-        shape = {"microbatches": total // count, "replicas": count}
-        jobs.append(plan.job.model_copy(update=shape))
     own = trace_job(plan.job, profile, progress)
     slowdown = max(0.0, plan.target.deadline_s / own.min_time - 1)
-    return [_scaled(job, profile, progress, slowdown, slowdowns, gpus_per_stage) for job in jobs]
-
-
-def _scaled(
-    job: Job,
-    profile: Profile,
-    progress: Progress | None,
-    slowdown: float,
-    slowdowns: Sequence[Slowdowns],
-    gpus_per_stage: int | None,
-) -> ClusterReport:
-    frontier = trace_job(job, profile, progress)
-    return simulate_cluster(
-        frontier.plan(slowdown=slowdown),
-        profile,
-        frontier,
-        slowdowns=slowdowns,
-        gpus_per_stage=gpus_per_stage,
-    )
+    reports = []
+    for count in replicas:
+        shape = {"microbatches": total // count, "replicas": count}
+        frontier = trace_job(plan.job.model_copy(update=shape), profile, progress)
+        reports.append(
+            simulate_cluster(
+                frontier.plan(slowdown=slowdown),
+                profile,
+                frontier,
+                slowdowns=slowdowns,
+                gpus_per_stage=gpus_per_stage,
+                conditions=conditions,
+            )
+        )
+    return reports
 
 
 def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int, float]]:
@@ -369,7 +387,6 @@ def _stragglers(
     if not slowdowns:
         raise InputError("give the slowdowns of at least one iteration")
     faster: dict[int, float] = {}
-    stragglers = []
     for factors in slowdowns:
         for replica, factor in factors.items():
             check_slowdown(factor)
@@ -380,7 +397,6 @@ def _stragglers(
                 )
             if factor < 1:
                 faster.setdefault(replica, factor)
-        stragglers.append(tuple(sorted(factor for factor in factors.values() if factor > 1)))
     notes = []
     if faster:
         replica, factor = next(iter(faster.items()))
@@ -389,66 +405,24 @@ def _stragglers(
             f"replica {replica}{more} at {factor:g} times the plan's time is faster than the plan, "
             "so it is no straggler and waits like all others"
         )
-    return stragglers, notes
+    return [tuple(sorted(f for f in factors.values() if f > 1)) for factors in slowdowns], notes
 
 
-class _Pace(NamedTuple):
-    """What one GPU a stage of one replica takes for an iteration, ns, and draws until then, fJ."""
+def _rungs(
+    plan: Plan,
+    profile: Profile,
+    frontier: Frontier | None,
+    times_ns: Sequence[int],
+    progress: Progress | None,
+) -> list[Rung]:
+    """The plans to look up for when everybody waits until some times, ascending."""
+    if plan.ladder is not None or not times_ns:
+        return plan.ladder or []
+    frontier = frontier or trace_job(plan.job, as_referenced(plan.profile, profile), progress)
 
-    time_ns: int
-    energy_fj: int
-
-
-class _Paces:
-    """The paces that replicas can go at."""
-
-    def __init__(
-        self, plan: Plan, profile: Profile, frontier: Frontier | None, force: bool
-    ) -> None:
-        replay = replay_plan(plan, profile, force=force)
-        problem = replay.problem
-        self._power_uw = sum(problem.blocking_power_uw.tolist())
-        self.plan = _Pace(replay.makespan_ns, replay.energy_fj)
-        fastest = problem.replay(problem.max_frequency_rows)
-        self.baseline = _Pace(fastest.makespan_ns, fastest.energy_fj)
-        # Whatever a plan looked up keeps, it keeps with the request's clocks and limits.
-        self._request = plan.request
-        self._frontier = frontier
-        self._ladder = [
-            _pace(rung.iteration_time_s, rung.energy_j, plan.job.num_gpus)
-            for rung in plan.ladder or ()
-        ]
-        self._has_ladder = plan.ladder is not None
-
-    def sync_ns(self, factor: float) -> int:
-        """When a straggler of a slowdown has finished."""
-        return math.ceil(self.plan.time_ns * factor)
-
-    def prepare(self, factors: Iterable[float]) -> None:
-        """Make the rungs to look up for stragglers of these slowdowns.
-
-        Raises:
-            InputError: there is no ladder, and no frontier to make them from.
-        """
-        times = sorted({self.sync_ns(factor) for factor in factors})
-        if self._has_ladder or not times:
-            return
-        if self._frontier is None:
-            raise InputError("give the plan's frontier, or a plan with a ladder, to look up in")
-        frontier = self._frontier
-        if len(times) <= MOST_OWN_RUNGS:
-            plans = []
-            for time in times:
-                # Where there is no such plan, everybody keeps to the one that there is.
-                with suppress(NoAnswerError):
-                    plans.append(solve(frontier, self._until(time)))
-        else:
-            plans = ladder(frontier, self._until(times[-1], LADDER))
-        self._ladder = [_pace(p.iteration_time, p.energy, p.job.num_gpus) for p in plans]
-
-    def _until(self, time_ns: int, rungs: int = 0) -> Request:
-        """The plan's request for when everybody waits until a time, ns."""
-        return self._request.model_copy(
+    def until(time_ns: int, rungs: int = 0) -> Request:
+        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
+        return plan.request.model_copy(
             update={
                 "objective": "energy",
                 "deadline": Deadline(kind="sync-time", time_s=s_from_ns(time_ns)),
@@ -458,48 +432,60 @@ class _Paces:
             }
         )
 
-    def until(self, pace: _Pace, sync_ns: int) -> int:
-        """fJ of a replica that goes at a pace and then waits until sync_ns."""
-        waiting_fj: int = self._power_uw * (sync_ns - pace.time_ns)
-        return pace.energy_fj + waiting_fj
-
-    def stretched(self, pace: _Pace, time_ns: int) -> int:
-        """fJ of a replica that takes time_ns for it, at the same average power."""
-        return pace.energy_fj * time_ns // pace.time_ns
-
-    def for_sync_at(self, sync_ns: int) -> _Pace:
-        """The cheapest way for a replica to be ready by then: the plan, or one looked up."""
-        in_time = [pace for pace in self._ladder if pace.time_ns <= sync_ns]
-        return min([self.plan, *in_time], key=lambda pace: self.until(pace, sync_ns))
+    if len(times_ns) > MOST_OWN_RUNGS:
+        return [one.as_rung() for one in ladder(frontier, until(times_ns[-1], LADDER))]
+    found = []
+    for time_ns in times_ns:
+        # Where there is no such plan, everybody keeps to the one that there is.
+        with suppress(NoAnswerError):
+            found.append(solve(frontier, until(time_ns)).as_rung())
+    return found
 
 
-def _pace(time_s: float, energy_j: float, num_gpus: int) -> _Pace:
-    return _Pace(ns_from_s(time_s), fj_from_j(energy_j) // num_gpus)
+def _stretched(replay: Replay, factor: float) -> int:
+    """When a straggler of a slowdown has finished, ns."""
+    return math.ceil(replay.makespan_ns * factor)
 
 
 def _iteration(
-    paces: _Paces, factors: Sequence[float], replicas: int, gpus: int
+    run: tuple[Replay, ...],
+    factors: Sequence[float],
+    replicas: int,
+    gpus: int,
+    sync_ns: int,
 ) -> ClusterIteration:
-    """One iteration with stragglers of these slowdowns, ascending, all above 1."""
-    plan, baseline = paces.plan, paces.baseline
-    own_ns = [paces.sync_ns(factor) for factor in factors]
-    sync_ns = own_ns[-1] if own_ns else plan.time_ns
-    followed = paces.for_sync_at(sync_ns) if own_ns else plan
-    others = replicas - len(own_ns)
+    """One iteration with stragglers of these slowdowns, ascending, all above 1.
+
+    Args:
+        run: one replica that is no straggler, at maximum frequency, by the plan and by the plan
+            looked up.
+        sync_ns: it is over for nobody before that.
+    """
+    fastest, own, followed = run
+    others = replicas - len(factors)
+    times = [_stretched(own, factor) for factor in factors]
+
+    def all_until(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[int, int]:
+        """When all have finished, ns, and what they draw until then, fJ, one GPU a stage.
+
+        A straggler takes its time at the average power that it has without straggling.
+        """
+        end_ns = max(sync_ns, way.makespan_ns if others else 0, *times)
+        drawn = (slow.energy_fj * time // slow.makespan_ns for time in times)
+        waited_ns = sum(end_ns - time for time in times)
+        waiting_uw = int(slow.problem.blocking_power_uw.sum())
+        return end_ns, others * way.energy_until(end_ns) + sum(drawn) + waiting_uw * waited_ns
+
     # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-    at_maximum = [max(time, baseline.time_ns) for time in own_ns]
-    baseline_ns = max(baseline.time_ns, *at_maximum, 0)
-    slow_baseline = sum(
-        paces.until(_Pace(time, paces.stretched(baseline, time)), baseline_ns)
-        for time in at_maximum
-    )
-    slow = sum(paces.until(_Pace(time, paces.stretched(plan, time)), sync_ns) for time in own_ns)
+    at_maximum = [max(time, fastest.makespan_ns) for time in times]
+    baseline_ns, baseline_fj = all_until(fastest, fastest, at_maximum)
+    end_ns, energy_fj = all_until(followed, own, times)
     return ClusterIteration(
-        stragglers=len(own_ns),
+        stragglers=len(factors),
         baseline_time_ns=baseline_ns,
-        sync_time_ns=sync_ns,
-        followed_time_ns=followed.time_ns,
-        baseline_fj=(others * paces.until(baseline, baseline_ns) + slow_baseline) * gpus,
-        plan_fj=(others * paces.until(plan, sync_ns) + slow) * gpus,
-        energy_fj=(others * paces.until(followed, sync_ns) + slow) * gpus,
+        sync_time_ns=end_ns,
+        followed_time_ns=followed.makespan_ns,
+        baseline_fj=baseline_fj * gpus,
+        plan_fj=all_until(own, own, times)[1] * gpus,
+        energy_fj=energy_fj * gpus,
     )

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
-from envplan._documents import parse_document, read_json, readable_json
-from envplan._files import atomic_write
-from envplan._model import Model
+from envplan._files import AnyPath, atomic_write
+from envplan._model import Document, Model, check_stated
 from envplan._tables import read_table
 from envplan.errors import InputError, NoAnswerError
 from envplan.plan import (
-    PLAN_SCHEMA,
     Baseline,
     Job,
     Plan,
@@ -36,11 +32,13 @@ from envplan.plan import (
     as_referenced,
     check_reference,
     find_profile,
+    gap_over,
     problem_of,
     rung_rows,
     target_of,
 )
 from envplan.plan.build import planned_operations, predict
+from envplan.plan.model import PLAN_SCHEMA
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -91,27 +89,26 @@ class StoredPlan(Row):
 
     @classmethod
     def storing(cls, plan: Plan) -> Self:
-        rung = plan.as_rung()
         return cls(
-            iteration_time_s=plan.iteration_time,
-            energy_j=plan.energy,
             lower_bound_j=plan.energy_lower_bound,
             gap=plan.gap,
             average_power_w=plan.average_power,
             slowdown_percent=plan.predicted.slowdown_percent,
             savings_percent=plan.predicted.savings_percent,
-            frequencies_mhz=rung.frequencies_mhz,
-            configs=rung.configs,
+            **dict(plan.as_rung()),
         )
 
 
-class FrontierFile(Model):
+class FrontierFile(Document):
     """frontier.json: what was traced, discrete plans along it and the curve itself.
 
     Attributes:
         plans: by ascending time, each of less energy than the one before.
         breakpoints: the exact relaxed frontier, a lower bound on every plan's energy.
     """
+
+    kind: ClassVar[str] = "frontier"
+    schema_name: ClassVar[str] = FRONTIER_SCHEMA
 
     schema_id: Literal["envplan/frontier/v1"] = Field(alias="schema")
     job: Job
@@ -138,39 +135,20 @@ class FrontierFile(Model):
             ),
         )
 
-    def to_json(self) -> str:
-        """The text of frontier.json."""
-        return readable_json(self.model_dump(by_alias=True, exclude_none=True))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: AnyPath) -> None:
         """Write frontier.json, or, at a path that ends in .csv, its plans as a table.
 
         Raises:
             InputError: it cannot be written there.
         """
-        if Path(path).suffix.lower() != ".csv":
-            atomic_write(path, self.to_json())
-            return
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.model_dump() for row in self.plans)
-        atomic_write(path, text.getvalue())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read frontier.json and check its form; check_curve checks what it says.
-
-        Raises:
-            InputError: the file cannot be read, is not JSON (says line and column) or not a
-                frontier (names the field).
-        """
-        return cls.from_document(read_json(path), path)
-
-    @classmethod
-    def from_document(cls, document: object, path: str | os.PathLike[str] | None = None) -> Self:
-        """Raises: InputError: it is not a frontier; names the field."""
-        return parse_document(document, cls, kind="frontier", schema=FRONTIER_SCHEMA, path=path)
+        if Path(path).suffix.lower() == ".csv":
+            text = io.StringIO()
+            writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row.model_dump() for row in self.plans)
+            atomic_write(path, text.getvalue())
+        else:
+            super().save(path)
 
     def energy_at(self, time: float) -> float:
         """The curve's energy at a time, J: no plan by then uses less. From T_star on, the least.
@@ -211,7 +189,7 @@ class FrontierFile(Model):
         row = self.row_for(target_time)
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
-        replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)), source)
+        replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)))
         request = Request.asking(target_time)
         deadline = min(target_time, self.t_star_s)
         bound_fj, gpus = fj_from_j(self.energy_at(deadline)), self.job.num_gpus
@@ -227,7 +205,7 @@ class FrontierFile(Model):
         )
 
 
-def _replayed(row: StoredPlan, problem: Problem, profile: Profile) -> Replay:
+def _replayed(row: StoredPlan, problem: Problem, name: str = "the plan") -> Replay:
     """The replay of a stored plan.
 
     Raises:
@@ -235,13 +213,8 @@ def _replayed(row: StoredPlan, problem: Problem, profile: Profile) -> Replay:
     """
     if row.frequencies_mhz is None:
         raise InputError("has plans without clocks; trace it again with this version of envplan")
-    rung = Rung(
-        iteration_time_s=row.iteration_time_s,
-        energy_j=row.energy_j,
-        frequencies_mhz=row.frequencies_mhz,
-        configs=row.configs,
-    )
-    return problem.replay(rung_rows("a plan", rung, problem, profile))
+    rung = Rung(**{field: getattr(row, field) for field in Rung.model_fields})
+    return problem.replay(rung_rows(name, rung, problem))
 
 
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
@@ -262,7 +235,7 @@ def read_rows(path: Path) -> list[Row]:
     return list(read_table(path, Row, kind="a frontier").rows())
 
 
-def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
+def check_rows(rows: Sequence[Row]) -> list[str]:
     """That the rows are a frontier and agree with themselves.
 
     Returns:
@@ -272,19 +245,15 @@ def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
         InputError: the first thing that is not so; plans count from 1.
     """
     for number, row in enumerate(rows, start=1):
+        name = f"plan {number}"
         if row.lower_bound_j > row.energy_j:
-            raise InputError(f"plan {number}: lower_bound_j lies above energy_j", path=path)
-        if not _close(row.gap * row.lower_bound_j, row.energy_j - row.lower_bound_j, row.energy_j):
-            raise InputError(f"plan {number}: gap is not energy_j / lower_bound_j - 1", path=path)
-        if not _close(row.average_power_w * row.iteration_time_s, row.energy_j, row.energy_j):
-            raise InputError(
-                f"plan {number}: average_power_w is not energy_j / iteration_time_s", path=path
-            )
+            raise InputError(f"{name}: lower_bound_j lies above energy_j")
+        check_stated(f"{name}: gap", row.gap, gap_over(row.energy_j, row.lower_bound_j), _TOLERANCE)
+        average_j = row.average_power_w * row.iteration_time_s
+        check_stated(f"{name}: average_power_w x time", average_j, row.energy_j, _TOLERANCE)
     for number, (one, other) in enumerate(pairwise(rows), start=2):
         if not (one.iteration_time_s < other.iteration_time_s and one.energy_j > other.energy_j):
-            raise InputError(
-                f"plan {number} is not both slower and cheaper than the one before it", path=path
-            )
+            raise InputError(f"plan {number} is not both slower and cheaper than the one before it")
     worst = max(row.gap for row in rows)
     return [
         f"{len(rows)} plans, each slower and cheaper than the one before",
@@ -293,66 +262,31 @@ def check_rows(rows: Sequence[Row], path: Path) -> list[str]:
     ]
 
 
-def check_curve(file: FrontierFile, frontier: Frontier, path: Path) -> list[str]:
-    """That the relaxed curve of a file is the one traced again, to 1e-9.
+def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
+    """That the relaxed curve of a file is the one traced again, to 1e-9, and that its plans take
+    what they say, to the nanosecond.
 
     Raises:
         InputError: it is not; says where.
     """
     expected = FrontierFile.from_plans(frontier, [frontier.plan()])
-    for name, stated, true in (
-        ("t_min_s", [file.t_min_s], [expected.t_min_s]),
-        ("t_star_s", [file.t_star_s], [expected.t_star_s]),
-        ("baseline.energy_j", [file.baseline.energy_j], [expected.baseline.energy_j]),
-        (
-            "baseline.iteration_time_s",
-            [file.baseline.iteration_time_s],
-            [expected.baseline.iteration_time_s],
-        ),
-        (
-            "breakpoints.iteration_time_s",
-            file.breakpoints.iteration_time_s,
-            expected.breakpoints.iteration_time_s,
-        ),
-        ("breakpoints.energy_j", file.breakpoints.energy_j, expected.breakpoints.energy_j),
-    ):
-        if len(stated) != len(true):
-            raise InputError(
-                f"{name} has {len(stated)} values; traced again there are {len(true)}", path=path
-            )
-        for found, right in zip(stated, true, strict=True):
-            if not _close(found, right, right):
-                raise InputError(
-                    f"{name} has {found!r} where tracing again gives {right!r}", path=path
-                )
-    for number, row in enumerate(file.plans, start=1):
-        if row.frequencies_mhz is not None:
-            _check_clocks(row, frontier, f"plan {number}", path)
-        if row.iteration_time_s < frontier.min_time:
-            raise InputError(f"plan {number}: faster than T_min", path=path)
-        if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
-            raise InputError(f"plan {number}: lower_bound_j lies above the curve", path=path)
+    for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
+        check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
     replayed = all(row.frequencies_mhz is not None for row in file.plans)
+    for number, row in enumerate(file.plans, start=1):
+        name = f"plan {number}"
+        if row.frequencies_mhz is not None:
+            replay = _replayed(row, frontier.problem, name)
+            energy_j = j_from_fj(replay.energy_fj * frontier.num_gpus)
+            check_stated(f"{name}: energy_j", row.energy_j, energy_j)
+            time_s = s_from_ns(replay.makespan_ns)
+            check_stated(f"{name}: iteration_time_s", row.iteration_time_s, time_s)
+        if row.iteration_time_s < frontier.min_time:
+            raise InputError(f"{name}: faster than T_min")
+        if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
+            raise InputError(f"{name}: lower_bound_j lies above the curve")
     return [
         *(["every plan's time and energy are those of its clocks, replayed"] if replayed else []),
         f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
         "those of the frontier traced again",
     ]
-
-
-def _check_clocks(row: StoredPlan, frontier: Frontier, name: str, path: Path) -> None:
-    """That a plan's clocks take the time and the energy stated, to the nanosecond."""
-    try:
-        replay = _replayed(row, frontier.problem, frontier.profile)
-    except InputError as error:
-        raise InputError(f"{name}: {error.message}", path=path) from None
-    for field, stated, right in (
-        ("iteration_time_s", row.iteration_time_s, s_from_ns(replay.makespan_ns)),
-        ("energy_j", row.energy_j, j_from_fj(replay.energy_fj * frontier.num_gpus)),
-    ):
-        if stated != right:
-            raise InputError(f"{name}: {field} is {stated!r}; its clocks take {right!r}", path=path)
-
-
-def _close(found: float, right: float, scale: float) -> bool:
-    return math.isclose(found, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * abs(scale))

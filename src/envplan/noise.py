@@ -29,56 +29,39 @@ CONFIDENCE: Final = 0.99
 _CHUNK: Final = 2**21  # numbers drawn at a time; the last few lots of them are kept
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How much times vary.
+def spreads(
+    noise: float | None, problem: Problem, profile: Profile, rows: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Standard deviation of each operation's time as a fraction of it, (N,).
 
-    Attributes:
-        fraction: standard deviation of every time as a fraction of it; None: as the profile's
-            column time_std says, row by row.
+    Args:
+        noise: the same for all; None: as the profile's column time_std says, row by row.
+        rows: for each operation the row of its option table, (N,).
+
+    Raises:
+        InputError: the profile does not say.
     """
-
-    fraction: float | None
-
-    def spreads(
-        self, problem: Problem, profile: Profile, rows: NDArray[np.int32]
-    ) -> NDArray[np.float64]:
-        """Standard deviation of each operation's time as a fraction of it, (N,).
-
-        Args:
-            rows: for each operation the row of its option table, (N,).
-
-        Raises:
-            InputError: the profile does not say.
-        """
-        if self.fraction is not None:
-            return np.full(len(rows), self.fraction)
-        known: dict[tuple[int, str, int], float] = {}
-        found = []
-        for op, row in zip(problem.pipeline.operations, rows.tolist(), strict=True):
-            key = (op.profile_stage, op.instruction, row)
-            if key not in known:
-                known[key] = _spread(profile, *key)
-            found.append(known[key])
-        return np.array(found)
+    if noise is not None:
+        return np.full(len(rows), noise)
+    operations = zip(problem.pipeline.operations, rows.tolist(), strict=True)
+    keys = [(op.profile_stage, op.instruction, row) for op, row in operations]
+    known = {key: _spread(profile, *key) for key in dict.fromkeys(keys)}
+    return np.array([known[key] for key in keys])
 
 
 def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
     table = profile.table(stage, instruction)
     mhz, config = int(table.frequency_mhz[row]), table.config[row]
     spread = profile.time_spread(stage, instruction, mhz, config)
-    if spread is None and profile.adjustments.makes_operations:
-        raise InputError(
-            f"how much times vary is not known of a profile with derived rows "
-            f"({'; '.join(profile.adjustments.in_words())}): its column time_std is about the "
-            "measured ones; give the noise in percent (--noise)"
-        )
-    if spread is None:
-        raise InputError(
-            f"profile {profile.name} does not say how much the time of {instruction} on stage "
-            f"{stage} at {mhz} MHz varies (column time_std); give the noise in percent (--noise)"
-        )
-    return spread
+    if spread is not None:
+        return spread
+    derived = ""
+    if profile.adjustments.makes_operations:
+        derived = f": it says so of measured rows, and {'; '.join(profile.adjustments.in_words())}"
+    raise InputError(
+        f"profile {profile.name} does not say how much the time of {instruction} on stage {stage} "
+        f"at {mhz} MHz varies (column time_std){derived}; give the noise in percent (--noise)"
+    )
 
 
 def normal_draws(count: int, seed: int, runs: int) -> Iterator[NDArray[np.float64]]:

@@ -15,18 +15,6 @@ from typing import Final, Self
 
 from envplan.errors import InputError, shown
 
-__all__ = [
-    "COUNT",
-    "ENERGY",
-    "LONG_TIME",
-    "NUMBER",
-    "PERCENT",
-    "POWER",
-    "TIME",
-    "WHOLE",
-    "Quantity",
-]
-
 _PART: Final = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*([A-Za-z%]*)", re.ASCII
 )

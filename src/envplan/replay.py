@@ -29,6 +29,7 @@ __all__ = [
     "Problem",
     "Replay",
     "Requests",
+    "Rows",
     "Score",
     "Search",
 ]
@@ -103,15 +104,23 @@ class Problem:
         best = np.array([table.max_frequency_option for table in self.tables], np.int32)
         return best[self.table]
 
+    def cheapest_rows(self, power_uw: Sequence[float]) -> Rows:
+        """The row in which each operation uses least where a ns is worth so much, int32 (N,).
+
+        Args:
+            power_uw: of each stage, (num_stages,), uW.
+        """
+        pairs, of = np.unique(np.stack([self.table, self.stage]), axis=1, return_inverse=True)
+        costs = (
+            self.tables[table].energy_fj - power_uw[stage] * self.tables[table].time_ns
+            for table, stage in pairs.T.tolist()
+        )
+        return np.array([np.argmin(cost) for cost in costs], np.int32)[of.ravel()]
+
     @cached_property
     def thriftiest_rows(self) -> Rows:
         """The row in which each operation uses least above waiting for as long, int32 (N,)."""
-        pairs, of = np.unique(np.stack([self.table, self.stage]), axis=1, return_inverse=True)
-        best = []
-        for number, stage in pairs.T.tolist():
-            table, power_uw = self.tables[number], int(self.blocking_power_uw[stage])
-            best.append(np.argmin(table.energy_fj - power_uw * table.time_ns))
-        return np.array(best, np.int32)[of.ravel()]
+        return self.cheapest_rows(self.blocking_power_uw.tolist())
 
     def rows_at(self, knobs: Sequence[tuple[int, str]]) -> Rows:
         """The row of each operation at its (MHz, config), int32 (N,).
@@ -320,6 +329,11 @@ class Replay:
     energies_fj: NDArray[np.int64]
     makespan_ns: int
     energy_fj: int
+
+    @property
+    def effective_fj(self) -> int:
+        """Energy above that of waiting for as long, fJ."""
+        return self.energy_until(0)
 
     def energy_until(self, sync_ns: int) -> int:
         """Energy if everybody waits until a time, fJ."""

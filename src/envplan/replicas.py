@@ -8,6 +8,7 @@ replica's T_min is that of all; the others use the time that it leaves them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envplan.costs import Pair, Run, pairs
-from envplan.errors import InputError, NoAnswerError
+from envplan.errors import NoAnswerError
 from envplan.limits import (
     AnyLimit,
     AveragePower,
@@ -26,9 +27,11 @@ from envplan.limits import (
     PeakPower,
 )
 from envplan.plan import Plan, gap_over, replay_plan
+from envplan.plan.build import baseline, percent, predict
 from envplan.planners.base import Planner, answer
 from envplan.profile import Profile
 from envplan.request import Deadline, Request
+from envplan.simulation import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import cheapest_times, first_between
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
@@ -50,16 +53,18 @@ class ReplicaPlans:
         energy_lower_bound: least energy of any plans that all end by the deadline; None where
             nobody planned for one.
         run: what is trained, where costs are wanted.
+        until: s; the iteration is over for nobody before that.
     """
 
     plans: tuple[Plan, ...]
     energy_lower_bound: float | None = None
     run: Run | None = None
+    until: float = 0.0
 
     @property
     def sync_time(self) -> float:
         """When the slowest replica has finished, s."""
-        return max(plan.iteration_time for plan in self.plans)
+        return max(self.until, *(plan.iteration_time for plan in self.plans))
 
     @property
     def waiting_energies(self) -> list[float]:
@@ -80,7 +85,7 @@ class ReplicaPlans:
     @property
     def baseline_time(self) -> float:
         """s that an iteration takes with everything at maximum frequency."""
-        return max(plan.predicted.baseline.iteration_time_s for plan in self.plans)
+        return max(self.until, *(p.predicted.baseline.iteration_time_s for p in self.plans))
 
     @property
     def baseline_energy(self) -> float:
@@ -95,8 +100,7 @@ class ReplicaPlans:
     @property
     def savings_percent(self) -> float:
         """Energy saved, of the baseline's."""
-        before = self.baseline_energy
-        return 100 * (before - self.energy) / before if before else 0.0
+        return percent(self.baseline_energy - self.energy, self.baseline_energy)
 
     @property
     def costs(self) -> Pair | None:
@@ -190,14 +194,8 @@ class _Together:
     def min_energy_time_ns(self) -> int:
         """Where all together use least, ns: a sum of convex curves is least at one of its bends."""
         times: list[int] = self.times_ns.tolist()
-        low, high = 0, len(times) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.bound_fj(times[middle + 1]) < self.bound_fj(times[middle]):
-                low = middle + 1
-            else:
-                high = middle
-        return times[low]
+        rises = lambda k: self.bound_fj(times[k + 1]) >= self.bound_fj(times[k])  # noqa: E731
+        return times[bisect_left(range(len(times) - 1), True, key=rises)]
 
     def bound_fj(self, time_ns: int) -> int:
         """Least relaxed energy if all wait until a time, all GPUs, fJ."""
@@ -396,23 +394,28 @@ def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:
 
 
 def replay_replicas(
-    replicas: Sequence[tuple[Plan, Profile]], *, force: bool = False
+    replicas: Sequence[tuple[Plan, Profile]],
+    *,
+    conditions: Conditions = PLANNED,
+    force: bool = False,
 ) -> ReplicaPlans:
     """What replicas of several kinds do if each follows its own plan, each replayed.
 
     Args:
         replicas: a plan for each kind, with the profile that it was made from.
+        conditions: what all of them meet; of several runs the first is taken. Noise is drawn alike
+            for the operations of all kinds.
         force: go on though a profile has changed since its plan was made.
 
     Raises:
-        InputError: as for simulate, or a plan states another time or energy than its replay.
+        InputError: as for simulate.
     """
+    plans = []
     for plan, profile in replicas:
-        replay = replay_plan(plan, profile, force=force)
-        energy = j_from_fj(replay.energy_fj * plan.job.num_gpus)
-        if (s_from_ns(replay.makespan_ns), energy) != (plan.iteration_time, plan.energy):
-            raise InputError(
-                f"the plan from profile {plan.profile.name} states another time or energy than its "
-                "replay; envplan check says which is wrong"
-            )
-    return ReplicaPlans(tuple(plan for plan, _ in replicas))
+        machine, gpus = conditions.machine(plan.job), plan.job.num_gpus
+        exact = replay_plan(plan, profile, force=force, machine=machine)
+        replay = next(conditions.replays(exact))
+        before = baseline(exact.problem, gpus, replay.factors)
+        replayed = {"predicted": predict(replay, 0, "relaxation", before, gpus)}
+        plans.append(plan.model_copy(update=replayed))
+    return ReplicaPlans(tuple(plans), until=conditions.sync_time or 0.0)

@@ -6,32 +6,83 @@ nanosecond and femtojoule. With them it tells how much of the plan survives on a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from envplan._model import Model
 from envplan._notebook import html_of
-from envplan.errors import InputError
 from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.pipeline.graph import predecessors
-from envplan.plan import JobSetup, Plan, Target, as_referenced, build_plan, replay_plan
-from envplan.profile import OptionTable, Profile, pieces
-from envplan.replay import Machine, Problem, Replay
+from envplan.plan import Job, Plan, Target, machine_of, replay_plan
+from envplan.plan.build import planned_operations, predict
+from envplan.profile import Profile, pieces
+from envplan.replay import Machine, Replay
+from envplan.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["Bubble", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
+__all__ = ["Bubble", "Conditions", "Slice", "StageUse", "TimedOperation", "Timeline", "simulate"]
 
 MAX_RUNS: Final = 100_000
-MAX_SWITCH_LATENCY_S: Final = 3600.0
+
+
+class Conditions(Model):
+    """What a plan meets when it is replayed, besides what it was made for.
+
+    Attributes:
+        noise: standard deviation of times, as a fraction of them.
+        seed: of the noise; the same seed gives the same runs.
+        switch_latency: s from a clock request until the clock changes; None: what the plan was made
+            for.
+        runs: how many times to replay with other noise.
+        sync_time: s; when the iteration is over for everybody, if that is later.
+    """
+
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    switch_latency: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] | None = None
+    runs: Annotated[int, Field(ge=1, le=MAX_RUNS)] = 1
+    sync_time: Annotated[float, Field(ge=0, le=s_from_ns(MAX_INTEGER))] | None = None
+
+    @model_validator(mode="after")
+    def _runs_differ(self) -> Self:
+        if self.runs > 1 and self.noise == 0:
+            raise ValueError(f"without noise all {self.runs} runs are the same; give a noise")
+        return self
+
+    @property
+    def sync_ns(self) -> int:
+        """sync_time in whole ns; 0 without one."""
+        return ns_from_s(self.sync_time or 0.0)
+
+    def machine(self, job: Job) -> Machine:
+        """How late the clocks of a job follow."""
+        latency = self.switch_latency
+        return machine_of(job) if latency is None else Machine(ns_from_s(latency))
+
+    def replays(self, exact: Replay) -> Iterator[Replay]:
+        """What comes of an exact replay under noise, run by run; without noise the same."""
+        if self.noise == 0:
+            yield exact
+            return
+        problem, rows = exact.problem, exact.rows
+        for some in normal_draws(len(rows), self.seed, self.runs):
+            for factors in time_factors(np.full(len(rows), self.noise), some):
+                yield problem.replay(rows, exact.machine, factors)
+
+
+#: As the plan has it.
+PLANNED: Final = Conditions()
 
 
 def simulate(
@@ -80,50 +131,11 @@ def simulate(
         InputError: an argument is out of range, the profile has changed, or the plan does not fit
             it or its own job.
     """
-    if switch_latency is None:
-        switch_latency = plan.job.switch_latency_s or 0.0
-    _check_arguments(noise, seed, switch_latency, runs, sync_time)
-    machine = Machine(ns_from_s(switch_latency))
-    exact = replay_plan(plan, profile, force=force, machine=machine)
-    sync_ns = ns_from_s(sync_time or 0.0)
-    first: Replay | None = None
-    results: list[tuple[int, int]] = []
-    for replay in _runs(exact, noise, seed, runs):
-        first = first or replay
-        until_ns = max(replay.makespan_ns, sync_ns)
-        results.append((replay.makespan_ns, replay.energy_until(until_ns)))
-    assert first is not None
-    return _timeline(plan, profile, first, sync_ns, results)
-
-
-def _runs(exact: Replay, noise: float, seed: int, runs: int) -> Iterator[Replay]:
-    """Replays with noise drawn from a seed; one exact one without."""
-    if noise == 0:
-        yield exact
-        return
-    problem, rows = exact.problem, exact.rows
-    for some in normal_draws(len(rows), seed, runs):
-        for factors in time_factors(np.full(len(rows), noise), some):
-            yield problem.replay(rows, exact.machine, factors)
-
-
-def _check_arguments(
-    noise: float, seed: int, switch_latency: float, runs: int, sync_time: float | None
-) -> None:
-    if not 0 <= noise <= 1:
-        raise InputError(f"noise must be a fraction between 0 and 1, not {noise}")
-    if seed < 0:
-        raise InputError(f"seed must not be negative, not {seed}")
-    if not 0 <= switch_latency <= MAX_SWITCH_LATENCY_S:
-        raise InputError(
-            f"switch_latency must be between 0 and {MAX_SWITCH_LATENCY_S:g} s, not {switch_latency}"
-        )
-    if not 1 <= runs <= MAX_RUNS:
-        raise InputError(f"runs must be between 1 and {MAX_RUNS}, not {runs}")
-    if runs > 1 and noise == 0:
-        raise InputError(f"without noise all {runs} runs are the same; give a noise or one run")
-    if sync_time is not None and not 0 <= sync_time <= s_from_ns(MAX_INTEGER):
-        raise InputError(f"sync_time must be seconds from 0 up, not {sync_time}")
+    conditions = Conditions.of(
+        noise=noise, seed=seed, switch_latency=switch_latency, runs=runs, sync_time=sync_time
+    )
+    exact = replay_plan(plan, profile, force=force, machine=conditions.machine(plan.job))
+    return Timeline.of(plan, profile, conditions.replays(exact), conditions.sync_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,31 +273,147 @@ class Timeline:
     Attributes:
         plan: what ran.
         profile: what it was made from.
-        pipeline: its operations and what they wait for.
-        operations: of all stages, in the order of pipeline.operations.
-        stages: for each stage, its use.
-        bubbles: by stage and time.
-        critical_path: indices into `operations`, in time order: a chain, each as soon as the one
-            before it lets it, that lasts as long as the iteration.
         replay: of the first run, one GPU a stage.
-        iteration_time_ns: when this pipeline is finished, ns.
-        sync_time_ns: when all are, a straggler included; never earlier. ns.
+        sync_time_ns: when all pipelines are finished, a straggler included; ns.
         run_times_ns: iteration time of each run, ns; the first is this one.
         run_energies_fj: energy of each run over all GPUs until all have finished, fJ.
     """
 
     plan: Plan
     profile: Profile
-    pipeline: Pipeline
-    operations: tuple[TimedOperation, ...]
-    stages: tuple[StageUse, ...]
-    bubbles: tuple[Bubble, ...]
-    critical_path: tuple[int, ...]
     replay: Replay
-    iteration_time_ns: int
     sync_time_ns: int
     run_times_ns: tuple[int, ...]
     run_energies_fj: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, profile: Profile, runs: Iterable[Replay], sync_ns: int) -> Timeline:
+        """The timeline of replays of a plan, each waited for until sync_ns, if that is later."""
+        first: Replay | None = None
+        times, energies = [], []
+        for replay in runs:
+            first = first or replay
+            times.append(replay.makespan_ns)
+            until_fj = replay.energy_until(max(replay.makespan_ns, sync_ns))
+            energies.append(until_fj * plan.job.num_gpus)
+        assert first is not None
+        sync_ns = max(sync_ns, first.makespan_ns)
+        return cls(plan, profile, first, sync_ns, tuple(times), tuple(energies))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The operations and what they wait for."""
+        return self.replay.problem.pipeline
+
+    @property
+    def iteration_time_ns(self) -> int:
+        """When this pipeline is finished, ns."""
+        return self.replay.makespan_ns
+
+    @cached_property
+    def operations(self) -> tuple[TimedOperation, ...]:
+        """Of all stages, in the order of pipeline.operations."""
+        replay, makespan = self.replay, self.iteration_time_ns
+        problem = replay.problem
+        latest = self.pipeline.latest_finishes(replay.finishes_ns - replay.starts_ns, makespan)
+        slices: list[list[Slice]] = [[] for _ in self.pipeline.operations]
+        columns = (column.tolist() for column in replay.parts)
+        for i, _, mhz, begin, end, energy in zip(*columns, strict=True):
+            slices[i].append(Slice(begin, end, mhz, energy))
+        found = []
+        for i, op in enumerate(self.pipeline.operations):
+            table, row = problem.tables[problem.table[i]], int(replay.rows[i])
+            if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
+                begin, slices[i] = slices[i][0].start_ns, []
+                for piece in pieces(table, table.config[row], replay.machine.latency_ns):
+                    end = begin + piece.time_ns
+                    mhz, energy = piece.frequency_mhz, piece.energy_fj
+                    slices[i].append(Slice(begin, end, mhz, energy, piece.part))
+                    begin = end
+            slack = int(latest[i] - replay.finishes_ns[i])
+            found.append(
+                TimedOperation(
+                    operation=op,
+                    frequency_mhz=int(replay.frequency_mhz[i]),
+                    config=table.config[row],
+                    slices=tuple(slices[i]),
+                    stretch_ns=slack + self.sync_time_ns - makespan,
+                    critical=slack == 0,
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def stages(self) -> tuple[StageUse, ...]:
+        """For each stage, its use."""
+        busy, powers = self.replay.busy_ns, self.replay.problem.blocking_power_uw
+        return tuple(
+            StageUse(
+                stage=stage,
+                busy_ns=int(busy[stage]),
+                blocked_ns=self.sync_time_ns - int(busy[stage]),
+                computation_fj=sum(self.replay.energies_fj[first:last].tolist()) * self.num_gpus,
+                blocking_fj=int(powers[stage])
+                * (self.sync_time_ns - int(busy[stage]))
+                * self.num_gpus,
+                clock_changes=tuple(self._clock_changes(stage, first, last)),
+            )
+            for stage, first, last in self._bounds()
+        )
+
+    def _bounds(self) -> Iterator[tuple[int, int, int]]:
+        """Each stage with the indices of its first operation and of the one after its last."""
+        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
+            yield stage, first, last
+
+    def _clock_changes(self, stage: int, first: int, last: int) -> list[tuple[int, int]]:
+        """The clocks of a stage from the start on, those within operations included."""
+        within = [
+            (part.start_ns, part.frequency_mhz)
+            for timed in self.operations[first:last]
+            for part in timed.slices
+            if part.part and part.frequency_mhz
+        ]
+        begin, *later = self.replay.clock_changes(stage, self.sync_time_ns)
+        changes = [begin]
+        for at, mhz in sorted({*later, *within}):
+            if mhz != changes[-1][1]:
+                changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
+        return changes
+
+    @cached_property
+    def bubbles(self) -> tuple[Bubble, ...]:
+        """By stage and time."""
+        problem, timed, found = self.replay.problem, self.operations, []
+        thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
+        for stage, first, last in self._bounds():
+            if timed[first].start_ns > 0:
+                found.append(Bubble(stage, 0, timed[first].start_ns, None, 0, 0))
+            ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
+            for i, end in enumerate(ends, first):
+                begin, stretch = timed[i].finish_ns, timed[i].stretch_ns
+                useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed[i].time_ns))
+                if end > begin:
+                    found.append(Bubble(stage, begin, end, i, stretch, useful))
+        return tuple(found)
+
+    @cached_property
+    def critical_path(self) -> tuple[int, ...]:
+        """Indices into `operations`, in time order: a chain, each as soon as the one before it lets
+        it, that lasts as long as the iteration.
+
+        Backwards from the operation that finishes last, each time to one that it waited for; of
+        several, to the one on the same stage.
+        """
+        before, operations = predecessors(self.pipeline), self.operations
+        at = self.replay.finishes_ns.tolist().index(self.iteration_time_ns)
+        path = [at]
+        while operations[at].start_ns > 0:
+            stage, start = operations[at].operation.stage, operations[at].start_ns
+            waited_for = [i for i, lag in before[at] if operations[i].finish_ns + lag == start]
+            at = min(waited_for, key=lambda i: operations[i].operation.stage != stage)
+            path.append(at)
+        return tuple(reversed(path))
 
     @property
     def num_gpus(self) -> int:
@@ -350,21 +478,26 @@ class Timeline:
     def at_max_frequency(self) -> Timeline:
         """The same job with every operation at its highest frequency, clocks there from the start.
 
-        Its plan's lower bound is a plain one, for no frontier is traced: every operation where it
-        uses least above waiting, and waiting until T_min.
+        Its plan has no lower bound but 0, for no frontier is traced.
         """
-        setup = JobSetup(self.plan.job, as_referenced(self.plan.profile, self.profile))
-        problem = setup.problem
+        problem, gpus = self.replay.problem, self.num_gpus
         highest = problem.replay(problem.max_frequency_rows)
-        target = Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns))
-        least = problem.over_all(problem.thriftiest_rows)
-        waiting_uw = problem.blocking_power_uw
-        above = problem.energy_fj[least] - waiting_uw[problem.stage] * problem.time_ns[least]
-        fastest = problem.replay(np.zeros(len(least), np.int32))
-        bound = sum(above.tolist()) + sum(waiting_uw.tolist()) * fastest.makespan_ns
-        plan = build_plan(setup, highest, target=target, bound_fj=bound, planner="max_frequency")
-        results = [(highest.makespan_ns, highest.energy_fj)]
-        return _timeline(plan, self.profile, highest, highest.makespan_ns, results)
+        before = self.plan.predicted.baseline
+        plan = self.plan.model_copy(
+            update={
+                "planner": "max_frequency",
+                "job": self.plan.job.model_copy(
+                    update={"switch_latency_s": None, "min_dwell_s": None}
+                ),
+                "target": Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
+                "predicted": predict(highest, 0, "relaxation", before, gpus),
+                "stages": planned_operations(highest),
+                "ladder": None,
+                "costs": None,
+                "stated_request": None,
+            }
+        )
+        return Timeline.of(plan, self.profile, [highest], 0)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row an operation as it ran, by stage and in execution order; energy of one GPU."""
@@ -433,134 +566,3 @@ class Timeline:
                 for timed in (self.operations[index] for index in self.critical_path)
             ],
         }
-
-
-def _timeline(
-    plan: Plan,
-    profile: Profile,
-    replay: Replay,
-    sync_ns: int,
-    results: Sequence[tuple[int, int]],
-) -> Timeline:
-    """A replay in the words of Timeline; results: (ns, fJ for one GPU a stage) of every run."""
-    problem, makespan = replay.problem, replay.makespan_ns
-    pipeline = problem.pipeline
-    sync_ns = max(sync_ns, makespan)
-    time_ns = replay.finishes_ns - replay.starts_ns
-    latest = pipeline.latest_finishes(time_ns, makespan).tolist()
-    slices: list[list[Slice]] = [[] for _ in pipeline.operations]
-    for part in zip(*(column.tolist() for column in replay.parts), strict=True):
-        i, _row, mhz, begin, end, energy = part
-        slices[i].append(Slice(begin, end, mhz, energy))
-    for i, (number, row) in enumerate(
-        zip(problem.table.tolist(), replay.rows.tolist(), strict=True)
-    ):
-        table = problem.tables[number]
-        if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
-            slices[i] = _by_parts(slices[i][0], table, row, replay.machine.latency_ns)
-    operations = []
-    for i, op in enumerate(pipeline.operations):
-        slack = latest[i] - int(replay.finishes_ns[i])
-        operations.append(
-            TimedOperation(
-                operation=op,
-                frequency_mhz=int(replay.frequency_mhz[i]),
-                config=problem.tables[problem.table[i]].config[replay.rows[i]],
-                slices=tuple(slices[i]),
-                stretch_ns=slack + sync_ns - makespan,
-                critical=slack == 0,
-            )
-        )
-    gpus = plan.job.num_gpus
-    times, energies = zip(*results, strict=True)
-    return Timeline(
-        plan=plan,
-        profile=profile,
-        pipeline=pipeline,
-        operations=tuple(operations),
-        stages=tuple(_stage_uses(replay, operations, sync_ns, gpus)),
-        bubbles=tuple(_bubbles(problem, operations, sync_ns)),
-        critical_path=_critical_path(pipeline, operations, makespan),
-        replay=replay,
-        iteration_time_ns=makespan,
-        sync_time_ns=sync_ns,
-        run_times_ns=times,
-        run_energies_fj=tuple(energy * gpus for energy in energies),
-    )
-
-
-def _by_parts(whole: Slice, table: OptionTable, row: int, latency_ns: int) -> list[Slice]:
-    """What runs at clocks by part, one slice for each part and clock."""
-    begin, found = whole.start_ns, []
-    for piece in pieces(table, table.config[row], latency_ns):
-        end = begin + piece.time_ns
-        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
-        begin = end
-    return found
-
-
-def _stage_uses(
-    replay: Replay, operations: Sequence[TimedOperation], sync_ns: int, gpus: int
-) -> Iterator[StageUse]:
-    problem = replay.problem
-    for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
-        busy = int(replay.busy_ns[stage])
-        power = int(problem.blocking_power_uw[stage])
-        yield StageUse(
-            stage=stage,
-            busy_ns=busy,
-            blocked_ns=sync_ns - busy,
-            computation_fj=sum(replay.energies_fj[first:last].tolist()) * gpus,
-            blocking_fj=power * (sync_ns - busy) * gpus,
-            clock_changes=tuple(_clock_changes(replay, operations[first:last], stage, sync_ns)),
-        )
-
-
-def _clock_changes(
-    replay: Replay, operations: Sequence[TimedOperation], stage: int, sync_ns: int
-) -> list[tuple[int, int]]:
-    """The clocks of a stage from the start on, (ns, MHz), those within operations included."""
-    within = [
-        (part.start_ns, part.frequency_mhz)
-        for timed in operations
-        for part in timed.slices
-        if part.part and part.frequency_mhz
-    ]
-    first, *later = replay.clock_changes(stage, sync_ns)
-    changes = [first]
-    for at, mhz in sorted({*later, *within}):
-        if mhz != changes[-1][1]:
-            changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-    return changes
-
-
-def _bubbles(
-    problem: Problem, operations: Sequence[TimedOperation], sync_ns: int
-) -> Iterator[Bubble]:
-    thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
-    for stage, (first, last) in enumerate(pairwise(problem.pipeline.stage_begin.tolist())):
-        if operations[first].start_ns > 0:
-            yield Bubble(stage, 0, operations[first].start_ns, None, 0, 0)
-        for i in range(first, last):
-            timed = operations[i]
-            begin, stretch = timed.finish_ns, timed.stretch_ns
-            end = operations[i + 1].start_ns if i + 1 < last else sync_ns
-            if end > begin:
-                useful = max(0, min(end - begin, stretch, thriftiest_ns[i] - timed.time_ns))
-                yield Bubble(stage, begin, end, i, stretch, useful)
-
-
-def _critical_path(
-    pipeline: Pipeline, operations: Sequence[TimedOperation], makespan_ns: int
-) -> tuple[int, ...]:
-    """Backwards from the operation that finishes last, each time to one that it waited for; of
-    several, to the one on the same stage."""
-    before = predecessors(pipeline)
-    at = next(i for i, timed in enumerate(operations) if timed.finish_ns == makespan_ns)
-    path = [at]
-    while operations[at].start_ns > 0:
-        stage, start = operations[at].operation.stage, operations[at].start_ns
-        waited_for = [i for i, lag in before[at] if operations[i].finish_ns + lag == start]
-        at = min(waited_for, key=lambda i: operations[i].operation.stage != stage)
-        path.append(at)
-    return tuple(reversed(path))

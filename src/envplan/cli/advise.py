@@ -136,7 +136,7 @@ def advice_document(row: Advice) -> dict[str, Any]:
     points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
     return {
         **ui.picked(row, _ROW),
-        "adjustments": row.frontier.profile.adjustments.to_dict(),
+        "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
         **{

@@ -35,8 +35,7 @@ def devices(
       envplan devices --backend modelled
       envplan devices --backend modelled --gpu a40 --json
     """
-    from envplan.devices import backend_class
-    from envplan.devices.describing import describe_gpus
+    from envplan.devices import backend_class, describe_gpus
 
     models = backend_class(backend).models()
     if gpu is not None and not models:

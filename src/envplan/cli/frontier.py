@@ -27,12 +27,11 @@ _TABLE_PLANS = 9
       -o, --output FILE  Write the plans and the curve: .csv or .json.
     Output:
       --compare  Put the other planners' plans into the picture.
-      --animate FILE  Show the pipeline walking along the frontier: .gif, .html, or .mp4 with
-          ffmpeg.
+      --animate FILE  Show the pipeline walking along the frontier: .gif or .html.
       --plans N  Plans along the frontier in the output.
     """,
     plot=file_of(PLOT_TYPES, "a profile goes before --plot", "frontier.png"),
-    animate=file_of((".gif", ".mp4", ".html"), "choose one of them"),
+    animate=file_of((".gif", ".html"), "choose one of them"),
     output=file_of((".csv", ".json"), "choose one of the two"),
     plans=COUNT.within(2),
 )

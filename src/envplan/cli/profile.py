@@ -225,8 +225,7 @@ def profile(
     """
     from envplan.devices import DEFAULT_BACKEND, backend_class
     from envplan.plotting.profile import profile_figure
-    from envplan.profiling.remarks import remarks
-    from envplan.profiling.sweep import summarize_profile
+    from envplan.profiling.remarks import remarks, summarize_profile
 
     check_outputs(output, plot)
     backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
@@ -344,8 +343,7 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> envplan.ProfileMetadata:
     from envplan.profile.sidecar import Job
 
     extra: dict[str, Any] = {}
-    model = None if work.entry else work.what(sizes)
-    if length := getattr(model, "sequence_length", None):
+    if not work.entry and (length := work.what(sizes).tokens):
         extra["sequence_length"] = length
     if work.tp > 1:
         extra["communication"] = (
@@ -397,8 +395,7 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
 
 
 def _print(profile: envplan.Profile) -> None:
-    from envplan.profiling.remarks import remarks
-    from envplan.profiling.sweep import summarize_profile
+    from envplan.profiling.remarks import remarks, summarize_profile
 
     metadata, stages = profile.metadata, summarize_profile(profile)
     ui.say(f"{ui.describe_profile(profile)}: {metadata.workload}")

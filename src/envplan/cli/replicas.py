@@ -14,6 +14,7 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from envplan.costs import Run
     from envplan.replicas import ReplicaPlans
+    from envplan.simulation import Conditions
 
 
 def parse_replica(text: str) -> tuple[str, int]:
@@ -69,6 +70,7 @@ def load_replicas(
     files: Sequence[Path],
     profiles: Sequence[str],
     *,
+    conditions: Conditions,
     run: Run | None,
     force: bool,
 ) -> ReplicaPlans:
@@ -77,6 +79,7 @@ def load_replicas(
     Args:
         files: plans that there are.
         profiles: as given to --replica-profile; their plans are made here.
+        conditions: what all replicas meet.
         run: whose costs are wanted.
 
     Raises:
@@ -92,4 +95,5 @@ def load_replicas(
     for file in files:
         plan = envplan.Plan.load(file)
         replicas.append((plan, find_profile(plan.profile, file)))
-    return replace(envplan.replay_replicas(replicas, force=force), run=run)
+    together = envplan.replay_replicas(replicas, conditions=conditions, force=force)
+    return replace(together, run=run)

@@ -45,7 +45,7 @@ def report(
     from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
     from envplan.plotting.page import save_page
-    from envplan.plotting.report import Report, report_page
+    from envplan.plotting.report import report_page
     from envplan.solve import trace_job
 
     loaded, profile = load_plan(source, output, inputs=costs.files)
@@ -61,9 +61,7 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with ui.spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
-    before = after.at_max_frequency()
-    made = Report(loaded, source.plan, frontier, along, before, after, comparison)
-    save_page(report_page(made), output)
+    save_page(report_page(loaded, source.plan, frontier, along, after, comparison), output)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "

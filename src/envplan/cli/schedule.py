@@ -24,8 +24,6 @@ from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from envplan.pipeline import Pipeline
     from envplan.pipeline.imports import ImportedSchedule
     from envplan.plotting.schedule import ScheduleLayout
@@ -96,22 +94,17 @@ def list_schedules(out: OutputOptions) -> None:
     from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
-    known = [
-        {"name": name, "description": _paragraph(generate.__doc__)}
+    known = {  # the first paragraph of a docstring, on one line
+        name: " ".join((generate.__doc__ or "-").split("\n\n")[0].split())
         for name, generate in SCHEDULES.items()
-    ]
-    rows = [[entry["name"], entry["description"]] for entry in known]
+    }
+    rows = [[name, order] for name, order in known.items()]
     answer(
         out,
-        lambda: {"schedules": known},
+        lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
         lambda: print_table("", ("name", "order"), rows, words=2, wrap=("order",)),
         then="envplan schedule show 1f1b --pp 4 -m 8",
     )
-
-
-def _paragraph(text: str | None) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join((text or "-").split("\n\n")[0].split())
 
 
 @takes(
@@ -160,11 +153,13 @@ def show(
         with spinner("Drawing", quiet=out.quiet):
             save_figure(schedule_figure(layout), plot)
 
-    def tell() -> None:
-        _print_grid(layout)
-        _print_summary(layout)
-
-    answer(out, layout.to_dict, tell, written=[plot], then=_frontier_of(shape, pipeline, profile))
+    answer(
+        out,
+        layout.to_dict,
+        lambda: _print_summary(layout, _print_grid(layout)),
+        written=[plot],
+        then=_frontier_of(shape, pipeline, profile),
+    )
 
 
 def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
@@ -189,30 +184,28 @@ def _pipeline(
     from envplan.pipeline import SCHEDULES, Pipeline, traits
 
     name, stages, microbatches = shape.name, shape.pp, shape.microbatches
-    options = {
-        "--pp/--stages": stages,
-        "--microbatches": microbatches,
-        "--vp/--chunks": shape.vp,
-        "--microbatch-group": shape.microbatch_group,
-        "--p2p-latency": p2p_latency,
-    }
     if name not in SCHEDULES and (name.endswith(".json") or Path(name).is_file()):
-        if given := [option for option, value in options.items() if value is not None]:
-            raise InputError(f"{given[0]} goes with a schedule; the DAG file {name} says it all")
+        for option, value in (
+            ("--pp/--stages", stages),
+            ("--microbatches", microbatches),
+            ("--vp/--chunks", shape.vp),
+            ("--microbatch-group", shape.microbatch_group),
+            ("--p2p-latency", p2p_latency),
+        ):
+            if value is not None:
+                raise InputError(f"{option} goes with a schedule; the DAG file {name} says it all")
         return Pipeline.from_dag_file(name)
-    chunks = shape.vp or traits(name).chunks
     if profile is not None:
-        stages = stages or profile.num_stages // chunks
+        stages = stages or profile.num_stages // (shape.vp or traits(name).chunks)
         microbatches = microbatches or profile.metadata.num_microbatches
-    if name in SCHEDULES:
-        for option, count in (("--pp/--stages", stages), ("--microbatches", microbatches)):
-            if not count:
-                raise InputError(f"schedule {name} needs {option}")
+    for option, count in (("--pp/--stages", stages), ("--microbatches", microbatches)):
+        if name in SCHEDULES and not count:
+            raise InputError(f"schedule {name} needs {option}")
     return Pipeline(
         name,
-        stages or 1,
-        microbatches or 1,
-        num_chunks=chunks,
+        stages,
+        microbatches,
+        num_chunks=shape.vp,
         p2p_latency=p2p_latency or 0.0,
         microbatch_group=shape.microbatch_group,
     )
@@ -226,59 +219,46 @@ def _refuse_other_stages(pipeline: Pipeline, profile: Profile) -> None:
         )
 
 
-def _print_grid(layout: ScheduleLayout) -> None:
-    """A line for each rank, cut into panels where the terminal is narrower."""
+def _print_grid(layout: ScheduleLayout) -> int:
+    """A line for each rank, cut into panels where the terminal is narrower.
+
+    Returns:
+        How many operations are too short for a column.
+    """
     import sys
 
     from rich.console import Console
+    from rich.text import Text
 
     tty = sys.stdout.isatty()
     console = Console(highlight=False, width=None if tty else _UNBOUNDED)
-    width = 1 + max(len(layout.label(op)) for op in layout.pipeline.operations)
-    rows = _rows(layout, width)
-    length = max(len(row) for _, row in rows)
-    columns = max(1, (console.width - len(rows[0][0])) // width)
-    room = columns * width if tty else length
+    ranks = range(layout.pipeline.num_stages)
+    width = 1 + max(len(layout.label(op)) for op in layout.pipeline.operations)  # of a column
+    names = [f"rank {rank:>{len(str(ranks[-1]))}}  " for rank in ranks]
+    rows, hidden = [Text() for _ in ranks], len(layout.pipeline.operations)
+    for rank, row in enumerate(rows):
+        for operation, columns in layout.cells(rank, min(_MOST_COLUMNS, layout.columns)):
+            if operation is None:
+                row.append(f"{'.':<{width}}" * columns)
+                continue
+            hidden -= 1
+            fill = "-" if columns > 1 else " "
+            label = layout.label(operation).ljust(width * columns - 1, fill)
+            row.append(label, _STYLES.get(operation.instruction, _OTHER_STYLE))
+            row.append(" ")
+    length = max(map(len, rows))
+    room = max(1, (console.width - len(names[0])) // width) * width if tty else length
     for begin in range(0, length, room):
         if begin:
             console.print()
-        for name, row in rows:
+        for name, row in zip(names, rows, strict=True):
             line = row[begin : begin + room]
             line.rstrip()
             console.print(name, line, sep="", soft_wrap=True)
+    return hidden
 
 
-def _rows(layout: ScheduleLayout, width: int) -> list[tuple[str, Text]]:
-    """The name and the line of each rank; a column is `width` characters wide."""
-    from rich.text import Text
-
-    columns = min(_MOST_COLUMNS, layout.columns)
-    digits = len(str(layout.pipeline.num_stages - 1))
-    rows = []
-    for rank in range(layout.pipeline.num_stages):
-        row = Text()
-        for cell in layout.cells(rank, columns):
-            if cell.operation is None:
-                row.append(f"{'.':<{width}}" * cell.columns)
-                continue
-            inside = width * cell.columns - 1
-            label = layout.label(cell.operation)
-            filled = label.ljust(inside, "-" if cell.columns > 1 else " ")
-            row.append(filled, _STYLES.get(cell.operation.instruction, _OTHER_STYLE))
-            row.append(" ")
-        rows.append((f"rank {rank:>{digits}}  ", row))
-    return rows
-
-
-def _hidden(layout: ScheduleLayout) -> int:
-    """How many operations are too short for a column."""
-    columns = min(_MOST_COLUMNS, layout.columns)
-    ranks = range(layout.pipeline.num_stages)
-    shown = sum(cell.operation is not None for r in ranks for cell in layout.cells(r, columns))
-    return len(layout.pipeline.operations) - shown
-
-
-def _print_summary(layout: ScheduleLayout) -> None:
+def _print_summary(layout: ScheduleLayout, hidden: int) -> None:
     from envplan.cli.output import describe_profile, say, significant
 
     say("")
@@ -286,14 +266,12 @@ def _print_summary(layout: ScheduleLayout) -> None:
     if layout.profile is None:
         took = f"{layout.makespan:g} units of time, a forward taking 1"
     else:
-        took = f"{significant(layout.makespan)} s at the highest clocks of "
-        took += describe_profile(layout.profile)
-        for words in layout.profile.adjustments.in_words():
-            took += f"; {words}"
+        words = [describe_profile(layout.profile), *layout.profile.adjustments.in_words()]
+        took = f"{significant(layout.makespan)} s at the highest clocks of {'; '.join(words)}"
     say(f"{took}; ranks wait {100 * layout.bubble_share:.1f}% of it")
     held = [layout.activations(rank) for rank in range(layout.pipeline.num_stages)]
     say(f"activations held at most, by rank: {', '.join(map(str, held))}")
-    if hidden := _hidden(layout):
+    if hidden:
         say(f"operations too short to be shown: {hidden}")
 
 
@@ -334,6 +312,7 @@ def import_schedule(
         --map 'forward=^fwd' --map 'backward=^bwd' --within 'ProfilerStep#3'
     """
     from envplan.cli.output import answer, spinner
+    from envplan.pipeline.imports import ImportedTrace
     from envplan.profile import Profile
 
     form = format
@@ -356,7 +335,22 @@ def import_schedule(
     if timed_by is not None:
         _refuse_other_stages(pipeline, timed_by)
         timed_by = timed_by.fitted({op.instruction for op in pipeline.operations})
-    report = _report(imported, pipeline, timed_by) | facts
+    known = imported.known_as
+    report: dict[str, Any] = {
+        "ranks": pipeline.num_stages,
+        "microbatches": pipeline.num_microbatches,
+        "chunks": pipeline.num_chunks,
+        "profile_stages": pipeline.num_profile_stages,
+        "operations": len(pipeline.operations),
+        "known_as": known,
+        "microbatch_group": imported.microbatch_group if known == "interleaved" else None,
+        "skipped": dict(imported.skipped),
+        **facts,
+    }
+    if isinstance(imported, ImportedTrace):
+        report["rank_labels"] = list(imported.rank_labels)
+        if timed_by is not None:
+            report["times"] = list(map(asdict, imported.check_times(timed_by)))
     pipeline.save_dag(output)
     answer(
         out,
@@ -380,16 +374,10 @@ def _read(
     if form == _MEGATRON:
         return megatron.read_megatron_file(files[0], microbatches)
     if form == _CHROME_TRACE:
-        rules = chrome.TraceMapping(
-            _instructions(trace.map),
-            trace.rank,
-            trace.microbatch,
-            trace.chunk,
-            trace.placement or "interleaved",
-            trace.category,
-            trace.within,
-        )
-        return chrome.read_chrome_traces(files, rules), {}
+        given = {name: value for name, value in asdict(trace).items() if value is not None}
+        instructions = _instructions(given.pop("map", ()))
+        given.pop("check_profile", None)
+        return chrome.read_chrome_traces(files, chrome.TraceMapping(instructions, **given)), {}
     keepable = torch_csv.KEEPABLE if form == _TORCH_CSV else deepspeed.KEEPABLE
     for name in keep:
         if name not in keepable:
@@ -398,20 +386,15 @@ def _read(
     return read(files[0], keep=keep), {}
 
 
-def _instructions(mapping: Sequence[str] | None) -> dict[str, str]:
+def _instructions(mapping: Sequence[str]) -> dict[str, str]:
     """--map as {instruction: expression}."""
-    if not mapping:
-        raise InputError(
-            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
-        )
     instructions: dict[str, str] = {}
     for item in mapping:
         instruction, equals, expression = item.partition("=")
         if not equals or not expression:
             raise InputError(f"--map must be INSTRUCTION=REGEX, not {item}")
-        if instruction in instructions:
+        if instructions.setdefault(instruction, expression) != expression:
             raise InputError(f"--map {instruction} is given twice; join the expressions with |")
-        instructions[instruction] = expression
     return instructions
 
 
@@ -424,42 +407,6 @@ def _connected(imported: ImportedSchedule, files: Sequence[Path], p2p_latency: f
         left_out = f" (left out: {_counts(imported.skipped)})" if imported.skipped else ""
         path = files[0] if len(files) == 1 else None
         raise InputError(error.message + left_out, path=path) from None
-
-
-def _report(
-    imported: ImportedSchedule, pipeline: Pipeline, profile: Profile | None
-) -> dict[str, Any]:
-    """What was found, in JSON types."""
-    from envplan.pipeline.imports import ImportedTrace
-
-    report: dict[str, Any] = {
-        "ranks": pipeline.num_stages,
-        "microbatches": pipeline.num_microbatches,
-        "chunks": pipeline.num_chunks,
-        "profile_stages": pipeline.num_profile_stages,
-        "operations": len(pipeline.operations),
-        "known_as": imported.known_as,
-        "microbatch_group": imported.microbatch_group
-        if imported.known_as == "interleaved"
-        else None,
-        "skipped": dict(imported.skipped),
-    }
-    if isinstance(imported, ImportedTrace):
-        report["rank_labels"] = list(imported.rank_labels)
-        if profile is not None:
-            report["times"] = [
-                {
-                    "stage": check.profile_stage,
-                    "instruction": check.instruction,
-                    "operations": check.count,
-                    "recorded_s": check.recorded,
-                    "profile_fastest_s": check.fastest,
-                    "profile_slowest_s": check.slowest,
-                    "fits": check.fits,
-                }
-                for check in imported.check_times(profile)
-            ]
-    return report
 
 
 def _print_report(report: dict[str, Any], profile: Profile | None) -> None:
@@ -501,21 +448,19 @@ def _counts(skipped: Mapping[str, int]) -> str:
 def _print_times(times: Sequence[dict[str, Any]], profile: Profile) -> None:
     from envplan.cli.output import describe_profile, print_table, say, significant
 
+    rows = []
+    for check in times:
+        recorded, fastest, slowest = (
+            significant(check[name], 4)
+            for name in ("recorded_s", "profile_fastest_s", "profile_slowest_s")
+        )
+        fits = "yes" if check["fits"] else "NO"
+        kind = [check["instruction"], str(check["stage"]), str(check["operations"])]
+        rows.append([*kind, recorded, f"{fastest} to {slowest}", fits])
     print_table(
         f"Recorded times beside {describe_profile(profile)}",
         ("instruction", "stage", "operations", "recorded (s)", "profile (s)", "fits"),
-        [
-            [
-                check["instruction"],
-                str(check["stage"]),
-                str(check["operations"]),
-                significant(check["recorded_s"], 4),
-                f"{significant(check['profile_fastest_s'], 4)} to "
-                f"{significant(check['profile_slowest_s'], 4)}",
-                "yes" if check["fits"] else "NO",
-            ]
-            for check in times
-        ],
+        rows,
     )
     off = sum(not check["fits"] for check in times)
     if off:
@@ -588,10 +533,7 @@ schedule = typer.Typer(
     """,
 )
 
-for function, name in (
-    (list_schedules, "list"),
-    (show, "show"),
-    (import_schedule, "import"),
-    (export_schedule, "export"),
-):
-    add(schedule, function, name)
+add(schedule, list_schedules, "list")
+add(schedule, show)
+add(schedule, import_schedule, "import")
+add(schedule, export_schedule, "export")

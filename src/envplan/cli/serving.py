@@ -6,9 +6,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,25 +17,29 @@ import typer
 from envplan.cli.command import PICTURES, Group, add, argument, file_of, one_of, options, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
+from envplan.cli.output import answer, counting_bar, print_table, say, spinner, titled, warn
 from envplan.devices import DeviceError
 from envplan.errors import InputError
+from envplan.plotting import serving as pictures
+from envplan.plotting.figures import save_figure
+from envplan.plotting.page import save_page
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
     from envplan.costs.rates import Kind, Rate
     from envplan.runtime.guard import Guard
-    from envplan.serving.apply import ServingApplied
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
-    from envplan.serving.trace import Trace
 
 _BUILTIN = "h100-llama2-70b"
 _BASELINE = "SinglePool"
 _MOST_NAMED = 8
 _LOOK_S = 0.5
 
+_LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
+_SECONDS = NUMBER.within(1e-9, 1e9)
 _TABLE = file_of((".csv",), "it is a CSV file")
 
 
@@ -64,59 +67,45 @@ class ServiceOptions:
 
     @cached_property
     def known(self) -> ServingProfile:
-        """The profile, with these SLOs."""
-        from envplan.serving.classes import Slo, check_class
-        from envplan.serving.profile import ServingProfile, with_slos
+        """The profile, with these SLOs. It warns of what the profile lacks for no SLO's sake."""
+        from envplan.serving.classes import Slo
+        from envplan.serving.profile import ServingProfile
 
         given = {}
-        for text in self.slo or []:
-            name, _, values = text.partition("=")
-            try:
-                ttft, tbt = (float(value) for value in values.split(","))
-            except ValueError:
-                raise InputError(
-                    f"--slo must be CLASS=TTFT,TBT in seconds, as in LL=2,0.1, not {text}"
-                ) from None
-            if not (0 < ttft < 1e9 and 0 < tbt < 1e9):
-                raise InputError(f"--slo {text}: both must be seconds above 0")
-            given[check_class(name)] = Slo(ttft, tbt)
+        form = "--slo must be CLASS=TTFT,TBT in seconds, as in LL=2,0.1"
+        for name, values in _by_class(self.slo or [], form):
+            times = [_SECONDS.parse(value, f"--slo {name}") for value in values.split(",")]
+            if len(times) != 2:
+                raise InputError(f"{form}, not {name}={values}")
+            given[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
-        return (
-            with_slos(profile, given, self.slo_scale) if given or self.slo_scale != 1 else profile
-        )
+        if gaps := profile.gaps():
+            named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
+            more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
+            warn(
+                f"{profile.name} has no rows for {', '.join(named[:_MOST_NAMED])}{more}, but for "
+                "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
+                "baselines can use it"
+            )
+        return profile.with_slos(given, self.slo_scale)
 
     def check_outputs(
         self, *outputs: Path | None, inputs: Sequence[tuple[str, str | None]] = ()
     ) -> None:
         """Raises: InputError: an output cannot be written, or would replace what is read."""
-        path, sidecar = self.known.path, self.known.sidecar
-        check_outputs(
-            *outputs, inputs=[("the profile", path), ("the profile's sidecar", sidecar), *inputs]
-        )
+        files = [("the profile", self.known.path), ("the profile's sidecar", self.known.sidecar)]
+        check_outputs(*outputs, inputs=[*files, *inputs])
 
-    def answer(
-        self, show: OutputOptions, document: Callable[[], Mapping[str, Any]],
-        tell: Callable[[], None], *written: Path | None, then: Sequence[str],
-    ) -> None:  # fmt: skip
-        """End a command: as cli.output.answer, and name what the profile lacks for no SLO's sake.
 
-        Args:
-            then: what to type next, after `envplan serving`.
-        """
-        from envplan.cli.output import answer, say
+def _by_class(texts: Sequence[str], form: str) -> Iterator[tuple[str, str]]:
+    """Class and value of every CLASS=VALUE; `form` says what it must be."""
+    from envplan.serving.classes import check_class
 
-        def told() -> None:
-            tell()
-            if gaps := self.known.gaps():
-                named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
-                more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-                say(
-                    f"warning: {self.known.name} has no rows for "
-                    f"{', '.join(named[:_MOST_NAMED])}{more}, but for fewer GPUs or a lower clock; "
-                    "no SLO explains that, and neither plans nor baselines can use it"
-                )
-
-        answer(show, document, told, written=written, then=["envplan", "serving", *then])
+    for text in texts:
+        name, _, value = (word.strip() for word in text.partition("="))
+        if not value:
+            raise InputError(f"{form}, not {text!r}")
+        yield check_class(name), value
 
 
 def _ready(text: str, name: str) -> str:
@@ -212,62 +201,45 @@ class ReplayOptions(RateOptions):
         )  # fmt: skip
 
 
-@dataclass
 class _Replays:
-    """A trace replayed under some policies, and how that is shown."""
+    """A trace replayed under some policies, and how that is shown.
 
-    service: ServiceOptions
-    options: ReplayOptions
-    trace: Trace
-    rates: dict[str, Rate]
-    results: list[Simulation]
+    Args:
+        output: what else will be written, beside what --plot asks for.
+    """
 
-    @classmethod
-    def of(
-        cls, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
+    def __init__(
+        self, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
         quiet: bool, output: Path | None = None,
-    ) -> _Replays:  # fmt: skip
-        """Read everything, replay, and draw what --plot asks for."""
-        from envplan.cli.output import counting_bar
+    ) -> None:  # fmt: skip
         from envplan.costs.rates import read_rate
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
         files = [("the trace", options.trace), *options.files]
         service.check_outputs(output, options.plot, inputs=files)
-        rates: dict[str, Rate] = {}
+        self.options = options
+        self.rates: dict[str, Rate] = {}
         kinds: tuple[Kind, ...] = ("price", "carbon")
         for kind in kinds:
             if (given := getattr(options, kind)) is not None:
-                rates[kind] = read_rate(given, kind, start=options.start, repeats=True)
-        trace = Trace.open(options.trace)
+                self.rates[kind] = read_rate(given, kind, start=options.start, repeats=True)
+        self.profile, self.trace = service.known, Trace.open(options.trace)
         if options.load_factor != 1:
-            trace = trace.scaled(options.load_factor, options.seed)
-        with counting_bar(f"policies on {trace.name}", quiet=quiet) as bar:
-            results = compare_policies(
-                service.known, trace, options.settings(), policies=names,
+            self.trace = self.trace.scaled(options.load_factor, options.seed)
+        with counting_bar(f"policies on {self.trace.name}", quiet=quiet) as bar:
+            self.results = compare_policies(
+                self.profile, self.trace, options.settings(), policies=names,
                 progress=lambda done, count: bar(done, count, 0),
             )  # fmt: skip
-        found = cls(service, options, trace, rates, results)
-        if options.plot is not None:
-            from envplan.plotting.figures import save_figure
-            from envplan.plotting.page import save_page
-            from envplan.plotting.serving import comparison_page, over_time_figure
-
-            if options.plot.suffix.lower() == ".html":
-                page = comparison_page(results, found.title, service.known.source)
-                save_page(page, options.plot)
-            else:
-                save_figure(over_time_figure(results, found.title), options.plot)
-        return found
-
-    @property
-    def title(self) -> str:
-        """What is replayed on what."""
-        profile = self.service.known
         made = " (real-shaped)" if (self.trace.made or "").startswith("real-shaped") else ""
-        known = "" if profile.source in (None, "measured") else f" ({profile.source})"
-        return f"{self.trace.name}{made} on {profile.name}{known}"
+        source = self.profile.source
+        known = "" if source in (None, "measured") else f" ({source})"
+        self.title = f"{self.trace.name}{made} on {self.profile.name}{known}"
+        if options.plot is not None and options.plot.suffix.lower() == ".html":
+            save_page(pictures.comparison_page(self.results, self.title, source), options.plot)
+        elif options.plot is not None:
+            save_figure(pictures.over_time_figure(self.results, self.title), options.plot)
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
@@ -285,18 +257,17 @@ class _Replays:
         """A result for --json."""
         from envplan.serving.classes import CLASSES
 
+        by_class = zip(CLASSES, result.by_class.tolist(), strict=True)
         return {
             "policy": result.policy,
             "energy_j": result.energy_j,
             "requests": result.requests,
             "slo_attainment": result.attainment,
             "slo_attainment_by_class": {
-                name: int(row[3]) / int(row[0])
-                for name, row in zip(CLASSES, result.by_class, strict=True)
-                if row[0]
+                name: met / came for name, (came, _, _, met) in by_class if came
             },
-            "first_tokens_in_time": int(result.by_class[:, 1].sum()) / result.requests,
-            "further_tokens_in_time": int(result.by_class[:, 2].sum()) / result.requests,
+            "first_tokens_in_time": result.first_in_time,
+            "further_tokens_in_time": result.tokens_in_time,
             "instances_started": result.started,
             "instances_resharded": result.resharded,
             "weights_moved_copies": result.moved,
@@ -345,71 +316,67 @@ def profile(
     if output is not None:
         known.save_copy(output)
     if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.serving import serving_profile_figure
-
-        save_figure(serving_profile_figure(known), plot)
-    service.answer(
-        show, lambda: _profile_document(known, load), lambda: _print_profile(known, load),
-        output, plot, then=["solve", "--load", "SS=20000,MM=8000"],
+        save_figure(pictures.serving_profile_figure(known), plot)
+    document = _profile_document(known, load)
+    answer(
+        show, lambda: document, lambda: _print_profile(known, document), written=[output, plot],
+        then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )  # fmt: skip
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
     facts = ("name", "gpu", "model", "source", "modelled", "sha256")
+    classes, configurations = {}, []
+    for name, known in profile.classes.items():
+        classes[name] = {
+            "input_tokens": known.input_tokens,
+            "output_tokens": known.output_tokens,
+            "ttft_slo_s": known.slo.ttft_s,
+            "tbt_slo_s": known.slo.tbt_s,
+            "shared_by": known.shared_by,
+        }
+        for curve in profile.of(name):
+            met = curve.meets(known.slo, load)
+            configurations.append({
+                "class": name,
+                "tp": curve.tp,
+                "frequency_mhz": curve.frequency_mhz,
+                "capacity_tokens_s": curve.capacity(known.slo),
+                "max_load_tokens_s": curve.max_load,
+                "energy_per_request_j": profile.energy_per_request(curve, load) if met else None,
+            })  # fmt: skip
     return {
         **{fact: getattr(profile, fact) for fact in facts},
         "load_tokens_s": load,
         "gaps": [
             {"class": name, "tp": tp, "frequency_mhz": clock} for name, tp, clock in profile.gaps()
         ],
-        "classes": {
-            name: {
-                "input_tokens": known.input_tokens,
-                "output_tokens": known.output_tokens,
-                "ttft_slo_s": known.slo.ttft_s,
-                "tbt_slo_s": known.slo.tbt_s,
-                "shared_by": known.shared_by,
-            }
-            for name, known in profile.classes.items()
-        },
-        "configurations": [
-            {
-                "class": curve.name,
-                "tp": curve.tp,
-                "frequency_mhz": curve.frequency_mhz,
-                "capacity_tokens_s": curve.capacity(profile.classes[curve.name].slo),
-                "max_load_tokens_s": curve.max_load,
-                "energy_per_request_j": profile.energy_within_slo(curve, load),
-            }
-            for name in profile.classes
-            for curve in profile.of(name)
-        ],
+        "classes": classes,
+        "configurations": configurations,
     }
 
 
-def _print_profile(profile: ServingProfile, load: float) -> None:
-    from envplan.cli.output import print_table, say
-
-    clocks = sorted({frequency for _, _, frequency in profile.curves})
-    degrees = sorted({tp for _, tp, _ in profile.curves})
+def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None:
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
     say(f"{profile.name}" + (f" ({', '.join(facts)})" if facts else ""))
     if profile.modelled:
         say(f"modelled: {profile.modelled}")
+    energies = {
+        (known["class"], (known["tp"], known["frequency_mhz"])): known["energy_per_request_j"]
+        for known in document["configurations"]
+    }
+    configurations = sorted({configuration for _, configuration in energies})
     rows = []
-    for name, request in profile.classes.items():
-        if profile.degrees(name):
-            row = [name, f"{request.slo.ttft_s:g}", f"{request.slo.tbt_s:g}"]
-            for key in ((name, tp, clock) for tp in degrees for clock in clocks):
-                curve = profile.curves.get(key)
-                energy = None if curve is None else profile.energy_within_slo(curve, load)
-                row.append("-" if energy is None else f"{energy / 3600:.2f}")
-            rows.append(row)
-    headers = ["class", "TTFT (s)", "TBT (s)"]
-    headers += [f"TP{tp} {clock}" for tp in degrees for clock in clocks]
+    for name in dict.fromkeys(name for name, _ in energies):
+        slo = profile.classes[name].slo
+        found = [energies.get((name, configuration)) for configuration in configurations]
+        cells = ["-" if energy is None else f"{energy / 3600:.2f}" for energy in found]
+        rows.append([name, f"{slo.ttft_s:g}", f"{slo.tbt_s:g}", *cells])
     print_table(
-        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", headers, rows
+        f"Energy per request (Wh) at {document['load_tokens_s']:g} tokens/s per instance, by TP "
+        "and MHz",
+        ["class", "TTFT (s)", "TBT (s)", *(f"TP{tp} {clock}" for tp, clock in configurations)],
+        rows,
     )
 
 
@@ -451,71 +418,47 @@ def solve(
       envplan serving solve --load SS=20000,MM=8000,LL=3000 --gpus 64
       envplan serving solve --load LL=9000 --planner hierarchical --plot
     """
-    from envplan.cli.output import spinner
     from envplan.serving.exact import exact_plan
     from envplan.serving.hierarchy import hierarchical_plan
 
-    loads = _loads(load or [])
+    loads = dict[str, float]()
+    parts = [part for text in load or [] for part in text.split(",")]
+    for name, value in _by_class(parts, f"--load must be {_LOAD}"):
+        if name in loads:
+            raise InputError(f"--load gives {name} twice")
+        loads[name] = NUMBER.parse(value, f"--load {name}")
+    if not loads:
+        raise InputError(f"which load? Give --load {_LOAD}")
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
     service.check_outputs(output, plot)
     asked = (service.known, loads, gpus)
     with spinner("looking for the least power", quiet=show.quiet):
-        plan = (
-            hierarchical_plan(*asked, merge=not no_merge)
-            if planner == "hierarchical"
-            else exact_plan(
-                *asked, merge=not no_merge, one_frequency=one_frequency, time_limit=time_limit
-            )
-        )
+        if planner == "hierarchical":
+            plan = hierarchical_plan(*asked, merge=not no_merge)
+        else:
+            how: Any = {"one_frequency": one_frequency, "time_limit": time_limit}
+            plan = exact_plan(*asked, merge=not no_merge, **how)
     plan.save(output)
     if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.serving import plan_figure
-
-        save_figure(plan_figure(plan), plot)
-    service.answer(
+        save_figure(pictures.plan_figure(plan), plot)
+    answer(
         show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
-        lambda: _print_plan(plan), output, plot, then=["apply", str(output)],
+        lambda: _print_plan(plan), written=[output, plot],
+        then=["envplan", "serving", "apply", str(output)],
     )  # fmt: skip
 
 
-def _loads(texts: list[str]) -> dict[str, float]:
-    """The loads that --load options give."""
-    from envplan.serving.classes import check_class
-
-    loads: dict[str, float] = {}
-    for part in (part for text in texts for part in text.split(",")):
-        name, _, value = (word.strip() for word in part.partition("="))
-        if not value:
-            raise InputError(f"--load must be CLASS=TOKENS/S, as in SS=2000,LL=500, not {part!r}")
-        if check_class(name) in loads:
-            raise InputError(f"--load gives {name} twice")
-        loads[name] = NUMBER.parse(value, f"--load {name}")
-    if not loads:
-        raise InputError("which load? Give --load CLASS=TOKENS/S, as in SS=2000,LL=500")
-    return loads
-
-
 def _print_plan(plan: ServingPlan) -> None:
-    from envplan.cli.output import print_columns, say, titled
-
-    each = [(pool, group) for pool in plan.pools for group in pool.groups]
-    print_columns(
-        titled(f"{plan.planner} plan, figures per instance", plan.profile.source),
-        {
-            "classes": [" + ".join(s.request_class for s in pool.serves) for pool, _ in each],
-            "pool": [pool.request_class for pool, _ in each],
-            "instances": [str(group.instances) for _, group in each],
-            "on": [f"TP{group.tp}" for _, group in each],
-            "MHz": [str(group.frequency_mhz) for _, group in each],
-            "tokens/s": [f"{group.load_tokens_s:.0f}" for _, group in each],
-            "W": [f"{group.power_w:.0f}" for _, group in each],
-            "TTFT (s)": [f"{group.ttft_s:.3f}" for _, group in each],
-            "TBT (s)": [f"{group.tbt_s:.3f}" for _, group in each],
-        },
-        words=2,
-    )
+    headers = ("classes", "pool", "instances", "on", "MHz", "tokens/s", "W", "TTFT (s)", "TBT (s)")
+    rows = [
+        [" + ".join(pool.classes), pool.request_class, str(group.instances), f"TP{group.tp}",
+         str(group.frequency_mhz), f"{group.load_tokens_s:.0f}", f"{group.power_w:.0f}",
+         f"{group.ttft_s:.3f}", f"{group.tbt_s:.3f}"]
+        for pool in plan.pools for group in pool.groups
+    ]  # fmt: skip
+    title = titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    print_table(title, headers, rows, words=2)
     predicted = plan.predicted
     say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
@@ -558,39 +501,24 @@ def simulate(
     """
     # A picture has the baseline in it.
     names = [policy] if replay.plot is None or policy == _BASELINE else [_BASELINE, policy]
-    found = _Replays.of(service, replay, names, quiet=show.quiet, output=output)
+    found = _Replays(service, replay, names, quiet=show.quiet, output=output)
     result = found.results[-1]
     if output is not None:
         result.series.save_csv(output)
-    about = {"trace": found.trace.name, "profile": service.known.name}
-    service.answer(
-        show, lambda: {**found.document(result), **about},
-        lambda: _print_simulation(found, result), output, replay.plot,
-        then=["compare", "--trace", replay.trace],
+
+    def tell() -> None:
+        say(f"{policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
+        costs = {name: f"{value:.6g}" for name, value in found.costs(result).items()}
+        print_table("", ("", "in all"), list({**pictures.figures(result), **costs}.items()))
+
+    answer(
+        show,
+        lambda: {
+            **found.document(result), "trace": found.trace.name, "profile": found.profile.name
+        },
+        tell, written=[output, replay.plot],
+        then=["envplan", "serving", "compare", "--trace", replay.trace],
     )  # fmt: skip
-
-
-def _print_simulation(found: _Replays, result: Simulation) -> None:
-    from envplan.cli.output import print_table, say
-    from envplan.plotting.serving import kwh
-
-    document = found.document(result)
-    say(f"{result.policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
-    print_table("", ("", "in all"), [
-        ["energy (kWh)", kwh(result.energy_j)],
-        ["requests", str(result.requests)],
-        ["SLOs met (%)", f"{100 * result.attainment:.3f}"],
-        ["first token in time (%)", f"{100 * document['first_tokens_in_time']:.3f}"],
-        ["further tokens in time (%)", f"{100 * document['further_tokens_in_time']:.3f}"],
-        ["GPUs, mean", f"{document['gpus_mean']:.1f}"],
-        ["GPUs, most", f"{document['gpus_most']:.0f}"],
-        ["instances started", str(result.started)],
-        ["instances re-sharded", str(result.resharded)],
-        ["clock changes", str(result.clock_changes)],
-        ["requests that another pool took", str(result.helped)],
-        ["requests given up", str(result.squashed)],
-        *([name, f"{value:.6g}"] for name, value in found.costs(result).items()),
-    ])  # fmt: skip
 
 
 @takes(
@@ -618,39 +546,32 @@ def compare(
     names = tuple(POLICIES) if policies is None else tuple(map(str.strip, policies.split(",")))
     if len(set(names)) < len(names):
         raise InputError(f"--policies names a policy twice: {policies}")
-    found = _Replays.of(service, replay, names, quiet=show.quiet)
+    found = _Replays(service, replay, names, quiet=show.quiet)
     base = found.results[0]
 
     def document() -> dict[str, Any]:
         return {
             "trace": found.trace.name,
             "made": found.trace.made,
-            "profile": service.known.name,
-            "source": service.known.source,
+            "profile": found.profile.name,
+            "source": found.profile.source,
             "policies": [
                 found.document(r) | {"savings_percent": r.saved_percent(base)}
                 for r in found.results
             ],
         }
 
-    service.answer(show, document, lambda: _print_comparison(found), replay.plot,
-                   then=["simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
+    def tell() -> None:
+        print_table(found.title, *pictures.comparison_table(found.results))
+        if headers := found.costs(base):
+            rows = [[f"{value:.6g}" for value in found.costs(r).values()] for r in found.results]
+            named = [[r.policy, *row] for r, row in zip(found.results, rows, strict=True)]
+            print_table("", ("policy", *headers), named)
+        for name in names:
+            say(f"{name}: {POLICIES[name].about}")
 
-
-def _print_comparison(found: _Replays) -> None:
-    from envplan.cli.output import print_table, say
-    from envplan.plotting.serving import HEADERS, comparison_rows
-    from envplan.serving.policies import POLICIES
-
-    print_table(found.title, HEADERS, comparison_rows(found.results))
-    if costs := found.costs(found.results[0]):
-        rows = [
-            [r.policy, *(f"{value:.6g}" for value in found.costs(r).values())]
-            for r in found.results
-        ]
-        print_table("", ("policy", *costs), rows)
-    for result in found.results:
-        say(f"{result.policy}: {POLICIES[result.policy].about}")
+    answer(show, document, tell, written=[replay.plot],
+           then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
 @takes(
@@ -685,7 +606,6 @@ def apply(
     """
     from hashlib import sha256
 
-    from envplan.cli.output import answer
     from envplan.enforce.clocks import given_clocks
     from envplan.serving.apply import apply_serving_plan
     from envplan.serving.plan import ServingPlan
@@ -694,40 +614,31 @@ def apply(
     known = loaded.find_profile(profile)
     check_outputs(output, inputs=[("the plan", plan), ("the profile", known.path)])
     applied = apply_serving_plan(
-        loaded,
-        known,
-        clocks=given_clocks(clocks) if clocks is not None else None,
-        gpus_per_node=gpus_per_node,
-        force=force,
-        plan_sha256=sha256(plan.read_bytes()).hexdigest(),
-    )
+        loaded, known, clocks=given_clocks(clocks) if clocks is not None else None,
+        gpus_per_node=gpus_per_node, force=force, plan_sha256=sha256(plan.read_bytes()).hexdigest(),
+    )  # fmt: skip
     applied.save(output)
-    answer(
-        show,
-        lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)},
-        lambda: _print_applied(applied),
-        written=[output],
-        last="on each node K",
-        then=["envplan", "serving", "hold", str(output), "--node", "0"],
-    )
-
-
-def _print_applied(applied: ServingApplied) -> None:
-    from envplan.cli.output import say
-
-    used = sum(instance.tp for instance in applied.instances)
-    say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
-    for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
-        if asked != given:
-            say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
     if unproven := [i for i in applied.instances if not i.slo_proven]:
         numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
         more = ", ..." if len(unproven) > _MOST_NAMED else ""
-        say(
-            f"warning: at {unproven[0].clock_mhz} MHz, slower than planned, the profile does "
-            f"not prove the SLO of instances {numbers}{more} ({len(unproven)} of "
-            f"{len(applied.instances)}); measure that clock, then solve again"
+        warn(
+            f"at {unproven[0].clock_mhz} MHz, slower than planned, the profile does not prove the "
+            f"SLO of instances {numbers}{more} ({len(unproven)} of {len(applied.instances)}); "
+            "measure that clock, then solve again"
         )
+
+    def tell() -> None:
+        used = sum(instance.tp for instance in applied.instances)
+        say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+        for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
+            if asked != given:
+                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+
+    answer(
+        show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)}, tell,
+        written=[output], last="on each node K",
+        then=["envplan", "serving", "hold", str(output), "--node", "0"],
+    )  # fmt: skip
 
 
 @takes(
@@ -751,7 +662,6 @@ def reshard(
     Example:
       envplan serving reshard old.clocks.json new.clocks.json
     """
-    from envplan.cli.output import answer, print_columns, say
     from envplan.serving.apply import ServingApplied
     from envplan.serving.reshard import move_fleet
 
@@ -759,29 +669,21 @@ def reshard(
     check_outputs(target, inputs=[("the old fleet", before)])
     moved, changes = move_fleet(ServingApplied.load(before), ServingApplied.load(after))
     moved.save(target)
-    sent = [
-        {"node": change.node, **transfer._asdict()}
-        for change in changes
-        if change.plan is not None
-        for transfer in change.plan.transfers
-    ]
-    copies = sum(change.plan.moved for change in changes if change.plan is not None)
-
-    def sizes(tps: tuple[int, ...]) -> str:
-        return " + ".join(f"TP{tp}" for tp in tps) or "-"
+    plans = [(change, change.plan) for change in changes if change.plan is not None]
+    sent = [{"node": c.node, **one._asdict()} for c, plan in plans for one in plan.transfers]
+    copies = sum(plan.moved for _, plan in plans)
 
     def tell() -> None:
-        print_columns(
+        rows = []
+        for change in changes:
+            sizes = [" + ".join(f"TP{n}" for n in tps) for tps in (change.before, change.after)]
+            plan = change.plan
+            moves = [str(len(plan.transfers)), str(plan.longest)] if plan else ["-", "-"]
+            rows.append([str(change.node), *(size or "-" for size in sizes), *moves])
+        print_table(
             "Eighths of the weights that GPUs send each other",
-            {
-                "node": [str(change.node) for change in changes],
-                "before": [sizes(change.before) for change in changes],
-                "after": [sizes(change.after) for change in changes],
-                "sent": [str(len(c.plan.transfers)) if c.plan else "-" for c in changes],
-                "one after another": [str(c.plan.longest) if c.plan else "-" for c in changes],
-            },
-            words=3,
-        )
+            ("node", "before", "after", "sent", "one after another"), rows, words=3,
+        )  # fmt: skip
         for one in sent:
             say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
         say(f"{copies:g} copies of the weights in all")
@@ -820,7 +722,6 @@ def hold(
       envplan serving hold serving.clocks.json --node 0
       envplan serving hold --backend modelled --seconds 1
     """
-    from envplan.cli.output import answer, say
     from envplan.devices.modelled import GPUS
     from envplan.serving.apply import ServingApplied, hold_clocks
 
@@ -839,12 +740,8 @@ def hold(
             for device, mhz in sorted(applied.clocks_of(node).items()):
                 say(f"GPU {device}: {mhz} MHz")
         _watch(guards, seconds)
-    answer(
-        show,
-        lambda: {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True},
-        lambda: say("clocks given back"),
-        then="envplan devices",
-    )
+    held = {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True}
+    answer(show, lambda: held, lambda: say("clocks given back"), then="envplan devices")
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:

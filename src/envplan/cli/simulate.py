@@ -29,9 +29,9 @@ from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
     from envplan._model import Model
-    from envplan.cluster import Slowdowns
     from envplan.costs import Run, Spent
     from envplan.replicas import ReplicaPlans
+    from envplan.simulation import Conditions
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
 
@@ -60,31 +60,33 @@ class ClusterOptions(ParallelOptions):
         refuse_both(given(self, "straggler straggler_trace"))
 
     def reports(
-        self, plan: envplan.Plan, profile: envplan.Profile, *, force: bool, quiet: bool
+        self,
+        plan: envplan.Plan,
+        profile: envplan.Profile,
+        conditions: Conditions,
+        *,
+        force: bool,
+        quiet: bool,
     ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if not given(self):
             return []
-        from envplan.solve import trace_job
-
         replicas = self.dp or plan.job.replicas
-        gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None
-        slowdowns: Sequence[Slowdowns] = [_parse_stragglers(self.straggler or ())]
+        how: dict[str, Any] = {
+            "slowdowns": [_parse_stragglers(self.straggler or ())],
+            "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
+            "conditions": conditions,
+            "force": force,
+        }
         if self.straggler_trace is not None:
-            slowdowns = envplan.read_slowdowns(self.straggler_trace, replicas)
-        looks_up = plan.ladder is None and any(
-            factor > 1 for factors in slowdowns for factor in factors.values()
-        )
+            how["slowdowns"] = envplan.read_slowdowns(self.straggler_trace, replicas)
         with ui.progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            frontier = trace_job(plan.job, profile, progress) if looks_up else None
-        with ui.spinner("Planning for stragglers", quiet=quiet or not looks_up):
-            how: Any = {"slowdowns": slowdowns, "gpus_per_stage": gpus, "force": force}
-            reports = [envplan.simulate_cluster(plan, profile, frontier, replicas=replicas, **how)]
+            reports = [
+                envplan.simulate_cluster(plan, profile, replicas=replicas, progress=progress, **how)
+            ]
         if self.strong_scaling:
-            batch = plan.job.microbatches * replicas
-            reports += envplan.strong_scaling(
-                plan, profile, self.strong_scaling, global_batch=batch, **how
-            )
+            how["global_batch"] = plan.job.microbatches * replicas
+            reports += envplan.strong_scaling(plan, profile, self.strong_scaling, **how)
         return reports
 
 
@@ -135,33 +137,25 @@ def simulate(
       envplan simulate plan.json --replicas 128 --straggler 1.2
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
-    from envplan.simulation import simulate as replay
+    from envplan.simulation import Conditions
 
-    disturbed = {"--noise": noise, "--switch-latency": switch_latency, "--sync-time": sync_time}
-    unlike = {"--replica": replica, "--replica-profile": replica_profile}
-    asked = [
-        [name for name, value in group.items() if value is not None]
-        for group in (disturbed, given(cluster), unlike)
-    ]
-    refuse_both(names[0] for names in asked if names)
     read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
     loaded, profile = load_plan(source, trace, plot, inputs=read)
+    conditions = Conditions.of(
+        noise=(noise or 0.0) / 100,
+        seed=seed,
+        switch_latency=switch_latency,
+        runs=runs,
+        sync_time=sync_time,
+    )
     with naming(source.plan):
-        timeline = replay(
-            loaded,
-            profile,
-            noise=(noise or 0.0) / 100,
-            seed=seed,
-            switch_latency=switch_latency,
-            runs=runs,
-            sync_time=sync_time,
-            force=source.force,
-        )
+        timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
     run, together, spent = costs.run(), None, None
     if replica or replica_profile:
+        how: Any = {"conditions": conditions, "run": run, "force": source.force}
         others = (replica or [], replica_profile or [])
-        together = load_replicas((loaded, profile), *others, run=run, force=source.force)
-    reports = cluster.reports(loaded, profile, force=source.force, quiet=show.quiet)
+        together = load_replicas((loaded, profile), *others, **how)
+    reports = cluster.reports(loaded, profile, conditions, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 

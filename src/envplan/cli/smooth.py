@@ -50,7 +50,7 @@ def smooth(
     source = envplan.Profile.open(profile)
     assert source.path is not None  # it was read from a file
     with ui.counting_bar("operations", quiet=show.quiet) as progress:
-        smoothed, _ = smooth_profile(source.path, progress)
+        smoothed = smooth_profile(source.path, progress)
     smoothed.save_csv(output)
     ui.draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]

@@ -1,9 +1,8 @@
 """What a training run costs in money and carbon."""
 
-from envplan.costs.model import MAX_ITERATIONS, Costs, Minimized, Overheads, Pair, Run, Spent
-from envplan.costs.rates import Rate, Steps, read_rate
+from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
+from envplan.costs.rates import Rate, read_rate
 from envplan.costs.spending import (
-    before_and_after,
     check_costs,
     pairs,
     priced,
@@ -12,16 +11,12 @@ from envplan.costs.spending import (
 )
 
 __all__ = [
-    "MAX_ITERATIONS",
     "Costs",
-    "Minimized",
     "Overheads",
     "Pair",
     "Rate",
     "Run",
     "Spent",
-    "Steps",
-    "before_and_after",
     "check_costs",
     "pairs",
     "priced",

@@ -156,12 +156,6 @@ class Costs(Model):
     def of_run(self) -> Run:
         """The run that was priced."""
         return Run(
-            iterations=self.iterations,
-            price=self.price,
-            carbon=self.carbon,
-            currency=self.currency,
-            tokens=self.tokens,
-            deadline_s=self.deadline_s,
-            minimize=self.minimized,
-            overheads=self.overheads or Overheads(),
+            **{name: getattr(self, name) for name in Run.model_fields if hasattr(self, name)}
+            | {"minimize": self.minimized, "overheads": self.overheads or Overheads()}
         )

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
 
-from envplan._files import decimal, decoded, read_bounded, refuse_slip
+from envplan._files import read_bounded
 from envplan._model import Model
+from envplan._tables import Table, parse_table
 from envplan.errors import InputError
 
-__all__ = ["Kind", "Rate", "Steps", "read_rate"]
+__all__ = ["Kind", "Rate", "read_rate"]
 
 MAX_RATE_BYTES: Final = 16 * 2**20
 MAX_RATE_ROWS: Final = 100_000
@@ -92,53 +92,43 @@ class Rate(Model):
         total = math.fsum(value * (end - begin) for value, begin, end in steps)
         return total / (self.end_s - self.begins_s[0])
 
-    def steps(self) -> Steps:
-        """This rate, ready for sums."""
-        return Steps(self)
-
-
-class Steps:
-    """Integrals of a rate, from sums made once.
-
-    Args:
-        rate: of as many begins as values.
-    """
-
-    def __init__(self, rate: Rate) -> None:
-        self._rate = rate
-        self._first = rate.begins_s[0]
-        self._period = None if rate.end_s is None else rate.end_s - self._first
-        lengths = [later - earlier for earlier, later in pairwise(rate.begins_s)]
-        areas = (v * length for v, length in zip(rate.per_kwh, lengths, strict=False))
-        self._sums = list(accumulate(areas, initial=0.0))
-        self._start = self._until(rate.start_s)
-
     def integral(self, seconds: float) -> float:
         """Of the rate over the first `seconds` of the run, units per kWh times s."""
-        return self._until(self._rate.start_s + seconds) - self._start
+        return self._until(self.start_s + seconds) - self._until(self.start_s)
 
     def _until(self, clock_s: float) -> float:
         whole = 0.0
-        if self._rate.repeats and self._period is not None:
-            rounds = math.floor((clock_s - self._first) / self._period)
-            clock_s -= rounds * self._period
-            whole = rounds * self._within(self._first + self._period)
+        if self.repeats:
+            rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
+            clock_s -= rounds * self._period_s
+            whole = rounds * self._within(self.begins_s[0] + self._period_s)
         return whole + self._within(clock_s)
 
     def _within(self, clock_s: float) -> float:
-        k = max(0, bisect_right(self._rate.begins_s, clock_s) - 1)
-        return self._sums[k] + self._rate.per_kwh[k] * (clock_s - self._rate.begins_s[k])
+        k = max(0, bisect_right(self.begins_s, clock_s) - 1)
+        return self._sums[k] + self.per_kwh[k] * (clock_s - self.begins_s[k])
+
+    @cached_property
+    def _sums(self) -> list[float]:
+        """The integral from the first begin to each."""
+        lengths = (later - earlier for earlier, later in pairwise(self.begins_s))
+        areas = (value * length for value, length in zip(self.per_kwh, lengths, strict=False))
+        return list(accumulate(areas, initial=0.0))
+
+    @property
+    def _period_s(self) -> float:
+        return (self.end_s or 0.0) - self.begins_s[0]
 
     def changes(self, since: float, until: float) -> Iterator[float]:
         """When the rate changes, s since the run's start, strictly between two such times."""
-        offset = self._first - self._rate.start_s
         first_round = last_round = 0
-        if self._rate.repeats and self._period is not None:
-            first_round = math.floor((since - offset) / self._period)
-            last_round = math.floor((until - offset) / self._period)
+        if self.repeats:
+            offset = self.begins_s[0] - self.start_s
+            first_round = math.floor((since - offset) / self._period_s)
+            last_round = math.floor((until - offset) / self._period_s)
         for rounds in range(first_round, last_round + 1):
-            shift = rounds * (self._period or 0.0) - self._rate.start_s
-            for begin in self._rate.begins_s:
+            shift = rounds * self._period_s - self.start_s
+            for begin in self.begins_s:
                 if since < begin + shift < until:
                     yield begin + shift
 
@@ -146,7 +136,7 @@ class Steps:
 def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool = False) -> Rate:
     """The rate that an option gives: a number, or the path of a CSV file.
 
-    The file has a column `hour` (hours since the run's start) or `time` (ISO 8601), a column named
+    The file has a column `time` (ISO 8601) or `hour` (hours since the run's start), a column named
     as `kind`, and perhaps others. A row holds from its time until the next row's, the last one as
     long as all others; where rows differ in length, a column `end` says until when each holds.
 
@@ -163,231 +153,130 @@ def read_rate(text: str, kind: Kind, *, start: str | None = None, repeats: bool 
         value = float(text)
     except ValueError:
         return _read_file(Path(text), kind, start, repeats)
-    return Rate.fixed(_checked(value, kind, None, None))
-
-
-def _checked(value: float, kind: Kind, path: Path | None, line: int | None) -> float:
-    if not math.isfinite(value) or abs(value) > MAX_PER_KWH:
-        raise InputError(f"{kind} must be a number, not {value:g}", path=path, line=line)
+    if not abs(value) <= MAX_PER_KWH:
+        raise InputError(f"{kind} must be a number, not {value:g}")
     if kind == "carbon" and value < 0:
-        raise InputError(f"carbon must not be negative, not {value:g}", path=path, line=line)
-    return value
-
-
-class _Row(NamedTuple):
-    line: int
-    begin: float
-    end: float | None
-    value: float
+        raise InputError(f"carbon must not be negative, not {value:g}")
+    return Rate.fixed(value)
 
 
 def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate:
-    clock, rows = _read_rows(path, kind)
-    ends = _ends(rows, path, clock)
-    return Rate(
-        begins_s=[row.begin for row in rows],
-        per_kwh=[row.value for row in rows],
+    try:
+        content = read_bounded(path, MAX_RATE_BYTES)
+    except InputError as error:
+        hint = f"; --{kind} takes a number per kWh or a CSV file"
+        raise InputError(error.message + hint, path=path) from None
+    header, newline, rows = content.partition(b"\n")
+    header = header.lower()
+    names = [name.strip() for name in header.decode(errors="replace").split(",")]
+    clock = "time" if "time" in names else "hour"
+    model = _row_model(clock, kind)
+    words = "a table of rates, with times or with hours,"
+    table = parse_table(header + newline + rows, model, path=path, kind=words)
+    zero = table.columns[clock][0] if clock == "time" else None
+    begins, ends = _spans(table, clock, zero)
+    begin = 0.0
+    if zero is not None and start is not None:
+        try:
+            begin = (_moment(start) - zero).total_seconds()
+        except ValueError:
+            raise InputError(f"--start must be as in 2026-12-01T00:00, not {start}") from None
+        except TypeError:
+            raise InputError(
+                f"--start {start} or the file's times have a time zone; give both or neither"
+            ) from None
+    if not begins[0] <= begin < ends[-1]:
+        raise InputError(
+            f"reaches from {_text(begins[0], zero)} to {_text(ends[-1], zero)}, and the run starts "
+            f"at {_text(begin, zero)}",
+            path=path,
+        )
+    return Rate.of(
+        begins_s=begins,
+        per_kwh=list(table.columns[kind]),
         end_s=ends[-1],
-        start_s=_start(path, clock, rows[0].begin, ends[-1], start),
+        start_s=begin,
         repeats=repeats,
         file=path.as_posix(),
     )
 
 
-class _Clock:
-    """Reads and writes times of a file, s: hours as they are, timestamps from the first one on."""
-
-    def __init__(self, path: Path, column: str) -> None:
-        self._path = path
-        self.column = column
-        self.zero: datetime | None = None
-
-    def seconds(self, text: str, line: int) -> float:
-        if self.column == "hour":
-            return self._hours(text, line) * _HOUR_S
-        moment = self._moment(text, line)
-        if self.zero is None:
-            self.zero = moment
-        if (moment.tzinfo is None) != (self.zero.tzinfo is None):
-            raise InputError(
-                "some times have a time zone and others none", path=self._path, line=line
-            )
-        return (moment - self.zero).total_seconds()
-
-    def _hours(self, text: str, line: int) -> float:
-        try:
-            hours = decimal(text)
-        except ValueError:
-            hours = math.nan
-        if not math.isfinite(hours) or abs(hours) > 1e7:
-            raise InputError(f"hour must be a number, not {text!r}", path=self._path, line=line)
-        return hours
-
-    def _moment(self, text: str, line: int) -> datetime:
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            raise InputError(
-                f"time must be written as in 2026-12-01T00:00, not {text!r}",
-                path=self._path,
-                line=line,
-            ) from None
-
-    def text(self, seconds: float) -> str:
-        """As it would stand in the file."""
-        if self.zero is None:
-            return f"hour {seconds / _HOUR_S:g}"
-        return (self.zero + timedelta(seconds=seconds)).isoformat()
-
-
-def _read_rows(path: Path, kind: Kind) -> tuple[_Clock, list[_Row]]:
-    reader = csv.reader(io.StringIO(_text(path, kind), newline=""), strict=True)
+def _moment(text: str) -> datetime:
     try:
-        header = [name.strip().lower() for name in next(reader, [])]
-        clock, columns = _columns(path, header, kind)
-        rows = []
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
-                raise InputError(
-                    f"has {len(cells)} cells and the header {len(header)}",
-                    path=path,
-                    line=reader.line_num,
-                )
-            rows.append(_row(cells, columns, clock, path, reader.line_num, kind))
-            if len(rows) > MAX_RATE_ROWS:
-                raise InputError(f"has more than {MAX_RATE_ROWS} rows", path=path)
-    except csv.Error as error:
-        raise InputError(f"is not valid CSV: {error}", path=path, line=reader.line_num) from None
-    if not rows:
-        raise InputError("has no rows", path=path)
-    return clock, rows
-
-
-def _text(path: Path, kind: Kind) -> str:
-    try:
-        data = read_bounded(path, MAX_RATE_BYTES)
-    except InputError as error:
-        hint = f"; --{kind} takes a number per kWh or a CSV file"
-        raise InputError(error.message + hint, path=path) from None
-    return decoded(data, path)
-
-
-def _columns(path: Path, header: Sequence[str], kind: Kind) -> tuple[_Clock, dict[str, int]]:
-    for name in ("hour", "time", "end", kind):
-        if header.count(name) > 1:
-            raise InputError("occurs twice", path=path, line=1, column=name)
-    clocks = [name for name in ("hour", "time") if name in header]
-    if len(clocks) != 1 or kind not in header:
-        raise InputError(
-            f"must have a column hour or time, and a column {kind}; it has "
-            f"{', '.join(header) or 'none'}",
-            path=path,
-            line=1,
-        )
-    for name in header:
-        if name not in ("end", *clocks, kind):
-            refuse_slip(name, ["end"], path, 1)
-    columns = {"begin": header.index(clocks[0]), "value": header.index(kind)}
-    if "end" in header:
-        columns["end"] = header.index("end")
-    return _Clock(path, clocks[0]), columns
-
-
-def _row(
-    cells: Sequence[str], columns: dict[str, int], clock: _Clock, path: Path, line: int, kind: Kind
-) -> _Row:
-    value = cells[columns["value"]].strip()
-    try:
-        number = decimal(value)
+        return datetime.fromisoformat(text)
     except ValueError:
-        raise InputError(
-            f"must be a number, not {value!r}", path=path, line=line, column=kind
-        ) from (None)
-    begin = clock.seconds(cells[columns["begin"]].strip(), line)
-    end = clock.seconds(cells[columns["end"]].strip(), line) if "end" in columns else None
-    return _Row(line, begin, end, _checked(number, kind, path, line))
+        raise ValueError("is no time") from None
 
 
-def _ends(rows: Sequence[_Row], path: Path, clock: _Clock) -> list[float]:
-    """Until when each row holds, s; half-open intervals that leave nothing out.
+def _row_model(clock: str, kind: Kind) -> type[BaseModel]:
+    when: Any = Annotated[float, Field(ge=-1e7, le=1e7, allow_inf_nan=False)]
+    example = "a number of hours"
+    if clock == "time":
+        when, example = Annotated[datetime, BeforeValidator(_moment)], "one as in 2026-12-01T00:00"
+    least = 0.0 if kind == "carbon" else -MAX_PER_KWH
+    value = Field(ge=least, le=MAX_PER_KWH, allow_inf_nan=False, description=f"{kind} per kWh")
+    fields: dict[str, Any] = {
+        clock: (when, Field(description=example)),
+        "end": (when | None, Field(None, description=example)),
+        kind: (float, value),
+    }
+    return create_model("RateRow", **fields)
+
+
+def _text(seconds: float, zero: datetime | None) -> str:
+    """A time as it would stand in the file: an hour, or a timestamp that is so long after zero."""
+    if zero is None:
+        return f"hour {seconds / _HOUR_S:g}"
+    return (zero + timedelta(seconds=seconds)).isoformat()
+
+
+def _spans(
+    table: Table[BaseModel], clock: str, zero: datetime | None
+) -> tuple[list[float], list[float]]:
+    """From when until when rows hold, s; half-open intervals that leave nothing out.
 
     Raises:
         InputError: they overlap, are in disorder, or leave something out; names line and times.
     """
-    for before, row in pairwise(rows):
-        if row.begin <= before.begin:
-            raise InputError(
-                f"{clock.text(row.begin)} does not come after {clock.text(before.begin)} in the "
-                "row before: rows must ascend in time",
-                path=path,
-                line=row.line,
+    begins, given = (
+        [_seconds(table, row, when, zero) for row, when in enumerate(table.columns[name])]
+        for name in (clock, "end")
+    )
+    if len(begins) == 1 and given[0] is None:
+        message = "one row does not say how long it holds; add a column end, or more rows"
+        raise InputError(message, path=table.path)
+    usual = begins[1] - begins[0] if len(begins) > 1 else 0.0
+    ends = [begin + usual if end is None else end for begin, end in zip(begins, given, strict=True)]
+    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        over = ends[row - 1] if row else begin
+        if row and begin <= begins[row - 1]:
+            problem = (
+                f"{_text(begin, zero)} does not come after {_text(begins[row - 1], zero)} in the "
+                "row before: rows must ascend in time"
             )
-    ends = [_end(rows, row, path) for row in rows]
-    for row, end, following in zip(rows, ends, rows[1:], strict=False):
-        if following.begin > end + _ROUNDING_S:
-            raise InputError(
-                f"nothing is said of the time from {clock.text(end)} to "
-                f"{clock.text(following.begin)}; add what is missing",
-                path=path,
-                line=following.line,
+        elif end <= begin and given[row] is not None:
+            problem = "ends before it begins"
+        elif begin > over + _ROUNDING_S:
+            problem = (
+                f"nothing is said of the time from {_text(over, zero)} to {_text(begin, zero)}; "
+                "add what is missing"
             )
-        if following.begin < end - _ROUNDING_S:
-            raise InputError(
-                f"begins at {clock.text(following.begin)}, before the row on line {row.line} is "
-                f"over at {clock.text(end)}; rows that differ in length need a column end",
-                path=path,
-                line=following.line,
+        elif begin < over - _ROUNDING_S:
+            problem = (
+                f"begins at {_text(begin, zero)}, before the row on line {table.lines[row - 1]} is "
+                f"over at {_text(over, zero)}; rows that differ in length need a column end"
             )
-    return ends
+        else:
+            continue
+        raise table.error(row, problem)
+    return begins, ends
 
 
-def _end(rows: Sequence[_Row], row: _Row, path: Path) -> float:
-    if row.end is not None:
-        if row.end <= row.begin:
-            raise InputError("ends before it begins", path=path, line=row.line, column="end")
-        return row.end
-    if len(rows) == 1:
-        raise InputError(
-            "one row does not say how long it holds; add a column end, or more rows", path=path
-        )
-    return row.begin + (rows[1].begin - rows[0].begin)
-
-
-def _start(path: Path, clock: _Clock, first: float, end: float, start: str | None) -> float:
-    """When the run starts, s on the file's clock."""
-    if clock.zero is None:
-        if first > 0:
-            raise InputError(
-                f"nothing is said of the time from hour 0, the start of the run, to "
-                f"{clock.text(first)}; add what is missing",
-                path=path,
-            )
-        begin = 0.0
-    elif start is None:
-        begin = first
-    else:
-        begin = _started(start, clock.zero)
-    if not first <= begin < end:
-        raise InputError(
-            f"reaches from {clock.text(first)} to {clock.text(end)}, and the run starts at "
-            f"{clock.text(begin)}",
-            path=path,
-        )
-    return begin
-
-
-def _started(start: str, zero: datetime) -> float:
+def _seconds(table: Table[BaseModel], row: int, when: Any, zero: datetime | None) -> Any:
+    """A cell in s: of hours, or since zero; None of an empty one."""
+    if when is None or zero is None:
+        return when and when * _HOUR_S
     try:
-        moment = datetime.fromisoformat(start)
-    except ValueError:
-        raise InputError(f"--start must be written as in 2026-12-01T00:00, not {start}") from None
-    if (moment.tzinfo is None) != (zero.tzinfo is None):
-        having = (
-            "no time zone and the file's times have one"
-            if moment.tzinfo is None
-            else ("a time zone and the file's times have none")
-        )
-        raise InputError(f"--start {start} has {having}; give both or neither")
-    return (moment - zero).total_seconds()
+        return (when - zero).total_seconds()
+    except TypeError:
+        raise table.error(row, "some times have a time zone and others none") from None

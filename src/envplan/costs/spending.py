@@ -6,9 +6,9 @@ integral of the rate over the hours it runs.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
+from envplan._model import check_stated
 from envplan.costs.model import Costs, Overheads, Pair, Run, Spent
 from envplan.costs.rates import Rate
 from envplan.errors import InputError
@@ -43,18 +43,10 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
         InputError: a rate ends before the run does.
     """
     iteration, whole = pairs(*before_and_after(plan, straggler_s), run, _gpus(plan))
-    costs = Costs(
-        currency=run.currency,
-        price=run.price,
-        carbon=run.carbon,
-        iterations=run.iterations,
-        tokens=run.tokens,
-        deadline_s=run.deadline_s,
-        minimized=run.minimized if run.deadline_s is not None else None,
-        overheads=None if run.overheads == Overheads() else run.overheads,
-        iteration=iteration,
-        run=whole,
-    )
+    asked = {name: getattr(run, name) for name in Run.model_fields if name in Costs.model_fields}
+    asked["overheads"] = None if run.overheads == Overheads() else run.overheads
+    minimized = run.minimized if run.deadline_s is not None else None
+    costs = Costs(**asked, minimized=minimized, iteration=iteration, run=whole)
     return plan.model_copy(update={"costs": costs})
 
 
@@ -147,7 +139,7 @@ def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
             return None
         if rate.is_fixed:
             return rate.per_kwh[0] * (joules * iterations) / J_PER_KWH + beside
-        return joules / time_s * rate.steps().integral(duration) / J_PER_KWH + beside
+        return joules / time_s * rate.integral(duration) / J_PER_KWH + beside
 
     return Spent(
         time_s=duration,
@@ -186,10 +178,13 @@ def check_costs(plan: Plan) -> list[str]:
     if costs is None:
         return []
     iteration, run = pairs(*before_and_after(plan), costs.of_run(), _gpus(plan))
-    _compare("costs.iteration", costs.iteration, iteration)
-    _compare("costs.run", costs.run, run)
+    if (costs.run is None) != (run is None):
+        raise InputError("costs.run goes with costs.iterations: both or neither")
+    check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
+    check_stated("costs.run", costs.run, run, _TOLERANCE)
+    proved = ["costs follow from the plan's time and energy and the rates in the file"]
     if costs.deadline_s is None or costs.iterations is None:
-        return ["costs follow from the plan's time and energy and the rates in the file"]
+        return proved
     taken_ns = ns_from_s(before_and_after(plan)[1][0]) * costs.iterations
     if taken_ns > ns_from_s_floor(costs.deadline_s):
         raise InputError(
@@ -197,28 +192,10 @@ def check_costs(plan: Plan) -> list[str]:
             f"of {costs.deadline_s!r} s"
         )
     return [
-        "costs follow from the plan's time and energy and the rates in the file",
+        *proved,
         f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s <= deadline "
         f"{costs.deadline_s!r} s",
     ]
-
-
-def _compare(name: str, stated: Pair | None, again: Pair | None) -> None:
-    if stated is None or again is None:
-        if stated is not again:
-            raise InputError(f"{name} goes with costs.iterations: both or neither")
-        return
-    for plan in ("max_frequency", "plan"):
-        for field in Spent.model_fields:
-            said = getattr(getattr(stated, plan), field)
-            true = getattr(getattr(again, plan), field)
-            same = said is true or (
-                said is not None
-                and true is not None
-                and math.isclose(said, true, rel_tol=_TOLERANCE, abs_tol=1e-12)
-            )
-            if not same:
-                raise InputError(f"{name}.{plan}.{field} is {said!r}, recomputed {true!r}")
 
 
 def tokens_per_iteration(frontier: Relaxation) -> int:

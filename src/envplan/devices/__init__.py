@@ -28,6 +28,7 @@ __all__ = [
     "PermissionDeniedError",
     "backend",
     "backend_class",
+    "describe_gpus",
     "opened",
     "within",
 ]
@@ -36,7 +37,7 @@ __all__ = [
 _CLASSES: Final = {
     "nvml": ("envplan.devices.nvml", "NvmlBackend"),
     "zeusd": ("envplan.devices.zeusd", "ZeusdBackend"),
-    "modelled": ("envplan.devices.modelled_backend", "ModelledBackend"),
+    "modelled": ("envplan.devices.modelled", "ModelledBackend"),
 }
 BACKENDS: Final = tuple(_CLASSES)
 #: As with Zeus, whoever names zeusd's socket has zeusd set clocks.
@@ -45,6 +46,8 @@ DEFAULT_BACKEND: Final = "zeusd" if os.environ.get("ZEUSD_SOCK_PATH") else "nvml
 #: How long a driver may take to start or to stop, s.
 _PATIENCE_S: Final = 30.0
 _CLOSE_S: Final = 5.0
+#: How long one GPU may take to answer, s.
+_ANSWER_S: Final = 10.0
 
 
 def backend_class(name: str = DEFAULT_BACKEND) -> type[Backend]:
@@ -89,3 +92,40 @@ def opened(name: str = DEFAULT_BACKEND, **options: Any) -> Iterator[Backend]:
     finally:
         with suppress(DeviceError):
             within(_CLOSE_S, source.close, "the driver")
+
+
+def describe_gpus(name: str, **options: Any) -> list[dict[str, Any]]:
+    """GPUs of a backend as they are now, in JSON types, and why a clock may not be set (`refusal`).
+
+    No clock is changed. Of a GPU that is lost, or hangs, only why nothing is known.
+    """
+    with opened(name, **options) as source:
+        found = [_describe_or_say(device, k) for k, device in enumerate(source.devices())]
+    return [{"gpu": options.get("gpu"), **entry} for entry in found]
+
+
+def _describe_or_say(device: Device, index: int) -> dict[str, Any]:
+    try:
+        return within(_ANSWER_S, lambda: _describe(device), f"GPU {index}")
+    except DeviceError as error:
+        return {**dict.fromkeys(_FIELDS), "index": index, "refusal": str(error)}
+
+
+_FIELDS: Final = (
+    *("index", "name", "uuid", "driver", "source", "supported_clocks_mhz", "power_limit_w"),
+    *("clock_mhz", "power_w", "throttle_reasons", "energy_source", "mig", "refusal"),
+)
+
+
+def _describe(device: Device) -> dict[str, Any]:
+    info, now = device.info, dict[str, Any]()
+    reads = {"clock": device.clock, "power": device.power, "reasons": device.throttle_reasons}
+    for name, read in reads.items() if info.source == "measured" else ():  # others do nothing now
+        with suppress(DeviceError):  # some cards do not say
+            now[name] = read()
+    facts = (
+        *(info.index, info.name, info.uuid, info.driver, info.source),
+        *(list(info.supported_clocks), info.power_limit, now.get("clock"), now.get("power")),
+        *(list(now.get("reasons", ())), info.energy_source, info.mig, device.can_lock()),
+    )
+    return dict(zip(_FIELDS, facts, strict=True))

@@ -86,17 +86,6 @@ class Device(Protocol):
         """Why the clock is lower than asked for, now; empty if it is not."""
 
 
-def device_at(devices: Sequence[Device], index: int) -> Device:
-    """One of all GPUs of a backend.
-
-    Raises:
-        DeviceError: there is none of that number.
-    """
-    if not 0 <= index < len(devices):
-        raise DeviceError(f"there is no GPU {index}; there are {len(devices)}, counted from 0")
-    return devices[index]
-
-
 def within(seconds: float, ask: Callable[[], T], who: str) -> T:
     """What a driver answers, unless it hangs: then the thread that asks is left behind.
 

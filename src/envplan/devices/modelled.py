@@ -1,4 +1,4 @@
-"""Known GPUs and a model of the time and energy they need at each clock. All figures are modelled.
+"""Known GPUs: a model of the time and energy they need at each clock, and devices that follow it.
 
 Time of an operation at SM clock f (MHz) is t(f) = a + b / f: a is memory traffic over bandwidth,
 which the SM clock does not touch, b is arithmetic. Power while computing is
@@ -24,16 +24,18 @@ faster from 990 down to 960 MHz, which a + b / f cannot say.
 
 from __future__ import annotations
 
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from envplan.devices.base import DeviceError, DeviceInfo
 from envplan.errors import InputError, meant
 
-__all__ = ["ALIASES", "GPUS", "ModelledGpu", "gpu"]
+__all__ = ["ALIASES", "GPUS", "ModelledBackend", "ModelledDevice", "ModelledGpu", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +184,122 @@ ALIASES: Final = {
     "b200-sxm": "b200",
     "v100-sxm2": "v100",
 }
+
+
+#: The function, where an option is called like it.
+_modelled: Final = gpu
+
+
+class ModelledBackend:
+    """GPUs of one model, in this process only.
+
+    Args:
+        gpu: short name of the model, such as "a40".
+        count: how many.
+        now: tells the time, ns.
+
+    Raises:
+        InputError: there is no such model, or fewer than one GPU is wanted.
+    """
+
+    name: ClassVar = "modelled"
+    real: ClassVar = False
+
+    def __init__(
+        self, gpu: str = "a40", count: int = 1, now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        if count < 1:
+            raise InputError(f"there must be at least one GPU, not {count}")
+        model = _modelled(gpu)
+        self._devices = tuple(ModelledDevice(model, index, now) for index in range(count))
+
+    def devices(self) -> Sequence[ModelledDevice]:
+        """All GPUs, by index."""
+        return self._devices
+
+    @classmethod
+    def models(cls) -> Sequence[str]:
+        """The models by short name."""
+        return tuple(GPUS)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ModelledDevice:
+    """One modelled GPU, always at work, drawing the power of its model.
+
+    Args:
+        model: what it is.
+        index: its index.
+        now: tells the time, ns.
+    """
+
+    def __init__(self, model: ModelledGpu, index: int, now: Callable[[], int]) -> None:
+        self.model = model
+        self._now = now
+        self._locked = 0
+        self._picojoules = 0.0  # W x ns x 1000
+        self._since = now()
+        self.info = DeviceInfo(
+            index=index,
+            name=model.name,
+            uuid=f"modelled-{model.key}-{index}",
+            driver="modelled",
+            supported_clocks=tuple(sorted(model.clocks_mhz)),
+            max_clock=max(model.clocks_mhz),
+            power_limit=model.power_limit_w,
+            source="modelled",
+            energy_source="modelled",
+        )
+
+    def lock_clock(self, mhz: int) -> None:
+        """Run at the supported clock nearest below `mhz`, or at the lowest.
+
+        Raises:
+            DeviceError: the clock is not positive.
+        """
+        if mhz <= 0:
+            raise DeviceError(f"GPU {self.info.index}: cannot run at {mhz} MHz")
+        self._settle()
+        clocks = self.info.supported_clocks
+        self._locked = max((clock for clock in clocks if clock <= mhz), default=clocks[0])
+
+    def reset_clock(self) -> None:
+        """Give the clock back: it runs as fast as it can."""
+        self._settle()
+        self._locked = 0
+
+    def can_lock(self, *, probe: bool = False) -> str | None:
+        """None: everybody may."""
+        return None
+
+    def clock(self) -> int:
+        """The SM clock now, MHz."""
+        return int(self.model.settled_clock_mhz(self._asked()))
+
+    def held_at(self) -> int:
+        """The clock it is locked at, MHz, or 0."""
+        return self._locked
+
+    def energy(self) -> int:
+        """Energy used since it was created, mJ."""
+        self._settle()
+        return int(self._picojoules / 1e9)
+
+    def power(self) -> float:
+        """Power drawn now, W."""
+        return self.model.power_w(self._asked())
+
+    def throttle_reasons(self) -> Sequence[str]:
+        """("power cap",) while it works at less than the clock it was given, else empty."""
+        return ("power cap",) if self.model.capped_clock_mhz < self._asked() else ()
+
+    def _asked(self) -> int:
+        return self._locked or self.info.max_clock
+
+    def _settle(self) -> None:
+        """Account for the energy up to now, before what it depends on changes."""
+        now = self._now()
+        self._picojoules += self.power() * (now - self._since) * 1e3
+        self._since = now

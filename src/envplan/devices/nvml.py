@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,6 +18,9 @@ __all__ = ["NvmlBackend", "NvmlDevice"]
 _SAMPLE_S: Final = 0.02
 
 _USERS_SETTING: Final = 0x2
+
+#: Stands for what the card or its driver does not have.
+_NONE: Final = object()
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked for". Idle (0x1) and
 # a clock set by a user (0x2), which is what locking does, do not.
@@ -43,12 +46,11 @@ class NvmlBackend:
     real: ClassVar = True
 
     def __init__(self) -> None:
-        self._nvml = pynvml
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise DeviceError(_no_driver(pynvml, error)) from error
-        self._devices: tuple[NvmlDevice, ...] | None = None
+            raise DeviceError(_no_driver(error)) from error
+        self._devices: tuple[NvmlDevice, ...] = ()
 
     def devices(self) -> Sequence[NvmlDevice]:
         """All GPUs, by index.
@@ -56,10 +58,10 @@ class NvmlBackend:
         Raises:
             DeviceError: there is none.
         """
-        if self._devices is None:
+        if not self._devices:
             try:
-                count = self._nvml.nvmlDeviceGetCount()
-            except self._nvml.NVMLError as error:
+                count = pynvml.nvmlDeviceGetCount()
+            except pynvml.NVMLError as error:
                 raise DeviceError(f"the NVIDIA driver: {error}; check nvidia-smi") from error
             if count == 0:
                 raise DeviceError(
@@ -70,7 +72,7 @@ class NvmlBackend:
         return self._devices
 
     def _device(self, index: int) -> NvmlDevice:
-        return NvmlDevice(self._nvml, index)
+        return NvmlDevice(index)
 
     @classmethod
     def models(cls) -> Sequence[str]:
@@ -79,57 +81,28 @@ class NvmlBackend:
 
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked."""
-        for device in self._devices or ():
+        for device in self._devices:
             device.close()
-        with suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 class NvmlDevice:
     """One NVIDIA GPU."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml = nvml
+    def __init__(self, index: int) -> None:
         self._index = index
+        self._name = f"GPU {index}"
         self._integral: _PowerIntegral | None = None
         # Not functools.cached_property, which until Python 3.12 has one lock for all objects: a GPU
         # that hangs would hold up the others.
         self._known: dict[Callable[[], Any], Any] = {}
 
     @property
-    def _handle(self) -> Any:
-        # When first needed: one GPU that is lost shall not take the others with it.
-        return self._once(self._find)
-
-    @property
     def info(self) -> DeviceInfo:
         """What stays the same about it."""
         found: DeviceInfo = self._once(self._describe)
         return found
-
-    def _once(self, ask: Callable[[], Any]) -> Any:
-        if ask not in self._known:
-            self._known[ask] = ask()
-        return self._known[ask]
-
-    def _find(self) -> Any:
-        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, self._index)
-
-    def _describe(self) -> DeviceInfo:
-        nvml = self._nvml
-        clocks = self._supported_clocks()
-        return DeviceInfo(
-            index=self._index,
-            name=self._ask(nvml.nvmlDeviceGetName, self._handle),
-            uuid=self._ask(nvml.nvmlDeviceGetUUID, self._handle),
-            driver=self._ask(nvml.nvmlSystemGetDriverVersion),
-            supported_clocks=clocks,
-            max_clock=clocks[-1],
-            power_limit=self._limit_mw() / 1e3,
-            source="measured",
-            mig=self._mig,
-            energy_source="counter" if self._has_counter() else "integrated power",
-        )
 
     def lock_clock(self, mhz: int) -> None:
         """Run at this SM clock until reset_clock.
@@ -163,38 +136,9 @@ class NvmlDevice:
         except DeviceError as error:
             return str(error)
 
-    def _set_clock(self, mhz: int) -> None:
-        """Lock the clock; 0: give it back."""
-        if mhz:
-            self._ask(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, mhz, mhz)
-        else:
-            self._ask(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
-
-    def _may_set(self, *, probe: bool) -> str | None:
-        try:
-            allowed = self._probe() if probe else None
-        except self._nvml.NVMLError as error:
-            raise self._error(error) from error
-        if allowed is None:
-            allowed = _is_administrator()
-        return None if allowed else self._permission_remedy()
-
-    def _probe(self) -> bool | None:
-        """Whether the driver lets this user write a setting; None where it has no such setting."""
-        nvml = self._nvml
-        try:
-            limit = nvml.nvmlDeviceGetPowerManagementLimit(self._handle)
-            nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit)
-        except nvml.NVMLError_NoPermission:
-            return False
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-            return None
-        return True
-
     def clock(self) -> int:
         """The SM clock now, MHz."""
-        nvml = self._nvml
-        return int(self._ask(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM))
+        return int(self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM))
 
     def held_at(self) -> int:
         """The clock that somebody seems to have locked it at, MHz; 0: none, or it cannot be told.
@@ -215,109 +159,147 @@ class NvmlDevice:
         none: there power is sampled from the first call on and integrated.
         """
         if self.info.energy_source == "counter":
-            return int(self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
+            return int(self._ask(pynvml.nvmlDeviceGetTotalEnergyConsumption))
         if self._integral is None:
             self._integral = _PowerIntegral(self.power)
         return self._integral.sample()
 
     def power(self) -> float:
         """Power drawn now, W."""
-        nvml = self._nvml
-        try:
-            return float(nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
-        except nvml.NVMLError_NotSupported as error:
+        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage, missing=_NONE)
+        if milliwatts is _NONE:
             raise DeviceError(
-                f"{self._name()}: the driver tells nobody the power of this card, so without an "
+                f"{self._name}: the driver tells nobody the power of this card, so without an "
                 "energy counter its energy cannot be measured"
-            ) from error
-        except nvml.NVMLError as error:
-            raise self._error(error) from error
+            )
+        return float(milliwatts) / 1e3
 
     def throttle_reasons(self) -> Sequence[str]:
         """Why the clock is lower than asked for, now; empty if it is not."""
         bits = self._event_reasons()
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
-    def _event_reasons(self) -> int:
-        nvml = self._nvml
-        try:
-            return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
-        except nvml.NVMLError_FunctionNotFound:  # its older name, in drivers before 535
-            return int(self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle))
-        except nvml.NVMLError as error:
-            raise self._error(error) from error
-
     def close(self) -> None:
         """Stop sampling power, where that was needed."""
         if self._integral is not None:
             self._integral.stop()
 
-    def _supported_clocks(self) -> tuple[int, ...]:
-        """SM clocks beside the highest memory clock, which is the one CUDA work gets."""
-        nvml = self._nvml
-        try:
-            memory = max(nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle))
-            clocks = nvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle, memory)
-        except (nvml.NVMLError_NotSupported, ValueError):
-            clocks = ()
-        except nvml.NVMLError as error:
-            raise self._error(error) from error
-        # Some cards name no clocks but have a highest one.
-        return tuple(sorted(set(clocks))) or (
-            int(self._ask(nvml.nvmlDeviceGetMaxClockInfo, self._handle, nvml.NVML_CLOCK_SM)),
-        )
-
-    def _limit_mw(self) -> int:
-        try:
-            return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
-        except self._nvml.NVMLError_NotSupported:
-            return 0
-        except self._nvml.NVMLError as error:
-            raise self._error(error) from error
-
-    def _has_counter(self) -> bool:
-        try:
-            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
-            return False
-        except self._nvml.NVMLError:  # it is there and fails now
-            return True
-        return True
+    @property
+    def _handle(self) -> Any:
+        # When first needed: one GPU that is lost shall not take the others with it.
+        return self._once(self._find)
 
     @property
     def _mig(self) -> bool:
         return bool(self._once(self._has_mig))
 
+    def _once(self, ask: Callable[[], Any]) -> Any:
+        if ask not in self._known:
+            self._known[ask] = ask()
+        return self._known[ask]
+
+    def _find(self) -> Any:
+        with self._errors():
+            return pynvml.nvmlDeviceGetHandleByIndex(self._index)
+
     def _has_mig(self) -> bool:
+        handle = self._handle
+        with suppress(pynvml.NVMLError):  # too old a card or a driver to know of it
+            return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+        return False
+
+    def _describe(self) -> DeviceInfo:
+        clocks = self._supported_clocks()
+        with self._errors():
+            driver = pynvml.nvmlSystemGetDriverVersion()
+        return DeviceInfo(
+            index=self._index,
+            name=self._ask(pynvml.nvmlDeviceGetName),
+            uuid=self._ask(pynvml.nvmlDeviceGetUUID),
+            driver=driver,
+            supported_clocks=clocks,
+            max_clock=clocks[-1],
+            power_limit=self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=0) / 1e3,
+            source="measured",
+            mig=self._mig,
+            energy_source="counter" if self._has_counter() else "integrated power",
+        )
+
+    def _supported_clocks(self) -> tuple[int, ...]:
+        """SM clocks beside the highest memory clock, which is the one CUDA work gets."""
+        memory = self._ask(pynvml.nvmlDeviceGetSupportedMemoryClocks, missing=())
+        get = pynvml.nvmlDeviceGetSupportedGraphicsClocks
+        clocks = self._ask(get, max(memory), missing=()) if memory else ()
+        # Some cards name no clocks but have a highest one.
+        return tuple(sorted(set(clocks))) or (
+            int(self._ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)),
+        )
+
+    def _has_counter(self) -> bool:
         try:
-            current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
-        except self._nvml.NVMLError:  # too old a card or a driver to know of it
-            return False
-        return bool(current)
+            get = pynvml.nvmlDeviceGetTotalEnergyConsumption
+            return self._ask(get, missing=_NONE) is not _NONE
+        except DeviceError:  # it is there and fails now
+            return True
 
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _event_reasons(self) -> int:
+        bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, missing=_NONE)
+        if bits is _NONE:  # its older name, in drivers before 535
+            bits = self._ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return int(bits)
+
+    def _set_clock(self, mhz: int) -> None:
+        """Lock the clock; 0: give it back."""
+        if mhz:
+            self._ask(pynvml.nvmlDeviceSetGpuLockedClocks, mhz, mhz)
+        else:
+            self._ask(pynvml.nvmlDeviceResetGpuLockedClocks)
+
+    def _may_set(self, *, probe: bool) -> str | None:
+        if probe:
+            limit = self._ask(pynvml.nvmlDeviceGetPowerManagementLimit, missing=_NONE)
+            write = pynvml.nvmlDeviceSetPowerManagementLimit
+            if limit is not _NONE and self._ask(write, limit, missing=_NONE) is not _NONE:
+                return None
+        return None if _is_administrator() else self._permission_remedy()
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any, missing: Any = None) -> Any:
+        """What the driver answers about this GPU.
+
+        Args:
+            missing: the answer where the card or the driver has no such thing; None: an error.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+            DeviceError: the driver fails.
+        """
+        with self._errors():
+            handle = self._handle
+            try:
+                return function(handle, *arguments)
+            except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                if missing is None:
+                    raise
+                return missing
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return function(*arguments)
-        except self._nvml.NVMLError as error:
-            raise self._error(error) from error
-
-    def _error(self, error: Exception) -> DeviceError:
-        if isinstance(error, self._nvml.NVMLError_NoPermission):
-            return PermissionDeniedError(self._permission_remedy())
-        return DeviceError(f"{self._name()}: {error}; check nvidia-smi")
-
-    def _name(self) -> str:
-        return f"GPU {self._index}"
+            yield
+        except pynvml.NVMLError_NoPermission as error:
+            raise PermissionDeniedError(self._permission_remedy()) from error
+        except pynvml.NVMLError as error:
+            raise DeviceError(f"{self._name}: {error}; check nvidia-smi") from error
 
     def _permission_remedy(self) -> str:
         return (
-            f"{self._name()}: this user may not set clocks; run as root, in a container with "
+            f"{self._name}: this user may not set clocks; run as root, in a container with "
             "--cap-add SYS_ADMIN, or let zeusd set them ($ZEUSD_SOCK_PATH)"
         )
 
     def _mig_remedy(self) -> str:
         return (
-            f"{self._name()}: MIG is on, so its clock and energy are shared by all parts; turn it "
+            f"{self._name}: MIG is on, so its clock and energy are shared by all parts; turn it "
             f"off as root with: nvidia-smi -i {self._index} -mig 0"
         )
 
@@ -361,14 +343,14 @@ class _PowerIntegral:
             return int(self._millijoules)
 
 
-def _no_driver(nvml: Any, error: Exception) -> str:
+def _no_driver(error: Exception) -> str:
     instead = "or use the modelled backend: --backend modelled"
-    if isinstance(error, nvml.NVMLError_LibraryNotFound):
+    if isinstance(error, pynvml.NVMLError_LibraryNotFound):
         return (
             "no NVIDIA driver is installed here (libnvidia-ml.so.1 was not found); install it "
             f"(in a container: start it with --gpus all), {instead}"
         )
-    if isinstance(error, nvml.NVMLError_DriverNotLoaded):
+    if isinstance(error, pynvml.NVMLError_DriverNotLoaded):
         return f"the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg, {instead}"
     return f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg, {instead}"
 

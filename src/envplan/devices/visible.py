@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from envplan.devices.base import Backend, Device, DeviceError, device_at
+from envplan.devices.base import Backend, Device, DeviceError
 
-__all__ = ["Counted", "choose", "gpu_of_rank", "planned_gpu", "uuid_of", "visible_gpus"]
+__all__ = ["Counted", "choose", "uuid_of", "visible_gpus"]
 
 _VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -30,15 +30,30 @@ class Counted(StrEnum):
 def choose(source: Backend, number: int, counted: Counted) -> Device:
     """The GPU of a number, as the driver, a plan or CUDA count them.
 
+    Where this process has one GPU only, a plan and CUDA mean that one.
+
     Raises:
         DeviceError: there is none, or CUDA hides it from this process.
     """
     devices = source.devices()
-    if source.real and counted is Counted.BY_PLAN:
-        number = planned_gpu(devices, number)
-    elif source.real and counted is Counted.BY_CUDA:
-        number = gpu_of_rank(devices, number)
-    return device_at(devices, number)
+    index: int | None = number
+    count, where = len(devices), ""
+    if source.real and counted is not Counted.BY_DRIVER and _VARIABLE in os.environ:
+        visible = visible_gpus(devices)
+        shown = f"{_VARIABLE}={os.environ[_VARIABLE]}"
+        if len(visible) == 1:
+            index = visible[0]
+        elif counted is Counted.BY_CUDA:
+            count, where = len(visible), f", with {shown}"
+            index = visible[number] if number < count else None
+        elif number not in visible:
+            raise DeviceError(
+                f"GPU {number}, which the plan names, is hidden by {shown}; name this job's GPUs "
+                "with envplan apply --devices, or this rank's with device="
+            )
+    if index is not None and 0 <= index < len(devices):
+        return devices[index]
+    raise DeviceError(f"there is no GPU {number}; there are {count}, counted from 0{where}")
 
 
 def visible_gpus(devices: Sequence[Device]) -> list[int]:
@@ -56,41 +71,6 @@ def visible_gpus(devices: Sequence[Device]) -> list[int]:
             break
         found.append(index)
     return found
-
-
-def planned_gpu(devices: Sequence[Device], planned: int) -> int:
-    """The GPU that a plan names, unless this process has one only, which then is it.
-
-    Raises:
-        DeviceError: CUDA hides it from this process.
-    """
-    visible = visible_gpus(devices)
-    if _VARIABLE not in os.environ or planned in visible:
-        return planned
-    if len(visible) == 1:
-        return visible[0]
-    raise DeviceError(
-        f"GPU {planned}, which the plan names, is hidden by {_VARIABLE}="
-        f"{os.environ[_VARIABLE]}; name this job's GPUs with envplan apply --devices, or this "
-        "rank's with device="
-    )
-
-
-def gpu_of_rank(devices: Sequence[Device], local_rank: int) -> int:
-    """The GPU of a rank, of those that this process has: the only one, or that of its number.
-
-    Raises:
-        DeviceError: there are not so many.
-    """
-    visible = visible_gpus(devices)
-    if local_rank < len(visible):
-        return visible[local_rank]
-    if _VARIABLE in os.environ and len(visible) == 1:
-        return visible[0]
-    raise DeviceError(
-        f"there is no GPU {local_rank}; there are {len(visible)}, counted from 0"
-        + (f", with {_VARIABLE}={os.environ[_VARIABLE]}" if _VARIABLE in os.environ else "")
-    )
 
 
 def _index(devices: Sequence[Device], name: str) -> int | None:

@@ -11,9 +11,12 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
+
+import pynvml  # type: ignore[import-untyped]
 
 from envplan.devices.base import DeviceError, PermissionDeniedError
 from envplan.devices.nvml import NvmlBackend, NvmlDevice
@@ -23,6 +26,13 @@ __all__ = ["ZeusdBackend", "ZeusdDevice"]
 _SOCKETS: Final = ("/run/zeusd/zeusd.sock", "/var/run/zeusd.sock")
 _PATIENCE_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
+_NOT_ALLOWED: Final = "; does it run as root, and is $ZEUSD_TOKEN right?"
+#: What to do about answers that trying again does not change.
+_REMEDIES: Final = {
+    401: _NOT_ALLOWED,
+    403: _NOT_ALLOWED,
+    404: "; is it 0.4 or later, with the group gpu-control?",
+}
 
 
 class ZeusdBackend(NvmlBackend):
@@ -43,33 +53,33 @@ class ZeusdBackend(NvmlBackend):
         self._daemon = _Daemon(path or known or _SOCKETS[0])
 
     def _device(self, index: int) -> ZeusdDevice:
-        return ZeusdDevice(self._nvml, index, self._daemon)
+        return ZeusdDevice(index, self._daemon)
 
 
 class ZeusdDevice(NvmlDevice):
     """One NVIDIA GPU, its clock set by zeusd."""
 
-    def __init__(self, nvml: Any, index: int, daemon: _Daemon) -> None:
-        super().__init__(nvml, index)
+    def __init__(self, index: int, daemon: _Daemon) -> None:
+        super().__init__(index)
         self._daemon = daemon
 
     def _set_clock(self, mhz: int) -> None:
         clocks = {"min_clock_mhz": mhz, "max_clock_mhz": mhz} if mhz else {}
         asked = {"gpu_ids": self._once(self._find_id), **clocks, "block": "true"}
         what = "set" if mhz else "reset"
-        self._daemon.ask("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}", self._name())
+        self._daemon.ask("POST", f"/gpu/{what}_gpu_locked_clocks?{urlencode(asked)}", self._name)
 
     def _may_set(self, *, probe: bool) -> str | None:
-        found = self._daemon.ask("GET", "/discover", self._name())
+        found = self._daemon.ask("GET", "/discover", self._name)
         if "gpu-control" not in found.get("enabled_api_groups", ()):
             return (
-                f"{self._name()}: {self._daemon} sets no clocks; start zeusd with the API group "
+                f"{self._name}: {self._daemon} sets no clocks; start zeusd with the API group "
                 "gpu-control"
             )
         if found.get("auth_required"):
-            scopes = self._daemon.ask("GET", "/auth/whoami", self._name()).get("scopes", ())
+            scopes = self._daemon.ask("GET", "/auth/whoami", self._name).get("scopes", ())
             if "gpu-control" not in scopes:
-                return f"{self._name()}: the token in $ZEUSD_TOKEN does not allow gpu-control"
+                return f"{self._name}: the token in $ZEUSD_TOKEN does not allow gpu-control"
         self._once(self._find_id)
         return None
 
@@ -79,18 +89,18 @@ class ZeusdDevice(NvmlDevice):
         Raises:
             DeviceError: it does not know it, or does not tell enough to be sure.
         """
-        gpus = self._daemon.ask("GET", "/discover", self._name()).get("gpus", ())
-        bus = self._ask(self._nvml.nvmlDeviceGetPciInfo, self._handle)
+        gpus = self._daemon.ask("GET", "/discover", self._name).get("gpus", ())
+        bus = self._ask(pynvml.nvmlDeviceGetPciInfo)
         own = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}"
         told = {str(gpu.get("pci_address", "")).rpartition(".")[0].lower(): gpu for gpu in gpus}
         if own in told:
             return int(told[own]["id"])
         # Daemons up to 0.5 do not tell addresses.
-        count = self._ask(self._nvml.nvmlDeviceGetCount)
+        count = pynvml.nvmlDeviceGetCount()
         same = [gpu for gpu in gpus if gpu.get("id") == self._index]
         if set(told) <= {""} and len(gpus) == count and same[0].get("name") == self.info.name:
             return self._index
-        raise DeviceError(f"{self._name()}: {self._daemon} does not name a GPU at {own}")
+        raise DeviceError(f"{self._name}: {self._daemon} does not name a GPU at {own}")
 
 
 class _Daemon:
@@ -117,15 +127,12 @@ class _Daemon:
             DeviceError: it does not answer, or fails.
         """
         token = os.environ.get("ZEUSD_TOKEN")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            connection = _UnixConnection(self._path)
-            try:
-                headers = {"Authorization": f"Bearer {token}"} if token else {}
+            with closing(_UnixConnection(self._path)) as connection:
                 connection.request(method, path, headers=headers)
                 answer = connection.getresponse()
                 status, text = answer.status, answer.read(_MOST_BYTES)
-            finally:
-                connection.close()
         except PermissionError as error:
             raise PermissionDeniedError(
                 f"{who}: this user may not talk to {self}; see its --socket-permissions"
@@ -135,27 +142,18 @@ class _Daemon:
             raise DeviceError(
                 f"{who}: {self} does not answer ({reason}); is it running?"
             ) from error
-        try:
-            said = json.loads(text) if text else {}
-        except ValueError:
-            said = {}
+        said: dict[str, Any] = {}
+        with suppress(ValueError):
+            said = found if isinstance(found := json.loads(text), dict) else {}
         if status == 200:
-            return said if isinstance(said, dict) else {}
-        problems = said.get("errors", said.get("error")) if isinstance(said, dict) else None
+            return said
+        problems = said.get("errors", said.get("error"))
         if isinstance(problems, dict):
             problems = "; ".join(map(str, problems.values()))
-        problem = (
-            f"{who}: {self} answers {status}: {problems or text[:200].decode('utf-8', 'replace')}"
-        )
-        if status in (401, 403):
-            raise PermissionDeniedError(
-                f"{problem}; does it run as root, and is $ZEUSD_TOKEN right?"
-            )
-        if status == 404:
-            raise PermissionDeniedError(
-                f"{problem}; is it 0.4 or later, with the group gpu-control?"
-            )
-        raise DeviceError(problem)
+        problem = problems or text[:200].decode("utf-8", "replace")
+        remedy = _REMEDIES.get(status, "")
+        kind = PermissionDeniedError if remedy else DeviceError
+        raise kind(f"{who}: {self} answers {status}: {problem}{remedy}")
 
 
 class _UnixConnection(HTTPConnection):

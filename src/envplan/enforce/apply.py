@@ -20,6 +20,7 @@ from envplan.enforce.freqplan import (
     RankPlan,
     StageClocks,
     StageEnergy,
+    asked_for,
     clocks_within,
 )
 from envplan.enforce.topology import Topology
@@ -28,12 +29,12 @@ from envplan.limits import HoldsWithProbability, Setting
 from envplan.pipeline import Pipeline
 from envplan.plan import (
     Plan,
+    Rung,
     as_referenced,
     check_operations,
     check_reference,
     machine_of,
     problem_of,
-    rung_rows,
 )
 from envplan.profile import Profile
 from envplan.replay import Replay
@@ -83,13 +84,14 @@ def apply_plan(
     if parts:
         problem = problem_of(plan.job, profile)
     fitter = Fitter(problem, machine_of(plan.job), gpus, _num_gpus(plan, topology), parts)
-    planned = fitter.planned(rung_rows("the plan", plan.as_rung(), problem, profile))
+    own = plan.as_rung()
+    planned = fitter.planned("the plan", own)
     if not force:
         _check_deadline(fitter.replay(planned), plan, "envplan check says more")
     applied = supported = fitter.supported(planned)
     dwell = None
     if min_dwell is not None:
-        if any(clocks_within(stage) for stage in plan.as_rung().configs or ()):
+        if any(clocks_within(stage) for stage in own.configs or ()):
             raise InputError(
                 "--min-dwell raises whole operations, but parts of these have clocks of their own; "
                 "solve with --min-dwell instead"
@@ -106,6 +108,7 @@ def apply_plan(
                 f"with clocks raised to those the GPU has, or for --min-dwell, {broken}; plan "
                 "again from a profile of clocks that the GPU has"
             )
+    first = _rung(fitter, applied, replay, own)
     rungs = _rungs(plan, fitter, min_dwell, replay, setting) if ladder else None
     alike = len(set(gpus)) == 1
     return FrequencyPlan(
@@ -119,8 +122,8 @@ def apply_plan(
         world_size=topology.world_size,
         layout=topology,
         deadline_s=plan.target.deadline_s,
-        iteration_time_s=s_from_ns(replay.makespan_ns),
-        energy_j=fitter.joules(replay.energy_fj),
+        iteration_time_s=first.iteration_time_s,
+        energy_j=first.energy_j,
         stage_energies=[
             StageEnergy(planned_j=j_from_fj(planned_fj), baseline_j=j_from_fj(baseline_fj))
             for planned_fj, baseline_fj in zip(
@@ -131,7 +134,7 @@ def apply_plan(
         ],
         raised=fitter.raised(planned, supported),
         dwell=dwell,
-        ranks=_ranks(plan, topology, fitter, applied, rungs or [], devices),
+        ranks=_ranks(plan, topology, [first, *(rungs or [])], devices),
         ladder=rungs,
     )
 
@@ -198,8 +201,7 @@ def _rungs(
     rungs: list[LadderRung] = []
     last = fastest
     for n, rung in enumerate(plan.ladder):
-        rows = rung_rows(f"ladder[{n}]", rung, fitter.problem, setting.profile)
-        choice = fitter.supported(fitter.planned(rows))
+        choice = fitter.supported(fitter.planned(f"ladder[{n}]", rung))
         if min_dwell is not None:
             choice, _ = fitter.lasting(choice, min_dwell)
         replay = fitter.replay(choice)
@@ -210,49 +212,43 @@ def _rungs(
         if any(limit.is_local and limit.excess(replay, setting) for limit in plan.request.limits):
             continue
         last = replay
-        rungs.append(
-            LadderRung(
-                iteration_time_s=s_from_ns(replay.makespan_ns),
-                energy_j=fitter.joules(replay.energy_fj),
-                frequencies_mhz=[choice.mhz[first:last] for first, last in fitter.stages],
-                configs=rung.configs and fitter.configs(choice),
-            )
-        )
+        rungs.append(_rung(fitter, choice, replay, rung))
     return rungs
 
 
+def _rung(fitter: Fitter, choice: Choice, replay: Replay, rung: Rung) -> LadderRung:
+    """What a rung of a plan has become."""
+    return LadderRung(
+        iteration_time_s=s_from_ns(replay.makespan_ns),
+        energy_j=fitter.joules(replay.energy_fj),
+        frequencies_mhz=fitter.by_stage([mhz for mhz, _ in choice]),
+        configs=rung.configs and fitter.by_stage([config for _, config in choice]),
+    )
+
+
 def _ranks(
-    plan: Plan,
-    topology: Topology,
-    fitter: Fitter,
-    applied: Choice,
-    rungs: Sequence[LadderRung],
-    devices: Sequence[int],
+    plan: Plan, topology: Topology, rungs: Sequence[LadderRung], devices: Sequence[int]
 ) -> list[RankPlan]:
-    mhz = iter(applied.mhz)
-    operations = [
-        [(op.instruction, op.microbatch, op.chunk, next(mhz)) for op in stage]
-        for stage in plan.stages
-    ]
-    configs = plan.as_rung().configs and fitter.configs(applied)
-    clocks = [
-        {operation[3] for operation in stage}.union(
-            clocks_within(configs[s] if configs else None),
-            *(r.frequencies_mhz[s] for r in rungs),
-            *(clocks_within(r.configs[s] if r.configs else None) for r in rungs),
+    """Every rank's part, of the plan itself, the first of the rungs."""
+    operations, clocks = [], []
+    for s, stage in enumerate(plan.stages):
+        asked = [asked_for(r.frequencies_mhz[s], r.configs_of(s)) for r in rungs]
+        clocks.append(sorted(set().union(*asked)))
+        frequencies = rungs[0].frequencies_mhz[s]
+        operations.append(
+            [
+                (op.instruction, op.microbatch, op.chunk, mhz)
+                for op, mhz in zip(stage, frequencies, strict=True)
+            ]
         )
-        - {0}
-        for s, stage in enumerate(operations)
-    ]
-    stages = [topology.stage_of(rank) for rank in range(topology.world_size)]
     return [
         RankPlan(
             rank=rank,
             stage=stage,
             device=devices[rank % len(devices)],
-            clocks_mhz=sorted(clocks[stage]),
+            clocks_mhz=clocks[stage],
             operations=operations[stage],
-            configs=None if configs is None else configs[stage],
+            configs=rungs[0].configs_of(stage),
         )
-        for rank, stage in enumerate(stages)
+        for rank, stage in enumerate(map(topology.stage_of, range(topology.world_size)))
     ]

@@ -14,15 +14,6 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 
-__all__ = [
-    "Clocks",
-    "given_clocks",
-    "live_clocks",
-    "modelled_clocks",
-    "profile_clocks",
-    "stage_clocks",
-]
-
 _MAX_CLOCKS: Final = 10_000
 _MAX_MHZ: Final = 10**6
 

@@ -9,37 +9,30 @@ most its planned time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envplan.enforce.clocks import Clocks
 from envplan.enforce.freqplan import Dwell, RaisedClock
 from envplan.errors import InputError
 from envplan.pipeline import Operation, Pipeline
-from envplan.plan import Rung
+from envplan.plan import Rung, rung_rows
 from envplan.profile import Profile, Raised, changes_of
 from envplan.replay import Machine, Problem, Replay
 from envplan.units import j_from_fj, ns_from_s_ceil
 
-__all__ = ["Choice", "Fitter"]
+__all__ = ["Choice", "Fitter", "raise_parts"]
 
+T = TypeVar("T")
 
-class Choice(NamedTuple):
-    """A clock for every operation.
-
-    Attributes:
-        mhz: of each operation, (N); 0 where none is set.
-        rows: the row of each operation's table that stands for it, (N): that of its clock, or,
-            where the profile does not know that, of the highest clock below.
-    """
-
-    mhz: list[int]
-    rows: list[int]
+#: MHz of an operation, 0 where none is set, and its config.
+Knob = tuple[int, str]
+#: One for every operation, (N).
+Choice = Sequence[Knob]
 
 
 class _Hold(NamedTuple):
@@ -59,12 +52,12 @@ class _Raise(NamedTuple):
 
     Attributes:
         clocks: the operations to be raised, and to what.
-        enough: whether it then lasts long enough, or as long as its neighbour.
+        short: whether the hold is then still too short, and shorter than to its neighbour.
         cost_fj: of one GPU per stage and one replica.
     """
 
     clocks: dict[int, int]
-    enough: bool
+    short: bool
     cost_fj: int
 
 
@@ -86,21 +79,42 @@ class Fitter:
         parts: Mapping[tuple[int, str, str], Raised],
     ) -> None:
         self.problem = problem
-        self.stages = list(pairwise(problem.pipeline.stage_begin.tolist()))
         self.num_gpus = num_gpus
+        self._stages = list(pairwise(problem.pipeline.stage_begin.tolist()))
         self._machine = machine
         self._clocks = clocks
         self._parts = parts
         self._table = problem.table.tolist()
-        self._row_at = cache(self._find_row_at)
+        self._row_of_table = cache(self._find_row)
+
+    def planned(self, name: str, rung: Rung) -> Choice:
+        """A plan's own choice.
+
+        Args:
+            name: of the rung, for errors.
+
+        Raises:
+            InputError: as for rung_rows.
+        """
+        rows = rung_rows(name, rung, self.problem).tolist()
+        tables = [self.problem.tables[number] for number in self._table]
+        return [
+            (int(table.frequency_mhz[row]), table.config[row])
+            for table, row in zip(tables, rows, strict=True)
+        ]
 
     def replay(self, choice: Choice) -> Replay:
         """What a choice comes to on the plan's machine: all that is said of it follows from it."""
-        return self.problem.replay(np.array(choice.rows, np.int32), self._machine)
+        rows = [self._row(op, knob) for op, knob in enumerate(choice)]
+        return self.problem.replay(np.array(rows, np.int32), self._machine)
 
     def joules(self, energy_fj: int) -> float:
         """Energy over all GPUs, J, from that of one GPU per stage and one replica."""
         return j_from_fj(energy_fj * self.num_gpus)
+
+    def by_stage(self, values: Sequence[T]) -> list[list[T]]:
+        """Values of all operations by their stage."""
+        return [list(values[first:last]) for first, last in self._stages]
 
     def supported(self, planned: Choice) -> Choice:
         """Every clock, or where the GPU lacks it the next one above that is not slower.
@@ -108,44 +122,27 @@ class Fitter:
         Raises:
             InputError: there is none.
         """
-        mhz, standing = [], []
-        for op, (asked, row) in enumerate(zip(*planned, strict=True)):
-            if own := self._raised_parts(op, row):
-                mhz.append(own.knob[0])
-                standing.append(self.problem.rows_by_knob[self._table[op]][own.knob])
-                continue
-            clock = self._fitting([op], planned, asked) if asked else 0
-            if clock is None:
-                what = self.problem.pipeline.operations[op]
-                raise _too_fast(what, self._clocks[what.stage], asked)
-            mhz.append(clock)
-            standing.append(self._row_at(self._table[op], row, clock) if clock else row)
-        return Choice(mhz, standing)
-
-    def configs(self, choice: Choice) -> list[list[str]]:
-        """The config of each stage's operations."""
-        tables = self.problem.tables
-        each = [tables[t].config[row] for t, row in zip(self._table, choice.rows, strict=True)]
-        return [each[first:last] for first, last in self.stages]
-
-    def _raised_parts(self, op: int, row: int) -> Raised | None:
-        what = self.problem.pipeline.operations[op]
-        config = self.problem.tables[self._table[op]].config[row]
-        return self._parts.get((what.profile_stage, what.instruction, config))
-
-    def planned(self, rows: NDArray[np.int32]) -> Choice:
-        """The clocks of rows, as they are."""
-        mhz = self.problem.frequency_mhz[self.problem.over_all(rows)]
-        return Choice(mhz.tolist(), rows.tolist())
+        choice = []
+        for op, knob in enumerate(planned):
+            if own := self._raised_parts(op, knob):
+                knob = own.knob
+            elif knob[0]:
+                clock = self._fitting([op], planned, knob[0])
+                if clock is None:
+                    what = self.problem.pipeline.operations[op]
+                    raise _too_fast(what, self._clocks[what.stage], knob[0])
+                knob = clock, knob[1]
+            choice.append(knob)
+        return choice
 
     def raised(self, planned: Choice, applied: Choice) -> list[RaisedClock]:
         """The clocks that differ, with how many operations of a replica they are for."""
-        known = self.planned(np.array(applied.rows, np.int32)).mhz
         counts: Counter[tuple[int, str, int, int, bool]] = Counter()
         for i, op in enumerate(self.problem.pipeline.operations):
-            asked, mhz = planned.mhz[i], applied.mhz[i]
-            parts = self._raised_parts(i, planned.rows[i])
-            pairs = parts.clocks if parts else ((asked, mhz, known[i] == mhz),) * (mhz != asked)
+            (asked, _), (mhz, _) = planned[i], applied[i]
+            known = applied[i] in self.problem.rows_by_knob[self._table[i]]
+            parts = self._raised_parts(i, planned[i])
+            pairs = parts.clocks if parts else ((asked, mhz, known),) * (mhz != asked)
             counts.update((op.stage, op.instruction, *pair) for pair in pairs)
         return [
             RaisedClock(
@@ -169,44 +166,49 @@ class Fitter:
         least_ns = ns_from_s_ceil(min_dwell_s)
         before = replay = self.replay(choice)
         first = holds = self._holds(choice)
-        current = Choice(list(choice.mhz), list(choice.rows))
+        current = list(choice)
         while raises := self._raises(current, replay, holds, least_ns):
             for op, mhz in raises.items():
-                current.rows[op] = self._row_at(self._table[op], current.rows[op], mhz)
-                current.mhz[op] = mhz
+                current[op] = mhz, current[op][1]
             replay, holds = self.replay(current), self._holds(current)
+        starts = [self._starts(stage, replay) for stage in range(len(holds))]
         return current, Dwell(
             min_dwell_s=min_dwell_s,
-            raised_operations=sum(map(int.__ne__, choice.mhz, current.mhz)),
+            raised_operations=sum(old != new for old, new in zip(choice, current, strict=True)),
             extra_energy_j=self.joules(replay.energy_fj - before.energy_fj),
             changes_before=sum(map(len, first)),
             changes_after=sum(map(len, holds)),
             changes_too_fast=sum(
-                end - begin < least_ns
-                for stage, held in enumerate(holds)
-                for begin, end in self._spans(stage, held, replay)
+                start(hold.last) - start(hold.first) < least_ns
+                for start, held in zip(starts, holds, strict=True)
+                for hold in held
             ),
         )
+
+    def _raised_parts(self, op: int, knob: Knob) -> Raised | None:
+        what = self.problem.pipeline.operations[op]
+        return self._parts.get((what.profile_stage, what.instruction, knob[1]))
 
     def _holds(self, choice: Choice) -> list[list[_Hold]]:
         """The holds of each stage by their first operation; none where its clock never changes."""
         stages = []
-        for first, last in self.stages:
-            mhz = choice.mhz[first:last]
+        for mhz in self.by_stage([mhz for mhz, _ in choice]):
             asking = [k for k, clock in enumerate(mhz) if clock]
             begins = [k for before, k in pairwise([*asking[-1:], *asking]) if mhz[before] != mhz[k]]
             ends = [*begins[1:], *(k + len(mhz) for k in begins[:1])]
             stages.append([_Hold(k, end, mhz[k]) for k, end in zip(begins, ends, strict=True)])
         return stages
 
-    def _spans(self, stage: int, holds: Iterable[_Hold], replay: Replay) -> list[tuple[int, int]]:
-        """When each hold begins and ends, ns."""
-        start = self._starts(stage, replay)
-        return [(start(hold.first), start(hold.last)) for hold in holds]
+    def _starts(self, stage: int, replay: Replay) -> Callable[[int], int]:
+        """When a stage's operations start, ns, by position."""
+        first, last = self._stages[stage]
+        starts = replay.starts_ns[first:last].tolist()
 
-    def _starts(self, stage: int, replay: Replay) -> _Starts:
-        first, last = self.stages[stage]
-        return _Starts(replay.starts_ns[first:last].tolist(), replay.makespan_ns)
+        def start(position: int) -> int:
+            lap, k = divmod(position, len(starts))
+            return int(starts[k] + lap * replay.makespan_ns)
+
+        return start
 
     def _raises(
         self, choice: Choice, replay: Replay, stages: Sequence[Sequence[_Hold]], least_ns: int
@@ -217,41 +219,39 @@ class Fitter:
         """
         raises: dict[int, int] = {}
         for stage, holds in enumerate(stages):
-            first, last = self.stages[stage]
-            start = self._starts(stage, replay)
+            first, last = self._stages[stage]
+            count, start = last - first, self._starts(stage, replay)
             for k, hold in enumerate(holds):
                 begin, end = start(hold.first), start(hold.last)
                 if end - begin >= least_ns:
                     continue
                 # As far as the hold itself, round the iteration.
-                back = range(hold.first - 1, hold.last - (last - first) - 1, -1)
-                on = range(hold.last, hold.first + (last - first))
-                before = [(first + p % (last - first), end - start(p)) for p in back]
-                after = [(first + p % (last - first), start(p + 1) - begin) for p in on]
-                neighbours = {holds[k - 1], holds[(k + 1) % len(holds)]}
+                back = range(hold.first - 1, hold.last - count - 1, -1)
+                on = range(hold.last, hold.first + count)
+                before = [(first + p % count, end - start(p)) for p in back]
+                after = [(first + p % count, start(p + 1) - begin) for p in on]
                 ways = [
-                    *(self._joined(choice, stage, hold, other) for other in neighbours),
+                    *(
+                        self._joined(choice, stage, hold, other)
+                        for other in {holds[k - 1], holds[(k + 1) % len(holds)]}
+                    ),
                     self._grown(choice, hold, before, least_ns),
                     self._grown(choice, hold, after, least_ns),
                 ]
                 ways = [way for way in ways if way.clocks]
                 if ways:
-                    best = min(ways, key=lambda way: (not way.enough, way.cost_fj))
+                    best = min(ways, key=lambda way: (way.short, way.cost_fj))
                     if not best.clocks.keys() & raises.keys():
                         raises.update(best.clocks)
         return raises
 
     def _joined(self, choice: Choice, stage: int, hold: _Hold, neighbour: _Hold) -> _Raise:
         """A hold and its neighbour at one clock, the lowest that does for both."""
-        first, last = self.stages[stage]
-        ops = [
-            op
-            for one in (hold, neighbour)
-            for op in (first + p % (last - first) for p in range(one.first, one.last))
-            if choice.mhz[op]
-        ]
+        first, last = self._stages[stage]
+        positions = chain(range(*hold[:2]), range(*neighbour[:2]))
+        ops = [op for p in positions if choice[op := first + p % (last - first)][0]]
         mhz = self._fitting(ops, choice, max(hold.mhz, neighbour.mhz))
-        return self._way(choice, {} if mhz is None else dict.fromkeys(ops, mhz), enough=True)
+        return self._way(choice, {} if mhz is None else dict.fromkeys(ops, mhz), short=False)
 
     def _grown(
         self, choice: Choice, hold: _Hold, ops: Iterable[tuple[int, int]], least_ns: int
@@ -262,56 +262,55 @@ class Fitter:
             ops: the operations, and how long the hold lasts with each and those before it, ns.
         """
         clocks: dict[int, int] = {}
+        short = True
         for op, lasts_ns in ops:
-            mhz = choice.mhz[op]
+            mhz, _ = knob = choice[op]
             if mhz == hold.mhz:
-                return self._way(choice, clocks, enough=True)
-            if mhz > hold.mhz or (mhz and not self._keeps_up(op, choice.rows[op], hold.mhz)):
+                short = False
+                break
+            if mhz > hold.mhz or (mhz and not self._keeps_up(op, knob, hold.mhz)):
                 break
             if mhz:
                 clocks[op] = hold.mhz
             if lasts_ns >= least_ns:
-                return self._way(choice, clocks, enough=True)
-        return self._way(choice, clocks, enough=False)
+                short = False
+                break
+        return self._way(choice, clocks, short=short)
 
-    def _way(self, choice: Choice, clocks: dict[int, int], *, enough: bool) -> _Raise:
+    def _way(self, choice: Choice, clocks: dict[int, int], *, short: bool) -> _Raise:
         """A way and its cost: e - P t of what is raised, after less before."""
-        changed = {op: mhz for op, mhz in clocks.items() if mhz != choice.mhz[op]}
+        changed = {op: mhz for op, mhz in clocks.items() if mhz != choice[op][0]}
         cost_fj = 0
         for op, mhz in changed.items():
-            table, old = self.problem.tables[self._table[op]], choice.rows[op]
-            new = self._row_at(self._table[op], old, mhz)
-            energy_fj = int(table.energy_fj[new]) - int(table.energy_fj[old])
-            time_ns = int(table.time_ns[new]) - int(table.time_ns[old])
+            table = self.problem.tables[self._table[op]]
             waiting_uw = int(self.problem.blocking_power_uw[self.problem.stage[op]])
-            cost_fj += energy_fj - waiting_uw * time_ns
-        return _Raise(changed, enough, cost_fj)
+            for sign, knob in ((1, (mhz, choice[op][1])), (-1, choice[op])):
+                row = self._row(op, knob)
+                cost_fj += sign * (int(table.energy_fj[row]) - waiting_uw * int(table.time_ns[row]))
+        return _Raise(changed, short, cost_fj)
 
-    def _find_row_at(self, number: int, row: int, mhz: int) -> int:
-        """The row of a table that stands for an operation once its clock is raised to mhz.
+    def _row(self, op: int, knob: Knob) -> int:
+        """The row that stands for an operation: that of its clock, or of the highest below.
 
-        That of the highest clock up to mhz: where the profile does not know mhz itself, the
-        operation counts as no faster than it is known to be.
+        Where the profile does not know a clock, the operation counts as no faster than it is known
+        to be.
         """
-        table = self.problem.tables[number]
-        rows = (
-            (clock, r)
-            for r, (clock, config) in enumerate(
-                zip(table.frequency_mhz.tolist(), table.config, strict=True)
-            )
-            if config == table.config[row] and clock <= mhz
-        )
-        return max(rows)[1]
+        return self._row_of_table(self._table[op], knob)
 
-    def _keeps_up(self, op: int, row: int, mhz: int) -> bool:
-        """Whether an operation is not slower at a higher clock than by its row."""
+    def _find_row(self, number: int, knob: Knob) -> int:
+        rows = self.problem.rows_by_knob[number]
+        mhz, config = knob
+        return rows[max(known for known in rows if known[0] <= mhz and known[1] == config)]
+
+    def _keeps_up(self, op: int, knob: Knob, mhz: int) -> bool:
+        """Whether an operation is not slower at a higher clock."""
         time = self.problem.tables[self._table[op]].time_ns
-        return bool(time[self._row_at(self._table[op], row, mhz)] <= time[row])
+        return bool(time[self._row(op, (mhz, knob[1]))] <= time[self._row(op, knob)])
 
     def _fitting(self, ops: Sequence[int], choice: Choice, least_mhz: int) -> int | None:
         """The lowest clock of a GPU from least_mhz up at which no operation gets slower."""
         for mhz in self._clocks[int(self.problem.stage[ops[0]])].mhz:
-            if mhz >= least_mhz and all(self._keeps_up(op, choice.rows[op], mhz) for op in ops):
+            if mhz >= least_mhz and all(self._keeps_up(op, choice[op], mhz) for op in ops):
                 return mhz
         return None
 
@@ -358,14 +357,3 @@ def _too_fast(what: Operation, clocks: Clocks, mhz: int) -> InputError:
         f"{what.stage}, but {reason}; plan again from a profile of this GPU, or say which GPU "
         "it is with --gpu or --clocks"
     )
-
-
-class _Starts(NamedTuple):
-    """When a stage's operations start, ns, by positions that count on through iterations."""
-
-    starts_ns: list[int]
-    makespan_ns: int
-
-    def __call__(self, position: int) -> int:
-        lap, k = divmod(position, len(self.starts_ns))
-        return self.starts_ns[k] + lap * self.makespan_ns

@@ -31,20 +31,6 @@ from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import changes_of
 
-__all__ = [
-    "CSV_COLUMNS",
-    "FREQPLAN_SCHEMA",
-    "MAX_OPERATIONS",
-    "ClockSource",
-    "Dwell",
-    "FrequencyPlan",
-    "LadderRung",
-    "RaisedClock",
-    "RankPlan",
-    "StageClocks",
-    "StageEnergy",
-]
-
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
 SCHEMA_FILE: Final = Path(__file__).parent.parent / "schemas" / "freqplan.v1.schema.json"
 
@@ -53,14 +39,8 @@ MAX_OPERATIONS: Final = 4_000_000
 MAX_ZEUS_BYTES: Final = 16 * 2**20
 
 CSV_COLUMNS: Final = (
-    "rank",
-    "stage",
-    "device",
-    "position",
-    "instruction",
-    "microbatch",
-    "chunk",
-    "frequency_mhz",
+    *("rank", "stage", "device", "position"),
+    *("instruction", "microbatch", "chunk", "frequency_mhz"),
 )
 
 ClockSource = Literal["modelled", "given", "nvml", "profile"]
@@ -158,6 +138,10 @@ class LadderRung(Model):
     energy_j: Joules
     frequencies_mhz: list[list[MegahertzOrNone]]
     configs: list[list[str]] | None = None
+
+    def configs_of(self, stage: int) -> list[str] | None:
+        """Those of one stage."""
+        return None if self.configs is None else self.configs[stage]
 
 
 class FrequencyPlan(Model):
@@ -417,32 +401,26 @@ class FrequencyPlan(Model):
             raise InputError("supported_clocks_mhz does not ascend")
         known = [set(self.clocks_of(s).supported_clocks_mhz) for s in range(self.layout.stages)]
         for rank in self.ranks:
-            supported = known[rank.stage]
-            asked = (set(rank.frequencies) | clocks_within(rank.configs)) - {0}
-            lacking = sorted(set(rank.clocks_mhz) - supported) or sorted(
-                asked - set(rank.clocks_mhz)
-            )
-            if lacking:
+            own, asked = set(rank.clocks_mhz), asked_for(rank.frequencies, rank.configs)
+            for lacking in sorted(own - known[rank.stage]) or sorted(asked - own):
                 raise InputError(
-                    f"ranks[{rank.rank}] asks for {lacking[0]} MHz, which is not a supported clock"
+                    f"ranks[{rank.rank}] asks for {lacking} MHz, which is not a supported clock"
                 )
 
     def _check_ladder(self) -> None:
         stages = self.stage_operations()
-        allowed = {rank.stage: {0, *rank.clocks_mhz} for rank in self.ranks}
+        allowed = {rank.stage: set(rank.clocks_mhz) for rank in self.ranks}
         slowest = self.iteration_time_s
         for n, rung in enumerate(self.ladder or []):
-            lengths = [len(stage) for stage in stages]
-            if [len(stage) for stage in rung.frequencies_mhz] != lengths:
-                raise InputError(f"ladder[{n}] does not have one clock for every operation")
-            if rung.configs is not None and [len(stage) for stage in rung.configs] != lengths:
-                raise InputError(f"ladder[{n}] does not have one config for every operation")
+            for what, lists in (("clock", rung.frequencies_mhz), ("config", rung.configs)):
+                if lists is not None and list(map(len, lists)) != list(map(len, stages)):
+                    raise InputError(f"ladder[{n}] does not have one {what} for every operation")
             for stage, clocks in enumerate(rung.frequencies_mhz):
-                within = clocks_within(rung.configs[stage] if rung.configs else None)
-                if lacking := sorted((set(clocks) | within) - allowed[stage]):
+                asked = asked_for(clocks, rung.configs_of(stage))
+                for lacking in sorted(asked - allowed[stage]):
                     raise InputError(
-                        f"ladder[{n}] asks for {lacking[0]} MHz on stage {stage}, which is not "
-                        "among the clocks of its ranks"
+                        f"ladder[{n}] asks for {lacking} MHz on stage {stage}, which is not among "
+                        "the clocks of its ranks"
                     )
             if rung.iteration_time_s <= slowest:
                 raise InputError(f"ladder[{n}] is not slower than what comes before it")
@@ -458,6 +436,15 @@ def clocks_within(configs: Sequence[str] | None) -> set[int]:
     return {change.frequency_mhz for config in set(configs or ()) for change in changes_of(config)}
 
 
+def asked_for(frequencies: Sequence[int], configs: Sequence[str] | None) -> set[int]:
+    """All clocks that operations and their parts ask for, MHz.
+
+    Raises:
+        InputError: as for clocks_within.
+    """
+    return {*frequencies, *clocks_within(configs)} - {0}
+
+
 def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
     """(instruction, MHz) of a stage's operations, with a clock for those that have none."""
     clock = next((operation[3] for operation in operations if operation[3]), 0)
@@ -465,22 +452,8 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
         raise InputError(
             "a stage has no operation with a clock, and Zeus's format cannot leave one out"
         )
-    schedule = []
-    for instruction, _, _, mhz in operations:
-        clock = mhz or clock
-        schedule.append((instruction, clock))
-    return schedule
-
-
-def write_schema() -> None:
-    """Write the JSON Schema of frequency plans, generated from the models, to SCHEMA_FILE."""
-    atomic_write(SCHEMA_FILE, schema_text())
-
-
-def schema_text() -> str:
-    """The JSON Schema of frequency plans."""
-    return json_schema(FrequencyPlan)
+    return [(operation[0], clock := operation[3] or clock) for operation in operations]
 
 
 if __name__ == "__main__":
-    write_schema()
+    atomic_write(SCHEMA_FILE, json_schema(FrequencyPlan))

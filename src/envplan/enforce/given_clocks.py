@@ -9,17 +9,17 @@ a `scheds_pipeline_*.py` of the same number beside them, with the second knob of
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
-from envplan._documents import read_json
-from envplan._files import AnyPath, decoded, read_bounded
+from envplan._files import AnyPath, decoded, parse_json, read_bounded
 from envplan._tables import parse_table
-from envplan.enforce.freqplan import FREQPLAN_SCHEMA, MAX_ZEUS_BYTES, FrequencyPlan
+from envplan.enforce.freqplan import MAX_ZEUS_BYTES, FrequencyPlan
 from envplan.errors import InputError, shown
 from envplan.pipeline import Operation, Pipeline
 
@@ -27,6 +27,8 @@ __all__ = ["read_clocks"]
 
 _FREQS: Final = "freqs_pipeline_"
 _SCHEDS: Final = "scheds_pipeline_"
+
+_Stages = Sequence[Sequence[Operation]]
 
 
 def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tuple[int, str]]]:
@@ -40,69 +42,66 @@ def read_clocks(path: AnyPath, pipeline: Pipeline) -> Sequence[Sequence[int | tu
     Raises:
         InputError: the file is none of the three kinds, or does not fit the pipeline.
     """
-    data = read_bounded(path, MAX_ZEUS_BYTES)
+    data, path = read_bounded(path, MAX_ZEUS_BYTES), Path(path)
+    bounds = pairwise(pipeline.stage_begin.tolist())
+    stages = [pipeline.operations[first:last] for first, last in bounds]
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    try:
+    with _in_file(path):
         if start == b"{":
-            return _from_frequency_plan(path, pipeline)
-        suffix = Path(path).suffix.lower()
-        if start in (b"[", b"(", b"#") or suffix in (".py", ".txt"):
-            clocks = _from_lists(decoded(data, path), pipeline)
-            name = Path(path).name
-            knobs = Path(path).with_name(name.replace(_FREQS, _SCHEDS, 1))
-            if name.startswith(_FREQS) and knobs.exists():
-                return _with_knobs(clocks, knobs, pipeline)
-            return clocks
-        # As `envplan apply --format csv` names it.
-        return _from_table(data.replace(b"frequency_mhz", b"frequency", 1), path, pipeline)
+            plan = FrequencyPlan.from_document(parse_json(data, path), path=path)
+            _check_count(plan.stage_operations(), stages)
+            return [[operation[3] for operation in stage] for stage in plan.stage_operations()]
+        if start not in (b"[", b"(", b"#") and path.suffix.lower() not in (".py", ".txt"):
+            # As `envplan apply --format csv` names it.
+            return _from_table(data.replace(b"frequency_mhz", b"frequency", 1), path, stages)
+        clocks = _from_lists(_literal(data, path, stages), stages)
+    knobs = path.with_name(path.name.replace(_FREQS, _SCHEDS, 1))
+    if not path.name.startswith(_FREQS) or not knobs.exists():
+        return clocks
+    with _in_file(knobs):
+        return _with_knobs(
+            clocks, _literal(read_bounded(knobs, MAX_ZEUS_BYTES), knobs, stages), stages
+        )
+
+
+@contextmanager
+def _in_file(path: Path) -> Iterator[None]:
+    """Have errors name a file."""
+    try:
+        yield
     except InputError as error:
         if error.path is not None:
             raise
         raise InputError(error.message, path=path, line=error.line, column=error.column) from None
 
 
-def _from_frequency_plan(path: AnyPath, pipeline: Pipeline) -> list[list[int]]:
-    document = read_json(path)
-    if document.get("schema") != FREQPLAN_SCHEMA:
-        raise InputError(f"is no file of clocks: its schema is {shown(document.get('schema'))}")
-    plan = FrequencyPlan.from_document(document, path=path)
-    clocks: dict[int, list[int]] = {}
-    for rank in plan.ranks:
-        clocks.setdefault(rank.stage, [operation[3] for operation in rank.operations])
-    if sorted(clocks) != list(range(pipeline.num_stages)):
-        raise InputError(f"is for {len(clocks)} stages; the pipeline has {pipeline.num_stages}")
-    return [clocks[stage] for stage in range(pipeline.num_stages)]
+def _check_count(found: Sequence[object], stages: _Stages) -> None:
+    if len(found) != len(stages):
+        raise InputError(f"has {len(found)} stages; the pipeline has {len(stages)}")
 
 
 def _with_knobs(
-    clocks: Sequence[Sequence[int]], path: Path, pipeline: Pipeline
+    clocks: Sequence[Sequence[int]], lists: Sequence[Sequence[Any]], stages: _Stages
 ) -> list[list[tuple[int, str]]]:
     """The clocks with the config of each operation.
 
-    The file has a list for each stage of (instruction, knob, ...) in execution order; or, where
-    nothing is recomputed, of a pair of these for each microbatch.
+    Args:
+        lists: for each stage (instruction, knob, ...) in execution order; or, where nothing is
+            recomputed, a pair of these for each microbatch.
 
     Raises:
-        InputError: the file holds something else, or does not fit the pipeline.
+        InputError: there is something else, or it does not fit the pipeline.
     """
-    try:
-        stages = _literal(decoded(read_bounded(path, MAX_ZEUS_BYTES), path))
-        bounds = list(pairwise(pipeline.stage_begin.tolist()))
-        if len(stages) != len(bounds):
-            raise InputError(f"has {len(stages)} stages; the pipeline has {len(bounds)}")
-        counts = [last - first for first, last in bounds]
-        if counts != list(map(len, clocks)):
-            raise InputError(f"goes with clocks of {counts} operations, one each")
-        configured = []
-        for (first, last), stage, entries in zip(bounds, clocks, stages, strict=True):
-            operations = enumerate(pipeline.operations[first:last])
-            configured.append([(stage[at], _config(entries, at, op)) for at, op in operations])
-        return configured
-    except InputError as error:
-        raise InputError(error.message, path=path, line=error.line) from None
+    counts = list(map(len, stages))
+    if counts != list(map(len, clocks)):
+        raise InputError(f"goes with clocks of {counts} operations, one each")
+    return [
+        [(mhz, _config(entries, at, op)) for at, (op, mhz) in enumerate(zip(ops, own, strict=True))]
+        for ops, own, entries in zip(stages, clocks, lists, strict=True)
+    ]
 
 
-def _config(entries: list[Any], at: int, op: Operation) -> str:
+def _config(entries: Sequence[Any], at: int, op: Operation) -> str:
     for place in (at, op.microbatch):
         entry = entries[place] if place < len(entries) else None
         for one in [entry, *(entry if isinstance(entry, tuple) else ())]:
@@ -114,14 +113,14 @@ def _config(entries: list[Any], at: int, op: Operation) -> str:
     )
 
 
-def _literal(text: str) -> list[list[Any]]:
-    """A list of lists that Python would print, read without running anything.
+def _literal(data: bytes, path: Path, stages: _Stages) -> list[list[Any]]:
+    """A list for each stage that Python would print, read without running anything.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is something else, or of another number of stages.
     """
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(decoded(data, path))
     except SyntaxError as error:
         raise InputError(
             f"holds no list of clocks, or is cut short: {error.msg}", line=error.lineno
@@ -132,33 +131,31 @@ def _literal(text: str) -> list[list[Any]]:
         ) from None
     if not isinstance(value, list) or not all(isinstance(stage, list) for stage in value):
         raise InputError("must hold a list for each stage")
+    _check_count(value, stages)
     return value
 
 
-def _from_lists(text: str, pipeline: Pipeline) -> list[list[int]]:
-    value = _literal(text)
-    if len(value) != pipeline.num_stages:
-        raise InputError(f"has {len(value)} stages; the pipeline has {pipeline.num_stages}")
-    names = [
-        [op.instruction for op in pipeline.operations[first:last]]
-        for first, last in pairwise(pipeline.stage_begin.tolist())
-    ]
-    return [
-        [
-            _mhz(entry, stage, position, names[stage] if len(names[stage]) == len(entries) else [])
-            for position, entry in enumerate(entries)
-        ]
-        for stage, entries in enumerate(value)
-    ]
+def _from_lists(lists: Sequence[Sequence[Any]], stages: _Stages) -> list[list[int]]:
+    """Clocks of lists of MHz or (instruction, MHz); operations of constant time may be left out."""
+    clocks = []
+    for stage, (entries, ops) in enumerate(zip(lists, stages, strict=True)):
+        names = [op.instruction for op in ops] if len(ops) == len(entries) else []
+        clocks.append(
+            [
+                _mhz(entry, f"[{stage}][{k}]", name)
+                for k, (entry, name) in enumerate(zip_longest(entries, names))
+            ]
+        )
+    return clocks
 
 
-def _mhz(entry: object, stage: int, position: int, names: list[str]) -> int:
+def _mhz(entry: object, place: str, wanted: str | None) -> int:
     """The clock of an entry, MHz or (instruction, MHz)."""
-    place, mhz = f"[{stage}][{position}]", entry
+    mhz = entry
     if isinstance(entry, tuple) and len(entry) == 2:
         name, mhz = entry
-        if names and isinstance(name, str) and name.lower() != names[position]:
-            raise InputError(f"{place} is {shown(name)}; the schedule has {names[position]} there")
+        if wanted is not None and isinstance(name, str) and name.lower() != wanted:
+            raise InputError(f"{place} is {shown(name)}; the schedule has {wanted} there")
     if type(mhz) is not int or not 0 <= mhz <= 10**6:
         raise InputError(f"{place} is {shown(entry)}, no clock in MHz")
     return mhz
@@ -177,28 +174,22 @@ class _Row(BaseModel):
     chunk: Annotated[int | None, Field(ge=0, lt=2**31, description="a chunk from 0 up")] = None
 
 
-def _from_table(data: bytes, path: AnyPath, pipeline: Pipeline) -> list[list[int]]:
+def _from_table(data: bytes, path: Path, stages: _Stages) -> list[list[int]]:
     table = parse_table(data, _Row, path=path, kind="a file of clocks")
-    bounds = list(pairwise(pipeline.stage_begin.tolist()))
-    index = {
-        (op.stage, op.instruction, op.microbatch, op.chunk): i
-        for i, op in enumerate(pipeline.operations)
-    }
-    clocks: dict[int, int] = {}
+    places: dict[tuple[object, ...], int] = {}
+    for stage, ops in enumerate(stages):
+        for k, op in enumerate(ops):
+            places |= {(stage, k): k, (stage, op.instruction, op.microbatch, op.chunk): k}
+    clocks: list[dict[int, int]] = [{} for _ in stages]
     for number, row in enumerate(table.rows()):
-        if row.stage >= len(bounds):
-            raise table.error(number, f"the pipeline has stages 0 to {len(bounds) - 1}", "stage")
-        first, last = bounds[row.stage]
-        if row.position is not None:
-            i = first + row.position
-            known = i < last
-        elif row.instruction is not None and row.microbatch is not None:
-            key = (row.stage, row.instruction, row.microbatch, row.chunk or 0)
-            known, i = key in index, index.get(key, 0)
-        else:
+        if row.stage >= len(stages):
+            raise table.error(number, f"the pipeline has stages 0 to {len(stages) - 1}", "stage")
+        if row.position is None and (row.instruction is None or row.microbatch is None):
             raise table.error(number, "give position, or instruction and microbatch")
-        if not known:
+        by_name = (row.stage, row.instruction, row.microbatch, row.chunk or 0)
+        place = places.get(by_name if row.position is None else (row.stage, row.position))
+        if place is None:
             raise table.error(number, f"stage {row.stage} has no such operation")
-        if clocks.setdefault(i, row.frequency) != row.frequency:
+        if clocks[row.stage].setdefault(place, row.frequency) != row.frequency:
             raise table.error(number, "says another clock of an operation than a row before it")
-    return [[clocks[i] for i in range(*bound) if i in clocks] for bound in bounds]
+    return [[mhz for _, mhz in sorted(stage.items())] for stage in clocks]

@@ -117,14 +117,16 @@ class Topology(Model):
                     f"--rank-order leaves out {name}, which has {size} ranks; {usable}"
                 )
 
-    def stage_of(self, rank: int) -> int:
-        """The pipeline stage of a global rank from 0 to world_size - 1."""
-        rest = rank
+    def place(self, rank: int) -> dict[str, int]:
+        """Where a global rank from 0 to world_size - 1 is in each dimension that the order has."""
+        found = {}
         for name in self.rank_order.split("-"):
-            rest, position = divmod(rest, self.sizes[name])
-            if name == "pp":
-                return position
-        return 0
+            rank, found[name] = divmod(rank, self.sizes[name])
+        return found
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a global rank."""
+        return self.place(rank).get("pp", 0)
 
 
 def _factors(gpus: int) -> str:

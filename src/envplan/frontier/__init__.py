@@ -5,7 +5,7 @@ from envplan.frontier.relaxation import (
     BlockingPowerSource,
     Relaxation,
 )
-from envplan.frontier.stretch import Progress
+from envplan.frontier.walk import Progress
 
 __all__ = [
     "BlockingPowerSource",

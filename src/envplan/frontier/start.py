@@ -16,7 +16,9 @@ from that of something coarser, down to what can be walked:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -68,6 +70,8 @@ class Start:
     """Exact optima of one pipeline's network, wherever a walk is to start.
 
     Attributes:
+        network: of the pipeline.
+        waiting_uw: what all waiting GPUs draw together.
         coarser: where guesses come from; None where a guess is made from nothing.
     """
 
@@ -80,36 +84,40 @@ class Start:
     ) -> None:
         self._pipeline = pipeline
         self._powers = blocking_power_uw
-        self._network = network
+        self.network = network
+        self.waiting_uw = sum(blocking_power_uw)
         self._short = _short_pipeline(pipeline)
         self._lock = Lock()
         self.coarser: Start | None = None
+        coarse: Network | None = None
         if self._short is not None:
-            short_network = build_network(self._short, profile, blocking_power_uw)
-            self.coarser = Start(self._short, profile, blocking_power_uw, short_network)
+            coarse = build_network(self._short, profile, blocking_power_uw)
         elif len(pipeline.operations) > _FEW_OPERATIONS // 2:
             coarse = network.coarse(_COARSER, _FEWEST_LEVELS)
-            if coarse is not None:
-                self.coarser = Start(pipeline, profile, blocking_power_uw, coarse)
+        if coarse is not None:
+            self.coarser = Start(self._short or pipeline, profile, blocking_power_uw, coarse)
 
     def at_flow(self, flow_uw: int) -> Trace:
         """A trace that stands where a ns is worth so much, at most what all waiting GPUs draw."""
         if self.coarser is not None:
             return self._repaired(self.coarser.at_flow(flow_uw).state()[1], flow_uw)
-        trace, total = self._network.trace(), max(1, sum(self._powers))
-        chains = _chain_flow(self._pipeline, self._powers, self._network)
+        trace = self.network.trace()
+        chains = _chain_flow(self._pipeline, self._powers, self.network)
         # In two factors: their product may be more than 64 bits hold.
-        part = max(1, total // max(1, flow_uw))
+        part = max(1, self.waiting_uw // max(1, flow_uw))
         trace.start(chains // part, flow_uw, rough=True)
         return trace
 
     @property
+    def num_operations(self) -> int:
+        """Of the pipeline."""
+        return len(self._pipeline.operations)
+
+    @property
     def can_begin_late(self) -> bool:
         """Whether walks may begin at a deadline: without a short pipeline that is half a walk."""
-        short = self._short
-        return (
-            short is not None and 2 * self._pipeline.num_microbatches >= 3 * short.num_microbatches
-        )
+        few = self._short.num_microbatches if self._short is not None else math.inf
+        return 2 * self._pipeline.num_microbatches >= 3 * few
 
     def at_time(self, deadline_ns: int) -> Trace | None:
         """A trace that stands a little later than a deadline between T_min and T_star; None where
@@ -131,9 +139,8 @@ class Start:
     def _repaired(self, flow: Flow, flow_uw: int) -> Trace:
         """A trace at a flow value, from the coarser optimum there."""
         if self._short is not None:
-            assert self.coarser is not None
-            flow = _repeated_flow(self._pipeline, self._short, self.coarser._network, flow)
-        trace = self._network.trace()
+            flow = _repeated_flow(self._pipeline, self._short, flow)
+        trace = self.network.trace()
         trace.start(flow, flow_uw, rough=False)
         return trace
 
@@ -152,7 +159,7 @@ class Start:
             low, high = (middle, high) if late else (low, middle)
         _, flow = walked.state_at(times[low])
         # With a little less the optimum is at the upper end of a straight piece.
-        return flow, int(flow[self._network.tail == self._network.num_nodes - 2].sum()) - 1
+        return flow, int(flow[self.network.tail == self.network.num_nodes - 2].sum()) - 1
 
     def _walked_over(self, time_ns: int, microbatches: int) -> Trace:
         """A trace walked over where so many microbatches take about so long, or from T_star."""
@@ -162,8 +169,8 @@ class Start:
         for margin in _COARSE_MARGINS:
             near = self.coarser._flow_near(time_ns + int(margin * time_ns), microbatches)
             if near is None:
-                trace = self.at_flow(sum(self._powers))
-                trace.run(sum(self._powers), until=trace.max_time)
+                trace = self.at_flow(self.waiting_uw)
+                trace.run(self.waiting_uw, until=trace.max_time)
                 break
             trace = self._repaired(*near)
             trace.run(until=trace.max_time)
@@ -179,8 +186,8 @@ class Start:
 
     @cached_property
     def _walked(self) -> Trace:
-        trace = self.at_flow(sum(self._powers))
-        trace.run(sum(self._powers))
+        trace = self.at_flow(self.waiting_uw)
+        trace.run(self.waiting_uw)
         return trace
 
     def _taking(self, walked: Trace, time_ns: int, more: int) -> int:
@@ -192,14 +199,10 @@ class Start:
         middle = self._pipeline.num_microbatches // 2
         first, second = (
             [2 * i for i, op in enumerate(self._pipeline.operations) if op.microbatch == m]
-            for m in (middle, middle + self._round_length)
+            for m in (middle, middle + _round_length(self._pipeline))
         )
         between = int(np.median(events[second] - events[first]))
-        return time_ns + between * more // self._round_length
-
-    @property
-    def _round_length(self) -> int:
-        return _round_length(self._pipeline)
+        return time_ns + between * more // _round_length(self._pipeline)
 
 
 def _round_length(pipeline: Pipeline) -> int:
@@ -225,71 +228,45 @@ def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     return pipeline.with_microbatches(rounds * stages + microbatches % stages)
 
 
-def _chain_flow(
-    pipeline: Pipeline, blocking_power_uw: Sequence[int], network: Network
-) -> NDArray[np.int64]:
-    stage = np.array([op.stage for op in pipeline.operations], np.int32)
+def _chain_flow(pipeline: Pipeline, blocking_power_uw: Sequence[int], network: Network) -> Flow:
+    """The flow if no stage ever waited for another: its blocking power along its own chain."""
+    stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
     power = np.array(blocking_power_uw, np.int64)[stage]
     count = len(stage)
     flow = np.zeros(len(network.tail), np.int64)
     flow[:count] = power
     edges = slice(count, count + len(pipeline.succ))
     before, after = network.tail[edges] // 2, network.head[edges] // 2
-    flow[edges] = np.where(
-        (stage[before] == stage[after]) & (after == before + 1), power[before], 0
-    )
+    next_of_stage = (stage[before] == stage[after]) & (after == before + 1)
+    flow[edges] = np.where(next_of_stage, power[before], 0)
     return flow
 
 
-def _repeated_flow(
-    pipeline: Pipeline, short: Pipeline, short_network: Network, flow_of_short: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _repeated_flow(pipeline: Pipeline, short: Pipeline, flow_of_short: Flow) -> Flow:
     """The flow of a short pipeline, its middle as often as a long one has it."""
-    short_flow = flow_of_short.tolist()
-    first_edge = len(short.operations)
-    flow_of = dict(zip(short.operations, short_flow[:first_edge], strict=True))
-    edge_flow_of = {
-        (short.operations[i], _kind(short.operations[j])): flow
-        for (i, j), flow in zip(
-            _edges(short), short_flow[first_edge : first_edge + len(short.succ)], strict=True
-        )
-    }
-    standing_for = _Repetition(
-        _round_length(pipeline), pipeline.num_microbatches, short.num_microbatches
-    )
-    images = [standing_for(op) for op in pipeline.operations]
-    # DualPipeV splits the backwards at its ends only, so an image may not be there.
-    flow = [flow_of.get(image, 0) for image in images]
-    flow += [
-        edge_flow_of.get((images[i], _kind(pipeline.operations[j])), 0) for i, j in _edges(pipeline)
-    ]
-    ends = len(short_network.tail) - first_edge - len(short.succ)
-    flow += short_flow[len(short_flow) - ends :]
-    return np.array(flow, np.int64)
+    length, more = _round_length(pipeline), pipeline.num_microbatches - short.num_microbatches
+    first = short.num_microbatches // length // 2 * length
+    last = first + length + more  # between them one round of the short one repeats
 
-
-class _Repetition:
-    """Maps operations of a long pipeline to those of the short one that stand for them."""
-
-    def __init__(self, round_length: int, long: int, short: int) -> None:
-        self._round = round_length
-        self._head = (short // round_length // 2) * round_length
-        self._tail = long - (short - self._head - round_length)
-        self._cut = long - short
-
-    def __call__(self, op: Operation) -> Operation:
+    def image(op: Operation) -> Operation:
         m = op.microbatch
-        if m >= self._tail:
-            m -= self._cut
-        elif m >= self._head:
-            m = self._head + (m - self._head) % self._round
-        return Operation(op.stage, op.instruction, m, op.chunk, op.profile_stage)
+        if m >= first:
+            m = m - more if m >= last else first + (m - first) % length
+        return replace(op, microbatch=m)
 
+    def arcs(own: Pipeline, stands_for: Sequence[Operation]) -> list[object]:
+        before = np.repeat(np.arange(len(own.operations)), np.diff(own.succ_begin))
+        after = (own.operations[j] for j in own.succ.tolist())
+        return [
+            *stands_for,
+            *(
+                (stands_for[i], op.stage, op.instruction, op.chunk)
+                for i, op in zip(before.tolist(), after, strict=True)
+            ),
+        ]
 
-def _edges(pipeline: Pipeline) -> zip[tuple[int, int]]:
-    before = np.repeat(np.arange(len(pipeline.operations)), np.diff(pipeline.succ_begin))
-    return zip(before.tolist(), pipeline.succ.tolist(), strict=True)
-
-
-def _kind(op: Operation) -> tuple[int, str, int]:
-    return op.stage, op.instruction, op.chunk
+    flows, known = flow_of_short.tolist(), arcs(short, short.operations)
+    flow_of = dict(zip(known, flows[: len(known)], strict=True))
+    # DualPipeV splits the backwards at its ends only, so an image may not be there.
+    wanted = arcs(pipeline, [image(op) for op in pipeline.operations])
+    return np.array([flow_of.get(arc, 0) for arc in wanted] + flows[len(known) :], np.int64)

@@ -29,7 +29,9 @@ class AveragePower(Limit):
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """As Limit.earliest_ns."""
-        return frontier.earliest_under_power_ns(uw_from_w(self.power_w) // frontier.num_gpus)
+        cap_uw = uw_from_w(self.power_w) // frontier.num_gpus
+        # The relaxed power falls with time, up to T_max.
+        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envplan._model import Model
+from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -75,4 +76,10 @@ class Limit(Model):
         Raises:
             InputError: it does not.
         """
+        if self.excess(replay, setting):
+            raise InputError(f"replayed, {self.broken(replay, setting)}")
+        return self.kept(plan, replay, setting)
+
+    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """That sentence."""
         raise NotImplementedError

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.units import fj_from_j, j_from_fj
 
@@ -28,18 +27,15 @@ class EnergyBudget(Limit):
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """As Limit.earliest_ns."""
-        return frontier.earliest_within_energy_ns(fj_from_j(self.energy_j) // frontier.num_gpus)
+        budget_fj = fj_from_j(self.energy_j) // frontier.num_gpus
+        # Beyond T_star energy rises again.
+        return frontier.earliest_ns(lambda _, fj: fj <= budget_fj, frontier.min_energy_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""
         used = j_from_fj(replay.energy_fj * setting.num_gpus)
         return f"{used:.10g} J is above {self.energy_j:.10g} J"
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        """As Limit.prove."""
-        del replay, setting
-        if plan.energy > self.energy_j:
-            raise InputError(
-                f"predicted.energy_j {plan.energy!r} is above the budget of {self.energy_j!r}"
-            )
+    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.kept."""
         return f"energy_j {plan.energy!r} <= {self.energy_j!r}"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.units import ns_from_s_ceil
 
@@ -32,23 +31,17 @@ class MinHold(Limit):
 
     def prices(self, num_gpus: int) -> dict[str, int]:
         """As Limit.prices."""
-        del num_gpus
         return {"hold_ns": self.hold_ns}
 
     def excess(self, replay: Replay, setting: Setting) -> int:
         """ns that clocks are held too short, all added up."""
-        del setting
         return replay.hold_shortage_ns(self.hold_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""
-        del setting
         where = replay.first_short_hold(self.hold_ns)
         return f"{where}, within the least time of {self.time_s!r} s"
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        """As Limit.prove."""
-        del plan
-        if self.excess(replay, setting):
-            raise InputError(self.broken(replay, setting))
+    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.kept."""
         return f"no stage asks for another clock within {self.time_s!r} s"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.units import uw_from_w, w_from_uw
 
@@ -36,7 +35,8 @@ class PeakPower(Limit):
 
     def earliest_ns(self, frontier: Relaxation) -> int:
         """As Limit.earliest_ns: what keeps to a cap at every moment does so on average."""
-        return frontier.earliest_under_power_ns(self.cap_uw(frontier.num_gpus))
+        cap_uw = self.cap_uw(frontier.num_gpus)
+        return frontier.earliest_ns(lambda at, fj: fj <= cap_uw * at, frontier.slowest_time_ns)
 
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""
@@ -45,10 +45,7 @@ class PeakPower(Limit):
             f"than the {self.power_w!r} W allowed"
         )
 
-    def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
-        """As Limit.prove."""
-        del plan
-        if replay.peak_uw * setting.num_gpus > uw_from_w(self.power_w):
-            raise InputError(f"replayed, {self.broken(replay, setting)}")
+    def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
+        """As Limit.kept."""
         peak_w = w_from_uw(replay.peak_uw * setting.num_gpus)
         return f"{peak_w!r} W at the peak of the replay <= {self.power_w!r} W"

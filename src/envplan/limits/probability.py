@@ -20,11 +20,11 @@ from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
 from envplan.noise import (
     CONFIDENCE,
-    Noise,
     NoisyRun,
     least_held,
     normal_draws,
     share_at_least,
+    spreads,
     time_factors,
 )
 from envplan.units import ns_from_s_floor, s_from_ns
@@ -92,10 +92,10 @@ class HoldsWithProbability(Limit):
     ) -> NDArray[np.int64]:
         """Iteration times with noise drawn from a seed, (runs,), ns."""
         problem, rows = replay.problem, replay.rows
-        spreads = Noise(self.noise).spreads(problem, setting.profile, rows)
+        each = spreads(self.noise, problem, setting.profile, rows)
         return np.concatenate(
             [
-                problem.makespans(rows, replay.machine, time_factors(spreads, some))
+                problem.makespans(rows, replay.machine, time_factors(each, some))
                 for some in normal_draws(len(rows), seed, runs)
             ]
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from envplan.pipeline.dependencies import check_orders
 from envplan.pipeline.graph import Pipeline
 from envplan.pipeline.schedules import SCHEDULES, Operation, traits
 
-__all__ = ["SCHEDULES", "Operation", "Pipeline", "check_orders", "traits"]
+__all__ = ["SCHEDULES", "Operation", "Pipeline", "traits"]

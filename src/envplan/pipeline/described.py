@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from envplan.errors import InputError
-from envplan.pipeline.graph import Pipeline
+from envplan.pipeline.graph import ENVPIPE, Pipeline
 from envplan.pipeline.schedules import traits
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def described_pipeline(
         InputError: nobody says how many microbatches an iteration has, the stages of the profile
             cannot be shared out, or as for Pipeline.
     """
-    metadata, job = profile.metadata, profile.metadata.job
-    name, count = schedule or metadata.schedule or "1f1b", profile.num_stages
+    metadata, job, count = profile.metadata, profile.metadata.job, profile.num_stages
+    name = schedule or metadata.schedule or "1f1b"
     if num_stages is None and chunks is None:
         num_stages, chunks = job.stages, job.chunks
     if chunks is None:
@@ -55,7 +55,8 @@ def described_pipeline(
             f"schedule {name} with {chunks} chunks on each pipeline stage (--vp): {chunks} does "
             f"not divide the {count} stages of profile {profile.name}"
         )
-    if num_stages not in (None, count // chunks):
+    stages = count // chunks
+    if num_stages not in (None, stages):
         raise InputError(
             f"{num_stages} pipeline stages (--pp) of {chunks} chunks (--vp) are "
             f"{num_stages * chunks} model stages, but profile {profile.name} has {count}"
@@ -66,26 +67,24 @@ def described_pipeline(
             "how many microbatches has an iteration? Give --microbatches M (profile "
             f"{profile.name} does not say)"
         )
+    if p2p_latency is None:
+        p2p_latency = job.p2p_latency_s
+        if isinstance(p2p_latency, list) and len(p2p_latency) != stages - 1:
+            p2p_latency = max(p2p_latency)  # of other stages than those described
+    if microbatch_group is None and schedule is None:
+        microbatch_group = job.microbatch_group
+    ahead = None
+    if forwards_ahead is not None and name == ENVPIPE and chunks == 1:
+        ahead = forwards_ahead(microbatches)
     return Pipeline(
         name,
-        num_stages=count // chunks,
-        num_microbatches=microbatches,
+        stages,
+        microbatches,
         num_chunks=chunks,
-        p2p_latency=_transfers(job.p2p_latency_s, count // chunks)
-        if p2p_latency is None
-        else p2p_latency,
-        forwards_ahead=None
-        if forwards_ahead is None or name != "envpipe" or chunks > 1
-        else forwards_ahead(microbatches),
-        microbatch_group=microbatch_group or (job.microbatch_group if schedule is None else None),
+        p2p_latency=p2p_latency,
+        forwards_ahead=ahead,
+        microbatch_group=microbatch_group,
         extras=job.extras if extras is None else extras,
         # As measured under 1F1B; other schedules or stages are no evidence for it.
-        in_turn=job.in_turn if name in ("1f1b", "envpipe") and count == job.stages else (),
+        in_turn=job.in_turn if name in ("1f1b", ENVPIPE) and count == job.stages else (),
     )
-
-
-def _transfers(latency_s: float | list[float], stages: int) -> float | list[float]:
-    """What transfers take; where the stages are others than those described, the longest."""
-    if isinstance(latency_s, list) and len(latency_s) != stages - 1:
-        return max(latency_s)
-    return latency_s

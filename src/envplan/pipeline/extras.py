@@ -8,6 +8,7 @@ One row at 0 MHz makes a constant of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from envplan.errors import InputError, shown
@@ -26,8 +27,6 @@ _AT_THE_END: Final = ("all_reduce", "reduce_scatter", "optimizer", "all_gather")
 #: What a schedule can be given besides its forwards and backwards.
 EXTRAS: Final = (LOAD, *_AT_THE_END)
 
-Extras = Mapping[str, tuple[int, ...]]
-
 
 def checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[int, ...]]:
     """For each extra instruction the model stages that have it, ascending; in the order of EXTRAS.
@@ -38,8 +37,7 @@ def checked_extras(extras: object, num_profile_stages: int) -> dict[str, tuple[i
     Raises:
         InputError: it is something else, or names what is no extra or no stage.
     """
-    if extras is None:
-        return {}
+    extras = {} if extras is None else extras
     if not isinstance(extras, Mapping):
         raise InputError(f"extras must be an object, not {shown(extras)}")
     for name, stages in extras.items():
@@ -78,7 +76,9 @@ def parse_extras(text: str | None, profile: Profile) -> dict[str, list[int]] | N
     return extras
 
 
-def with_extras(orders: Sequence[Sequence[Operation]], extras: Extras) -> list[list[Operation]]:
+def with_extras(
+    orders: Sequence[Sequence[Operation]], extras: Mapping[str, Sequence[int]]
+) -> list[list[Operation]]:
     """A schedule's orders with extra operations in them.
 
     `load` comes before every forward of its model stages, once a microbatch; `all_reduce` or
@@ -88,21 +88,16 @@ def with_extras(orders: Sequence[Sequence[Operation]], extras: Extras) -> list[l
     Args:
         orders: for each rank, its operations in execution order.
     """
-    loading = extras.get(LOAD, ())
     extended = []
     for order in orders:
         listed: list[Operation] = []
         for op in order:
-            if op.instruction == "forward" and op.profile_stage in loading:
-                listed.append(_beside(op, LOAD, op.microbatch))
+            if op.instruction == "forward" and op.profile_stage in extras.get(LOAD, ()):
+                listed.append(replace(op, instruction=LOAD))
             listed.append(op)
         model_stages = {op.profile_stage: op for op in order}
-        for instruction in _AT_THE_END:
-            for model_stage in sorted(model_stages.keys() & set(extras.get(instruction, ()))):
-                listed.append(_beside(model_stages[model_stage], instruction, 0))
+        for name in _AT_THE_END:
+            for stage in sorted(model_stages.keys() & set(extras.get(name, ()))):
+                listed.append(replace(model_stages[stage], instruction=name, microbatch=0))
         extended.append(listed)
     return extended
-
-
-def _beside(op: Operation, instruction: str, microbatch: int) -> Operation:
-    return Operation(op.stage, instruction, microbatch, op.chunk, op.profile_stage)

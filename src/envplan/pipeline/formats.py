@@ -18,17 +18,18 @@ Here is also where numbers given by a user are checked; what leaves this module 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict
 from numbers import Integral, Real
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from envplan._documents import parse_document
-from envplan._files import AnyPath, parse_json, read_bounded
+from envplan._files import AnyPath
 from envplan._model import Model
 from envplan.errors import InputError, shown
-from envplan.pipeline.schedules import Operation, traits
+from envplan.pipeline.dependencies import Edges
+from envplan.pipeline.schedules import Operation
 from envplan.units import ns_from_s, s_from_ns
 
 DAG_SCHEMA: Final = "envplan/dag/v1"
@@ -39,6 +40,10 @@ MAX_OPERATIONS: Final = 2**20
 MAX_LATENCY_S: Final = 1e9
 _MAX_COUNT: Final = 2**31 - 1
 
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
+
 
 def _identifier(text: str) -> str:
     if not text.isidentifier():
@@ -48,11 +53,6 @@ def _identifier(text: str) -> str:
 
 def _named(item: object) -> object:
     return {"id": item} if isinstance(item, str) else item
-
-
-Index = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-Latency = Annotated[float, Field(ge=0, le=MAX_LATENCY_S)]
 
 
 class _After(Model):
@@ -82,13 +82,7 @@ class _DagDocument(Model):
 
 
 class Job(Model):
-    """The part of plan.json's `job` that describes a pipeline; further fields are left alone.
-
-    Attributes:
-        forwards_ahead, microbatch_group, extras, in_turn: as the job has them; Pipeline checks
-            them.
-        dag: a DAG document, for schedule `dag` alone.
-    """
+    """The part of plan.json's `job` that describes a pipeline; further fields are left alone."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,47 +91,35 @@ class Job(Model):
     microbatches: Count
     chunks: Count | None = None
     p2p_latency_s: Latency | list[Latency] = 0.0
-    forwards_ahead: Any = None
-    microbatch_group: Count | None = None
-    extras: Any = None
-    in_turn: Any = None
-    dag: Any = None
+    forwards_ahead: list[Index] | None = Field(
+        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
+    )
+    microbatch_group: Count | None = Field(
+        None,
+        description="schedule interleaved: microbatches that go through a chunk before the next",
+    )
+    extras: dict[str, list[Index]] | None = Field(
+        None,
+        description="operations beside forwards and backwards, and which model stages have them",
+    )
+    in_turn: list[Index] | None = Field(
+        None, description="stages that take turns with the next one: transfers hold the sender"
+    )
+    dag: dict[str, Any] | None = None
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks per stage; where the job does not say, the schedule's usual number."""
-        return traits(self.schedule).chunks if self.chunks is None else self.chunks
 
-
-@dataclass(frozen=True)
-class Dag:
-    """A DAG document whose every field has been checked, but for cycles and loose parts.
+class Dag(NamedTuple):
+    """Operations and what they wait for.
 
     Attributes:
-        ids: the user's name of each operation, (N).
+        ids: the name of each operation, (N).
         operations: grouped by stage, in execution order within a stage, (N).
-        after: (operation, operation that waits for it) -> latency in ns, by index.
+        after: beside that order.
     """
 
     ids: tuple[str, ...]
     operations: tuple[Operation, ...]
-    after: dict[tuple[int, int], int]
-
-    @property
-    def num_stages(self) -> int:
-        return self.operations[-1].stage + 1
-
-    @property
-    def num_microbatches(self) -> int:
-        return max(operation.microbatch for operation in self.operations) + 1
-
-    @property
-    def num_chunks(self) -> int:
-        return max(operation.chunk for operation in self.operations) + 1
-
-    @property
-    def num_profile_stages(self) -> int:
-        return max(operation.profile_stage for operation in self.operations) + 1
+    after: Edges
 
 
 def whole_number(value: object, what: str, *, least: int) -> int:
@@ -151,10 +133,9 @@ def whole_number(value: object, what: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{what} must be a whole number, not {shown(value)}")
     number = int(value)
-    if number < least:
-        raise InputError(f"{what} must be at least {least}, not {shown(number)}")
-    if number > _MAX_COUNT:
-        raise InputError(f"{what} must be at most {_MAX_COUNT}, not {shown(number)}")
+    if not least <= number <= _MAX_COUNT:
+        bound = f"least {least}" if number < least else f"most {_MAX_COUNT}"
+        raise InputError(f"{what} must be at {bound}, not {shown(number)}")
     return number
 
 
@@ -164,26 +145,28 @@ def latency_ns(value: object, what: str) -> int:
     Raises:
         InputError: it is no number, not finite, negative or above 1e9 s.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{what} must be a number of seconds, not {shown(value)}")
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = math.inf
-    if not 0 <= seconds <= MAX_LATENCY_S:
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 0 <= number <= MAX_LATENCY_S:
         raise InputError(
-            f"{what} must lie between 0 and {MAX_LATENCY_S:.0e} seconds, not {shown(value)}"
+            f"{what} must be a number of seconds from 0 to {MAX_LATENCY_S:.0e}, not {shown(value)}"
         )
-    return ns_from_s(seconds)
+    return ns_from_s(float(number))
 
 
-def read_dag(path: AnyPath) -> object:
-    """The JSON value in a DAG file, not yet checked.
+def transfer_ns(value: object, what: str, num_stages: int) -> int | tuple[int, ...]:
+    """A latency in seconds, or one for each pair of neighbouring stages, in whole nanoseconds.
 
     Raises:
-        InputError: the file cannot be read, is larger than 64 MiB or is not JSON; says the line.
+        InputError: as for latency_ns, or there are not num_stages - 1 of them.
     """
-    return parse_json(read_bounded(path, MAX_DAG_BYTES), path)
+    if not isinstance(value, list | tuple):
+        return latency_ns(value, what)
+    if len(value) != num_stages - 1 or not value:
+        raise InputError(
+            f"{what} must be one number, or a list of {num_stages - 1}, one for each pair of "
+            "neighbouring stages"
+        )
+    return tuple(latency_ns(one, f"{what}[{k}]") for k, one in enumerate(value))
 
 
 def parse_dag(document: object) -> Dag:
@@ -202,11 +185,13 @@ def parse_dag(document: object) -> Dag:
             raise InputError(
                 f"operation {i} has the id {shown(entry.id)} of operation {first[entry.id]}"
             )
-    operations = [entry.operation() for entry in listed]
-    _refuse_gaps(operations)
-    by_stage = sorted(range(len(listed)), key=lambda i: operations[i].stage)  # keeps their order
-    index = {listed[i].id: place for place, i in enumerate(by_stage)}
-    after: dict[tuple[int, int], int] = {}
+    stages = {entry.stage for entry in listed}
+    gap = next(stage for stage in range(len(stages) + 1) if stage not in stages)
+    if gap < max(stages):
+        raise InputError(f"stage {gap} has no operations, but stage {max(stages)} has")
+    by_stage = sorted(listed, key=lambda entry: entry.stage)  # keeps their order
+    index = {entry.id: place for place, entry in enumerate(by_stage)}
+    after: Edges = {}
     for i, entry in enumerate(listed):
         for item in entry.after:
             if item.id not in index or item.id == entry.id:
@@ -214,15 +199,7 @@ def parse_dag(document: object) -> Dag:
                 raise InputError(f"operation {i} ({shown(entry.id)}) waits for {itself}")
             edge = (index[item.id], index[entry.id])
             after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
-    return Dag(tuple(index), tuple(operations[i] for i in by_stage), after)
-
-
-def _refuse_gaps(operations: list[Operation]) -> None:
-    stages = {operation.stage for operation in operations}
-    last = max(stages)
-    if len(stages) <= last:
-        gap = next(stage for stage in range(last) if stage not in stages)
-        raise InputError(f"stage {gap} has no operations, but stage {last} has")
+    return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
 
 
 def dag_document(dag: Dag) -> dict[str, Any]:
@@ -232,60 +209,12 @@ def dag_document(dag: Dag) -> dict[str, Any]:
         name = dag.ids[before]
         waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
     entries = [
-        {
-            "id": name,
-            "stage": operation.stage,
-            "instruction": operation.instruction,
-            "microbatch": operation.microbatch,
-            "chunk": operation.chunk,
-            "profile_stage": operation.profile_stage,
-            "after": after,
-        }
+        {"id": name, **asdict(operation), "after": after}
         for name, operation, after in zip(dag.ids, dag.operations, waits, strict=True)
     ]
     return {"schema": DAG_SCHEMA, "operations": entries}
 
 
-def parse_job(document: object) -> tuple[Job, Dag | None]:
-    """Read the pipeline's part of a job, and its DAG where it has one.
-
-    Raises:
-        InputError: names the field that is missing, wrong or at odds with the job's DAG.
-    """
-    job = parse_document(document, Job, kind="job")
-    if (job.schedule == DAG_SCHEDULE) != (job.dag is not None):
-        raise InputError('job: schedule "dag" and the field dag go together; one is missing')
-    if job.dag is None:
-        return job, None
-    dag = parse_dag(job.dag)
-    meant = {
-        "stages": dag.num_stages,
-        "microbatches": dag.num_microbatches,
-        "chunks": dag.num_chunks,
-        "p2p_latency_s": 0,
-        "forwards_ahead": None,
-        "microbatch_group": None,
-        "extras": None,
-        "in_turn": None,
-    }
-    for field, value in meant.items():
-        stated = getattr(job, field)
-        if field in job.model_fields_set and stated != value:
-            raise InputError(f"job: {field} is {shown(stated)}, but its DAG means {value}")
-    return job, dag
-
-
-def transfer_ns(value: object, what: str, num_stages: int) -> int | tuple[int, ...]:
-    """A latency in seconds, or one for each pair of neighbouring stages, in whole nanoseconds.
-
-    Raises:
-        InputError: as for latency_ns, or there are not num_stages - 1 of them.
-    """
-    if not isinstance(value, list | tuple):
-        return latency_ns(value, what)
-    if len(value) != num_stages - 1 or not value:
-        raise InputError(
-            f"{what} must be one number, or a list of {num_stages - 1}, one for each pair of "
-            "neighbouring stages"
-        )
-    return tuple(latency_ns(one, f"{what}[{k}]") for k, one in enumerate(value))
+def located(error: InputError, path: AnyPath) -> InputError:
+    """The same error, saying which file it is about."""
+    return InputError(error.message, path=path, line=error.line, column=error.column)

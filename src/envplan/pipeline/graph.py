@@ -8,34 +8,35 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envplan._documents import parse_document, read_json
 from envplan._files import AnyPath, atomic_write
 from envplan.errors import InputError, shown, unknown
-from envplan.pipeline import formats, split_backward  # noqa: F401 - fills SCHEDULES
+from envplan.pipeline import formats
 from envplan.pipeline.dependencies import check_orders, short_name, transfers
 from envplan.pipeline.extras import checked_extras, with_extras
-from envplan.pipeline.formats import Dag, latency_ns, transfer_ns, whole_number
-from envplan.pipeline.schedules import (
-    SCHEDULES,
-    Operation,
-    envpipe,
-    fitting_ahead,
-    interleaved,
-    most_forwards_ahead,
-    traits,
-)
+from envplan.pipeline.formats import DAG_SCHEDULE, Dag, latency_ns, transfer_ns, whole_number
+from envplan.pipeline.schedules import SCHEDULES, Operation, fitting_ahead, traits
 from envplan.units import MAX_INTEGER, s_from_ns
-
-Edges = dict[tuple[int, int], int]  # (from, to) by operation index -> lag in ns
 
 #: The schedule that runs some forwards earlier than 1F1B.
 ENVPIPE = "envpipe"
-
+#: Arguments of one schedule alone.
+_GOES_WITH: Final = {"forwards_ahead": ENVPIPE, "microbatch_group": "interleaved"}
+#: Pipeline's arguments that are called otherwise in a job.
+_ARGUMENTS: Final = {
+    "stages": "num_stages",
+    "microbatches": "num_microbatches",
+    "chunks": "num_chunks",
+    "p2p_latency_s": "p2p_latency",
+}
 _MOST_NAMED = 8
+_Walk = Sequence[tuple[int, Sequence[tuple[int, int]]]]  # operation, and (next one, lag in ns)
 
 if TYPE_CHECKING:
     from envplan.pipeline.imports import ImportedSchedule
@@ -91,23 +92,6 @@ class Pipeline:
         order: int32, (N); a topological order of the operations.
     """
 
-    schedule: str
-    num_stages: int
-    num_microbatches: int
-    num_chunks: int
-    num_profile_stages: int
-    p2p_latency_ns: int | tuple[int, ...]
-    forwards_ahead: tuple[int, ...]
-    microbatch_group: int | None
-    extras: Mapping[str, tuple[int, ...]]
-    in_turn: tuple[int, ...]
-    operations: tuple[Operation, ...]
-    stage_begin: NDArray[np.int32]
-    succ_begin: NDArray[np.int32]
-    succ: NDArray[np.int32]
-    succ_lag_ns: NDArray[np.int64]
-    order: NDArray[np.int32]
-
     def __init__(
         self,
         schedule: str = "1f1b",
@@ -121,7 +105,10 @@ class Pipeline:
         extras: Mapping[str, Sequence[int]] | None = None,
         in_turn: Sequence[int] = (),
     ) -> None:
-        _refuse_unknown_schedule(schedule)
+        if schedule == DAG_SCHEDULE:
+            raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise InputError(unknown("schedule", str(schedule), SCHEDULES))
         self.schedule = schedule
         self.num_stages = whole_number(num_stages, "num_stages", least=1)
         self.num_microbatches = whole_number(num_microbatches, "num_microbatches", least=1)
@@ -130,26 +117,22 @@ class Pipeline:
         self.num_profile_stages = self.num_stages * self.num_chunks
         self.p2p_latency_ns = transfer_ns(p2p_latency, "p2p_latency", self.num_stages)
         _refuse_too_large(traits(schedule).passes * self.num_profile_stages * self.num_microbatches)
-        self.forwards_ahead = _checked_ahead(
-            forwards_ahead, schedule, self.num_stages, self.num_microbatches
-        )
-        self.microbatch_group = _checked_group(microbatch_group, schedule)
-        shape = (self.num_stages, self.num_microbatches, self.num_chunks)
-        if schedule == ENVPIPE:
-            stages = envpipe(*shape, self.forwards_ahead)
-        elif self.microbatch_group:
-            stages = interleaved(*shape, self.microbatch_group)
-        else:
-            stages = SCHEDULES[schedule](*shape)
-        check_orders(stages, num_microbatches=self.num_microbatches)
+        given = {"forwards_ahead": forwards_ahead, "microbatch_group": microbatch_group}
+        for name, value in given.items():
+            if value is not None and schedule != _GOES_WITH[name]:
+                raise InputError(f"{name} goes with schedule {_GOES_WITH[name]}, not {schedule}")
+        self.forwards_ahead = self._checked_ahead(forwards_ahead)
+        self.microbatch_group = microbatch_group
+        if microbatch_group is not None:
+            whole_number(microbatch_group, "microbatch_group", least=1)
         self.extras = checked_extras(extras, self.num_profile_stages)
-        stages = with_extras(stages, self.extras)
-        operations = tuple(operation for stage in stages for operation in stage)
-        self.in_turn = _checked_turns(in_turn, self.num_stages, self.num_chunks)
-        edges = transfers(operations, self.p2p_latency_ns, self.in_turn)
-        self._build(operations, edges)
-        if len(self.order) < len(operations):
-            raise InputError(f"stages cannot take turns (in_turn) under schedule {schedule}")
+        self.in_turn = self._checked_turns(in_turn or ())
+        options = {name: getattr(self, name) for name in given if getattr(self, name)}
+        shape = (self.num_stages, self.num_microbatches, self.num_chunks)
+        orders = SCHEDULES[schedule](*shape, **options)
+        check_orders(orders, self.num_microbatches)
+        listed = with_extras(orders, self.extras)
+        self._build(_connected(listed, self.p2p_latency_ns, self.in_turn))
 
     @property
     def p2p_latency(self) -> float | list[float]:
@@ -166,7 +149,10 @@ class Pipeline:
             InputError: a field is wrong (says of which operation), or there is a cycle or an
                 operation that nothing connects to the rest.
         """
-        return cls._from_dag(formats.parse_dag(document))
+        dag = formats.parse_dag(document)
+        self = cls._from_dag(dag)
+        _refuse_parts(self._walk, dag.ids)
+        return self
 
     @classmethod
     def from_dag_file(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -177,19 +163,13 @@ class Pipeline:
                 from_dag.
         """
         try:
-            return cls.from_dag(formats.read_dag(path))
+            return cls.from_dag(read_json(path, formats.MAX_DAG_BYTES))
         except InputError as error:
-            raise InputError(
-                error.message, path=path, line=error.line, column=error.column
-            ) from None
+            raise formats.located(error, path) from None
 
     @classmethod
     def from_orders(
-        cls,
-        orders: Sequence[Sequence[Operation]],
-        *,
-        num_chunks: int | None = None,
-        p2p_latency: float = 0.0,
+        cls, orders: Sequence[Sequence[Operation]], *, p2p_latency: float = 0.0
     ) -> Pipeline:
         """A custom DAG from the order in which each rank runs its operations.
 
@@ -199,7 +179,6 @@ class Pipeline:
 
         Args:
             orders: for each rank, its operations in execution order; their `stage` is the rank.
-            num_chunks: if given, how many model stages each rank must have.
             p2p_latency: seconds between an operation's end and the start of one on another rank
                 that needs its output.
 
@@ -209,10 +188,8 @@ class Pipeline:
         """
         lag = latency_ns(p2p_latency, "p2p_latency")
         _refuse_too_large(sum(map(len, orders)))
-        check_orders(orders, num_chunks=num_chunks)
-        operations = tuple(operation for order in orders for operation in order)
-        ids = tuple(map(short_name, operations))
-        return cls._from_dag(Dag(ids, operations, transfers(operations, lag)))
+        check_orders(orders)
+        return cls._from_dag(_connected(orders, lag))
 
     @classmethod
     def from_job(cls, job: object) -> Pipeline:
@@ -221,57 +198,48 @@ class Pipeline:
         Raises:
             InputError: a field is missing or wrong.
         """
-        read, dag = formats.parse_job(job)
-        if dag is not None:
-            return cls._from_dag(dag)
-        return cls(
-            read.schedule,
-            read.stages,
-            read.microbatches,
-            num_chunks=read.num_chunks,
-            p2p_latency=read.p2p_latency_s,
-            forwards_ahead=read.forwards_ahead,
-            microbatch_group=read.microbatch_group,
-            extras=read.extras,
-            in_turn=read.in_turn or (),
-        )
+        read = parse_document(job, formats.Job, kind="job")
+        if (read.schedule == DAG_SCHEDULE) != (read.dag is not None):
+            raise InputError('job: schedule "dag" and the field dag go together; one is missing')
+        given = read.model_dump(exclude_unset=True, exclude_none=True, exclude={"dag"})
+        if read.dag is None:
+            return cls(**{_ARGUMENTS.get(name, name): value for name, value in given.items()})
+        pipeline = cls.from_dag(read.dag)
+        meant = pipeline.to_job()
+        for field, value in given.items():
+            if value != meant.get(field):
+                own = shown(meant.get(field))
+                raise InputError(f"job: {field} is {shown(value)}, but its DAG means {own}")
+        return pipeline
 
     @classmethod
-    def from_imported(
-        cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0, by_name: bool = False
-    ) -> Pipeline:
+    def from_imported(cls, schedule: ImportedSchedule, *, p2p_latency: float = 0.0) -> Pipeline:
         """A schedule from elsewhere, with the data dependencies that generated schedules have.
+
+        It is the generated schedule of its order, if there is one, else a custom DAG.
 
         Args:
             schedule: what a reader of envplan.pipeline.imports has read.
             p2p_latency: seconds that a transfer between ranks takes.
-            by_name: whether it becomes the generated schedule of that order, if there is one.
 
         Raises:
             InputError: an operation is missing, or the ranks would wait for each other for ever.
         """
-        if by_name and schedule.known_as is not None:
-            return cls(
-                schedule.known_as,
-                len(schedule.orders),
-                schedule.num_microbatches,
-                num_chunks=schedule.num_chunks,
-                p2p_latency=p2p_latency,
-                microbatch_group=schedule.microbatch_group
-                if schedule.known_as == "interleaved"
-                else None,
-            )
-        return cls.from_orders(
-            schedule.orders,
+        name = schedule.known_as
+        if name is None or not schedule.computes_only:
+            return cls.from_orders(schedule.orders, p2p_latency=p2p_latency)
+        return cls(
+            name,
+            len(schedule.orders),
+            schedule.num_microbatches,
             num_chunks=schedule.num_chunks,
             p2p_latency=p2p_latency,
+            microbatch_group=schedule.microbatch_group if name == "interleaved" else None,
         )
 
     @classmethod
     def from_torch(cls, schedule: Any, *, p2p_latency: float = 0.0) -> Pipeline:
         """The pipeline that a live schedule object of torch.distributed.pipelining runs.
-
-        Where its order is that of a schedule in SCHEDULES, it is that schedule; else a custom DAG.
 
         Args:
             schedule: any rank's ScheduleGPipe, Schedule1F1B or schedule of several stages a rank.
@@ -283,8 +251,7 @@ class Pipeline:
         """
         from envplan.pipeline.imports import read_torch_schedule
 
-        schedule = read_torch_schedule(schedule)
-        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+        return cls.from_imported(read_torch_schedule(schedule), p2p_latency=p2p_latency)
 
     @classmethod
     def from_megatron(
@@ -304,7 +271,7 @@ class Pipeline:
         from envplan.pipeline.imports import read_megatron
 
         schedule = read_megatron(config, num_microbatches)
-        return cls.from_imported(schedule, p2p_latency=p2p_latency, by_name=True)
+        return cls.from_imported(schedule, p2p_latency=p2p_latency)
 
     def with_microbatches(self, num_microbatches: int) -> Pipeline:
         """The same pipeline with another number of microbatches.
@@ -314,55 +281,47 @@ class Pipeline:
         Raises:
             InputError: the schedule has no such shape, or this is a custom DAG.
         """
-        if self._dag is not None:
+        if self.schedule == DAG_SCHEDULE:
             raise InputError("a custom DAG has its own microbatches; they cannot be changed")
-        count = whole_number(num_microbatches, "num_microbatches", least=1)
-        ahead = fitting_ahead(self.forwards_ahead, count) if self.forwards_ahead else None
+        further = self._further
+        if self.forwards_ahead:
+            count = whole_number(num_microbatches, "num_microbatches", least=1)
+            further["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
         return Pipeline(
             self.schedule,
             self.num_stages,
             num_microbatches,
             num_chunks=self.num_chunks,
             p2p_latency=self.p2p_latency,
-            forwards_ahead=ahead,
-            microbatch_group=self.microbatch_group,
-            extras=self.extras,
-            in_turn=self.in_turn,
+            **further,
         )
+
+    @property
+    def _further(self) -> dict[str, Any]:
+        """The arguments beside a schedule, its shape and transfers, as far as given; JSON types."""
+        known = {
+            "forwards_ahead": list(self.forwards_ahead),
+            "microbatch_group": self.microbatch_group,
+            "extras": {name: list(stages) for name, stages in self.extras.items()},
+            "in_turn": list(self.in_turn),
+        }
+        return {name: value for name, value in known.items() if value}
 
     def to_job(self) -> dict[str, Any]:
         """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
-        job: dict[str, Any] = {
+        shape = {
             "schedule": self.schedule,
             "stages": self.num_stages,
             "microbatches": self.num_microbatches,
             "chunks": self.num_chunks,
             "p2p_latency_s": self.p2p_latency,
         }
-        if self.forwards_ahead:
-            job["forwards_ahead"] = list(self.forwards_ahead)
-        if self.microbatch_group:
-            job["microbatch_group"] = self.microbatch_group
-        if self.extras:
-            job["extras"] = {name: list(stages) for name, stages in self.extras.items()}
-        if self.in_turn:
-            job["in_turn"] = list(self.in_turn)
-        if self._dag is not None:
-            job["dag"] = formats.dag_document(self._dag)
-        return job
+        dag = {"dag": self.to_dag()} if self.schedule == DAG_SCHEDULE else {}
+        return shape | self._further | dag
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
-        if self._dag is not None:
-            return formats.dag_document(self._dag)
-        after: Edges = {}
-        for i in range(len(self.operations)):
-            for k in range(self.succ_begin[i], self.succ_begin[i + 1]):
-                j, lag = int(self.succ[k]), int(self.succ_lag_ns[k])
-                if lag or self.operations[i].stage != self.operations[j].stage:
-                    after[i, j] = lag
-        ids = tuple(map(short_name, self.operations))
-        return formats.dag_document(Dag(ids, self.operations, after))
+        return formats.dag_document(self._dag)
 
     def save_dag(self, path: AnyPath) -> None:
         """Write the DAG file of the pipeline, an operation a line.
@@ -375,11 +334,14 @@ class Pipeline:
         head = json.dumps(document["schema"])
         atomic_write(path, f'{{"schema": {head}, "operations": [\n{lines}\n]}}\n')
 
-    def earliest_starts(self, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    def earliest_starts(
+        self, time_ns: NDArray[np.int64], *, lags: bool = True
+    ) -> tuple[NDArray[np.int64], int]:
         """Replay: every operation starts as soon as its predecessors let it.
 
         Args:
             time_ns: how long each operation takes, (N).
+            lags: whether transfers take their time; else none.
 
         Returns:
             The start of each operation, (N), from 0; and the makespan. Both in ns.
@@ -395,8 +357,9 @@ class Pipeline:
             if finish > makespan:
                 makespan = finish
             for j, lag in after:
-                if finish + lag > start[j]:
-                    start[j] = finish + lag
+                ready = finish + lag if lags else finish
+                if ready > start[j]:
+                    start[j] = ready
         _refuse_too_long(makespan)
         return np.array(start, np.int64), makespan
 
@@ -430,52 +393,74 @@ class Pipeline:
         return np.array(latest_finish, np.int64)
 
     def __repr__(self) -> str:
-        shape = f"num_stages={self.num_stages}, num_microbatches={self.num_microbatches}"
+        shape: dict[str, Any] = {"num_stages": self.num_stages}
+        shape["num_microbatches"] = self.num_microbatches
         if self.num_chunks > 1:
-            shape += f", num_chunks={self.num_chunks}"
+            shape["num_chunks"] = self.num_chunks
         if self.p2p_latency_ns:
-            shape += f", p2p_latency={self.p2p_latency!r}"
-        if self.forwards_ahead:
-            shape += f", forwards_ahead={list(self.forwards_ahead)}"
-        if self.microbatch_group:
-            shape += f", microbatch_group={self.microbatch_group}"
-        if self.extras:
-            shape += f", extras={self.extras}"
-        if self.in_turn:
-            shape += f", in_turn={list(self.in_turn)}"
-        return f"Pipeline({self.schedule!r}, {shape})"
+            shape["p2p_latency"] = self.p2p_latency
+        given = (f", {name}={value!r}" for name, value in (shape | self._further).items())
+        return f"Pipeline({self.schedule!r}{''.join(given)})"
+
+    def _checked_ahead(self, forwards_ahead: object) -> tuple[int, ...]:
+        """The forwards ahead of a schedule; empty where it is not `envpipe`."""
+        if forwards_ahead is None:
+            return (0,) * self.num_stages if self.schedule == ENVPIPE else ()
+        if not isinstance(forwards_ahead, list | tuple) or len(forwards_ahead) != self.num_stages:
+            raise InputError(
+                f"forwards_ahead must be a list of {self.num_stages} numbers, one a stage"
+            )
+        ahead = [
+            whole_number(value, f"forwards_ahead[{stage}]", least=0)
+            for stage, value in enumerate(forwards_ahead)
+        ]
+        for stage, most in enumerate(fitting_ahead(ahead, self.num_microbatches)):
+            if ahead[stage] > most:
+                raise InputError(
+                    f"forwards_ahead[{stage}] must be at most {most}, not {ahead[stage]}: what the "
+                    "microbatches and the stage before allow"
+                )
+        return tuple(ahead)
+
+    def _checked_turns(self, in_turn: object) -> tuple[int, ...]:
+        """The stages that take turns with the next one, ascending."""
+        if not isinstance(in_turn, list | tuple):
+            raise InputError(f"in_turn must be a list of stages, not {shown(in_turn)}")
+        for stage in in_turn:
+            last = self.num_stages - 2
+            if whole_number(stage, "in_turn", least=0) > last or self.num_chunks > 1:
+                raise InputError(
+                    f"in_turn: stage {stage} has no next one to take turns with; there are "
+                    f"{self.num_stages} stages of {self.num_chunks} chunks"
+                )
+        return tuple(sorted(set(in_turn)))
 
     @classmethod
     def _from_dag(cls, dag: Dag) -> Pipeline:
         self = cls.__new__(cls)
-        self.schedule = formats.DAG_SCHEDULE
-        self.num_stages = dag.num_stages
-        self.num_microbatches = dag.num_microbatches
-        self.num_chunks = dag.num_chunks
-        self.num_profile_stages = dag.num_profile_stages
+        self.schedule = DAG_SCHEDULE
+        self.num_stages = dag.operations[-1].stage + 1
+        self.num_microbatches = 1 + max(operation.microbatch for operation in dag.operations)
+        self.num_chunks = 1 + max(operation.chunk for operation in dag.operations)
+        self.num_profile_stages = 1 + max(operation.profile_stage for operation in dag.operations)
         self.p2p_latency_ns = 0
         self.forwards_ahead = ()
         self.microbatch_group = None
         self.extras = {}
         self.in_turn = ()
-        self._build(dag.operations, dict(dag.after), dag)
+        self._build(dag)
         return self
 
-    def _build(
-        self, operations: tuple[Operation, ...], edges: Edges, dag: Dag | None = None
-    ) -> None:
-        """Add the edges along each stage to `edges` and freeze everything into arrays."""
+    def _build(self, dag: Dag) -> None:
+        """Add the edges along each stage to the DAG's and freeze everything into arrays."""
+        operations, edges = dag.operations, dict(dag.after)
         for i in range(len(operations) - 1):
             if operations[i].stage == operations[i + 1].stage:
                 edges.setdefault((i, i + 1), 0)
         after: list[list[tuple[int, int]]] = [[] for _ in operations]
         for (i, j), lag in sorted(edges.items()):
             after[i].append((j, lag))
-        order = _topological_order(after)
-        if dag is not None:
-            _refuse_cycle(after, order, dag.ids)
-            _refuse_parts(after, dag.ids)
-
+        order = _topological_order(after, dag.ids)
         stages = [operation.stage for operation in operations]
         self._dag = dag
         self._walk = [(i, tuple(after[i])) for i in order]
@@ -490,16 +475,31 @@ class Pipeline:
 def predecessors(pipeline: Pipeline) -> list[list[tuple[int, int]]]:
     """What each operation waits for, (N): (operation, lag in ns), operations ascending."""
     before: list[list[tuple[int, int]]] = [[] for _ in pipeline.operations]
-    bounds = pipeline.succ_begin.tolist()
+    sources = np.repeat(np.arange(len(before)), np.diff(pipeline.succ_begin)).tolist()
     after, lags = pipeline.succ.tolist(), pipeline.succ_lag_ns.tolist()
-    for i in range(len(before)):
-        for k in range(bounds[i], bounds[i + 1]):
-            before[after[k]].append((i, lags[k]))
+    for i, j, lag in zip(sources, after, lags, strict=True):
+        before[j].append((i, lag))
     return before
 
 
-def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:
-    """First come, first served; without the operations that a cycle holds up."""
+def _connected(
+    orders: Sequence[Sequence[Operation]],
+    latency_ns: int | Sequence[int],
+    in_turn: Sequence[int] = (),
+) -> Dag:
+    """The operations of all ranks and what they wait for."""
+    operations = tuple(operation for order in orders for operation in order)
+    return Dag(
+        tuple(map(short_name, operations)), operations, transfers(operations, latency_ns, in_turn)
+    )
+
+
+def _topological_order(after: list[list[tuple[int, int]]], ids: Sequence[str]) -> list[int]:
+    """First come, first served.
+
+    Raises:
+        InputError: there is a cycle.
+    """
     waiting = [0] * len(after)
     for edges in after:
         for j, _ in edges:
@@ -510,71 +510,46 @@ def _topological_order(after: list[list[tuple[int, int]]]) -> list[int]:
             waiting[j] -= 1
             if waiting[j] == 0:
                 order.append(j)
-    return order
+    if len(order) == len(after):
+        return order
+    try:
+        TopologicalSorter({i: [j for j, _ in edges] for i, edges in enumerate(after)}).prepare()
+    except CycleError as error:
+        *cycle, last = (shown(ids[i]) for i in reversed(error.args[1]))
+        if len(cycle) > _MOST_NAMED:
+            cycle[_MOST_NAMED:] = [f"({len(cycle) - _MOST_NAMED} more)"]
+        raise InputError(
+            f"operations deadlock, waiting for each other: {' -> '.join([*cycle, last])} "
+            "(those of one stage run in the order listed)"
+        ) from None
+    raise AssertionError("an order that is cut short has a cycle")
+
+
+def _refuse_parts(
+    walk: Sequence[tuple[int, Sequence[tuple[int, int]]]], ids: Sequence[str]
+) -> None:
+    near: list[set[int]] = [set() for _ in walk]
+    for i, after in walk:
+        for j, _ in after:
+            near[i].add(j)
+            near[j].add(i)
+    reached, todo = {0}, [0]
+    while todo:
+        new = near[todo.pop()] - reached
+        reached |= new
+        todo += new
+    if len(reached) < len(ids):
+        other = next(i for i in range(len(ids)) if i not in reached)
+        raise InputError(
+            f"the DAG falls into parts that nothing connects; {shown(ids[0])} and "
+            f"{shown(ids[other])} are in two of them"
+        )
 
 
 def _frozen(values: Any, dtype: type[Any]) -> NDArray[Any]:
     array = np.array(values, dtype)
     array.flags.writeable = False
     return array
-
-
-def _refuse_unknown_schedule(schedule: object) -> None:
-    if schedule == formats.DAG_SCHEDULE:
-        raise InputError('schedule "dag" is that of a DAG file: use Pipeline.from_dag_file')
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise InputError(unknown("schedule", str(schedule), SCHEDULES))
-
-
-def _checked_ahead(
-    forwards_ahead: object, schedule: str, num_stages: int, num_microbatches: int
-) -> tuple[int, ...]:
-    """The forwards ahead of a schedule; empty where it is not `envpipe`."""
-    if schedule != ENVPIPE:
-        if forwards_ahead is not None:
-            raise InputError(f"forwards_ahead goes with schedule {ENVPIPE}, not {schedule}")
-        return ()
-    if forwards_ahead is None:
-        return (0,) * num_stages
-    if not isinstance(forwards_ahead, list | tuple) or len(forwards_ahead) != num_stages:
-        raise InputError(f"forwards_ahead must be a list of {num_stages} numbers, one a stage")
-    checked: list[int] = []
-    capped = True
-    for stage, value in enumerate(forwards_ahead):
-        ahead = whole_number(value, f"forwards_ahead[{stage}]", least=0)
-        most = most_forwards_ahead(num_stages, num_microbatches, stage)
-        if ahead > most:
-            raise InputError(f"forwards_ahead[{stage}] must be at most {most}, not {ahead}")
-        # More than on the stage before, the stages would wait for each other for ever.
-        if not capped and ahead > checked[-1]:
-            raise InputError(
-                f"forwards_ahead[{stage}] must be at most {checked[-1]}, that of the stage before, "
-                f"not {ahead}"
-            )
-        checked.append(ahead)
-        capped = ahead == most
-    return tuple(checked)
-
-
-def _checked_group(microbatch_group: object, schedule: str) -> int | None:
-    if microbatch_group is None:
-        return None
-    if schedule != "interleaved":
-        raise InputError(f"microbatch_group goes with schedule interleaved, not {schedule}")
-    return whole_number(microbatch_group, "microbatch_group", least=1)
-
-
-def _checked_turns(in_turn: object, num_stages: int, num_chunks: int) -> tuple[int, ...]:
-    """The stages that take turns with the next one, ascending."""
-    if not isinstance(in_turn, list | tuple):
-        raise InputError(f"in_turn must be a list of stages, not {shown(in_turn)}")
-    for stage in in_turn:
-        if whole_number(stage, "in_turn", least=0) > num_stages - 2 or num_chunks > 1:
-            raise InputError(
-                f"in_turn: stage {stage} has no next one to take turns with; there are "
-                f"{num_stages} stages of {num_chunks} chunks"
-            )
-    return tuple(sorted(set(in_turn)))
 
 
 def _refuse_too_large(count: int) -> None:
@@ -588,52 +563,3 @@ def _refuse_too_large(count: int) -> None:
 def _refuse_too_long(makespan: int) -> None:
     if makespan > MAX_INTEGER:
         raise InputError("operation times and latencies add up to more than 146 years")
-
-
-def _refuse_cycle(
-    after: list[list[tuple[int, int]]], order: list[int], ids: tuple[str, ...]
-) -> None:
-    held = set(range(len(after))) - set(order)
-    if not held:
-        return
-    # Each operation held up waits for another one, so going from one to the next closes a cycle.
-    before = {j: i for i in sorted(held) for j, _ in after[i] if j in held}
-    path: list[int] = []
-    seen: dict[int, int] = {}
-    i = min(held)
-    while i not in seen:
-        seen[i] = len(path)
-        path.append(i)
-        i = before[i]
-    cycle = path[seen[i] :][::-1]
-    names = [shown(ids[i]) for i in [*cycle[:_MOST_NAMED], cycle[0]]]
-    if len(cycle) > _MOST_NAMED:
-        names.insert(-1, f"({len(cycle) - _MOST_NAMED} more)")
-    raise InputError(
-        f"operations wait for each other in a cycle: {' -> '.join(names)} "
-        "(those of one stage run in the order listed)"
-    )
-
-
-def _refuse_parts(after: list[list[tuple[int, int]]], ids: tuple[str, ...]) -> None:
-    root = list(range(len(after)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for i, edges in enumerate(after):
-        for j, _ in edges:
-            root[find(j)] = find(i)
-    firsts = list({find(i): i for i in reversed(range(len(after)))}.values())[::-1]
-    if len(firsts) == 1:
-        return
-    names = [shown(ids[i]) for i in firsts[:_MOST_NAMED]]
-    if len(firsts) > _MOST_NAMED:
-        names.append("...")
-    raise InputError(
-        f"the DAG falls into {len(firsts)} parts that nothing connects; one operation of each: "
-        f"{', '.join(names)}"
-    )

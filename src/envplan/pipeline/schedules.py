@@ -2,14 +2,18 @@
 
 A generator takes (num_stages, num_microbatches, num_chunks), all at least 1, and returns for every
 stage its operations in execution order. It refuses, with an InputError, the shapes it cannot
-schedule. Data dependencies are not its business: they follow from the instructions (see graph.py).
+schedule. Data dependencies are not its business: they follow from the instructions (see
+dependencies.py). Some schedules split backwards in two: the gradient of the input, which the stage
+before waits for, and the gradients of the weights, for which there is time and which fill bubbles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import wraps
+from typing import NamedTuple
 
 from envplan.errors import InputError
 
@@ -36,14 +40,20 @@ class Operation:
     profile_stage: int
 
 
-Generator = Callable[[int, int, int], list[list[Operation]]]
+FORWARD, BACKWARD = "forward", "backward"
+BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
+#: The instructions of every microbatch, with PyTorch's letters (torch.distributed.pipelining).
+LETTERS = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"}
+
+Orders = list[list[Operation]]
+Generator = Callable[..., Orders]
+_Blocks = Sequence[tuple[int, int]]  # (microbatch, chunk)
 
 #: Every schedule by the name a user gives it. Add one with `@schedule("name")`.
 SCHEDULES: dict[str, Generator] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(NamedTuple):
     """What has to be known of a schedule before it is generated.
 
     Attributes:
@@ -56,18 +66,33 @@ class Traits:
 
 
 _TRAITS: dict[str, Traits] = {}
-_AnyGenerator = TypeVar("_AnyGenerator", bound=Generator)
 
 
 def schedule(
-    name: str, *, chunks: int = 1, passes: int = 2
-) -> Callable[[_AnyGenerator], _AnyGenerator]:
-    """Decorator that makes a generator known under `name`; the rest as in Traits."""
+    name: str, *, chunks: int = 1, any_chunks: bool = False, passes: int = 2
+) -> Callable[[Generator], Generator]:
+    """Decorator that makes a generator known under `name`; chunks and passes as in Traits.
 
-    def register(generator: _AnyGenerator) -> _AnyGenerator:
-        SCHEDULES[name] = generator
+    Args:
+        any_chunks: whether it runs any number of chunks, and not only `chunks`.
+    """
+
+    def register(generator: Generator) -> Generator:
+        @wraps(generator)
+        def checked(
+            num_stages: int, num_microbatches: int, num_chunks: int, **options: object
+        ) -> Orders:
+            if num_chunks != chunks and not any_chunks:
+                what = "one model chunk" if chunks == 1 else "two model chunks"
+                raise InputError(
+                    f"schedule {name} runs {what} per stage, not {num_chunks}; "
+                    "schedules interleaved, looped-bfs and interleaved-zb run several"
+                )
+            return generator(num_stages, num_microbatches, num_chunks, **options)
+
+        SCHEDULES[name] = checked
         _TRAITS[name] = Traits(chunks, passes)
-        return generator
+        return checked
 
     return register
 
@@ -78,29 +103,19 @@ def traits(name: str) -> Traits:
 
 
 @schedule("1f1b")
-def one_forward_one_backward(
-    num_stages: int, num_microbatches: int, num_chunks: int
-) -> list[list[Operation]]:
+def one_forward_one_backward(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     """1F1B, PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
     ICML 2021, section 2.2): stage s runs S - s - 1 forwards ahead, then alternates, then drains.
 
     Raises:
         InputError: more than one chunk.
     """
-    _refuse_chunks("1f1b", num_chunks)
-    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
-    return [
-        _alternate(
-            operations_of("forward", stage, num_stages, blocks),
-            operations_of("backward", stage, num_stages, blocks),
-            warmup=num_stages - stage - 1,
-        )
-        for stage in range(num_stages)
-    ]
+    down, up = _through_chunks(num_microbatches)
+    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1)
 
 
 @schedule("gpipe")
-def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     """GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all backwards.
 
     Backwards run from the first microbatch on, as in PyTorch's ScheduleGPipe; figure 2c of the
@@ -109,25 +124,20 @@ def gpipe(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[
     Raises:
         InputError: more than one chunk.
     """
-    _refuse_chunks("gpipe", num_chunks)
-    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
-    return [
-        operations_of("forward", stage, num_stages, blocks)
-        + operations_of("backward", stage, num_stages, blocks)
-        for stage in range(num_stages)
-    ]
+    down, up = _through_chunks(num_microbatches)
+    return _in_turns(num_stages, down, up, lambda _: num_microbatches)
 
 
-@schedule("interleaved")
+@schedule("interleaved", any_chunks=True)
 def interleaved(
     num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group: int | None = None
-) -> list[list[Operation]]:
+) -> Orders:
     """Interleaved 1F1B in Megatron-LM's order (Narayanan et al., "Efficient Large-Scale Language
     Model Training on GPU Clusters", SC 2021, section 2.2.2), PyTorch's ScheduleInterleaved1F1B.
 
     Microbatches go in groups of G through chunk 0, then through chunk 1 and so on; backwards take
     the same groups through the chunks in reverse. Stage s runs 2 (S - s - 1) + (C - 1) G forwards
-    ahead. G is S where that divides M, see group_length.
+    ahead. G is S where that divides M, see _group_length.
 
     Args:
         microbatch_group: G, Megatron's microbatch_group_size_per_vp_stage. The last group may have
@@ -136,51 +146,41 @@ def interleaved(
     Raises:
         InputError: the microbatches do not fill equal groups, or not those asked for.
     """
-    if microbatch_group is None:
-        length = group_length("interleaved", num_stages, num_microbatches, num_chunks)
-    else:
-        length = _checked_group(microbatch_group, num_stages, num_microbatches)
-    down, up = through_chunks(num_microbatches, num_chunks, length)
-    return [
-        _alternate(
-            operations_of("forward", stage, num_stages, down),
-            operations_of("backward", stage, num_stages, up),
-            warmup=2 * (num_stages - stage - 1) + (num_chunks - 1) * length,
+    length = microbatch_group
+    if length is None:
+        length = _group_length("interleaved", num_stages, num_microbatches, num_chunks)
+    elif not num_stages <= length <= num_microbatches or (
+        0 < num_microbatches % length < num_stages
+    ):
+        raise InputError(
+            f"groups of {length} microbatches: a group, the last one of {num_microbatches} "
+            f"microbatches included, must have at least as many as there are stages, {num_stages}"
         )
-        for stage in range(num_stages)
-    ]
+    down, up = _through_chunks(num_microbatches, num_chunks, length)
+    ahead = (num_chunks - 1) * length
+    return _in_turns(num_stages, down, up, lambda stage: 2 * (num_stages - stage - 1) + ahead)
 
 
 @schedule("envpipe")
 def envpipe(
-    num_stages: int,
-    num_microbatches: int,
-    num_chunks: int,
-    forwards_ahead: Sequence[int] = (),
-) -> list[list[Operation]]:
+    num_stages: int, num_microbatches: int, num_chunks: int, forwards_ahead: Sequence[int] = ()
+) -> Orders:
     """EnvPipe's rescheduled 1F1B (Choi et al., "EnvPipe", USENIX ATC 2023): stage s
     runs forwards_ahead[s] forwards more before its first backward than 1F1B does.
 
     Args:
-        forwards_ahead: for each stage, as most_forwards_ahead allows; none: 1F1B's own order.
+        forwards_ahead: for each stage, as fitting_ahead allows; none: 1F1B's own order.
 
     Raises:
         InputError: more than one chunk.
     """
-    _refuse_chunks("envpipe", num_chunks)
-    blocks = [(microbatch, 0) for microbatch in range(num_microbatches)]
-    return [
-        _alternate(
-            operations_of("forward", stage, num_stages, blocks),
-            operations_of("backward", stage, num_stages, blocks),
-            warmup=num_stages - stage - 1 + ahead,
-        )
-        for stage, ahead in enumerate(forwards_ahead or [0] * num_stages)
-    ]
+    down, up = _through_chunks(num_microbatches)
+    ahead = forwards_ahead or [0] * num_stages
+    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1 + ahead[stage])
 
 
-@schedule("looped-bfs")
-def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[list[Operation]]:
+@schedule("looped-bfs", any_chunks=True)
+def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
     """Looped breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023,
     section 4), PyTorch's ScheduleLoopedBFS.
 
@@ -188,70 +188,199 @@ def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int) -> list[
     the chunks in reverse; backwards from the last microbatch on. Any shape will do; with one chunk
     this is GPipe with its backwards turned round.
     """
-    microbatches, chunks = range(num_microbatches), range(num_chunks)
-    down = [(m, chunk) for chunk in chunks for m in microbatches]
-    up = [(m, chunk) for chunk in reversed(chunks) for m in reversed(microbatches)]
-    return [
-        operations_of("forward", stage, num_stages, down)
-        + operations_of("backward", stage, num_stages, up)
-        for stage in range(num_stages)
-    ]
+    down, _ = _through_chunks(num_microbatches, num_chunks)
+    return _in_turns(num_stages, down, down[::-1], lambda _: len(down))
 
 
-def most_forwards_ahead(num_stages: int, num_microbatches: int, stage: int) -> int:
-    """How many forwards more than in 1F1B a stage can run before its first backward: M - (S - s).
+@schedule("interleaved-zb", any_chunks=True, passes=3)
+def interleaved_zero_bubble(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
+    """Interleaved zero bubble, PyTorch's ScheduleInterleavedZeroBubble: `interleaved` with the
+    backwards split as in `zb-h1`.
 
-    None on the last stage, whose first backward follows its first forward.
+    Microbatches go through the chunks in groups of G as in `interleaved`, but stage s runs only
+    (S - s - 1) + (C - 1) G forwards ahead.
+
+    Raises:
+        InputError: the microbatches do not fill equal groups.
     """
-    if stage == num_stages - 1:
-        return 0
-    return max(0, num_microbatches - (num_stages - stage))
+    length = _group_length("interleaved-zb", num_stages, num_microbatches, num_chunks)
+    down, up = _through_chunks(num_microbatches, num_chunks, length)
+    ahead = (num_chunks - 1) * length
+    return _in_turns(num_stages, down, up, lambda stage: num_stages - stage - 1 + ahead, split=True)
+
+
+@schedule("zb-h1", passes=3)
+def zb_h1(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
+    """ZB-H1 (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.1): 1F1B whose
+    stage s puts its weight gradients off by s microbatches.
+
+    So every stage holds the activations of S microbatches at most, as the first one does in 1F1B,
+    and the bubble is a third of 1F1B's where all three parts take equally long. PyTorch has no
+    class of this name: the order is that of ScheduleInterleavedZeroBubble with one stage per rank
+    ("ZB1P"), which refuses some numbers of microbatches above S where this takes any. The paper
+    also has the optimizer step without a global synchronization; that is outside a schedule.
+
+    Raises:
+        InputError: more than one chunk.
+    """
+    return interleaved_zero_bubble(num_stages, num_microbatches, num_chunks)
+
+
+@schedule("zb-v", chunks=2, passes=3)
+def zb_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
+    """ZB-V (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6), PyTorch's
+    ScheduleZBVZeroBubble.
+
+    The model goes down the stages and up again: stage s has model stages s and 2 S - 1 - s, so the
+    last stage has two neighbours. No bubbles at all where forward, input and weight gradients take
+    equally long and there are at least 2 S - 1 microbatches; with fewer, the order is that of
+    2 S - 1 without the ones that are not there.
+
+    Raises:
+        InputError: other than two chunks.
+    """
+    count = max(2 * num_stages - 1, num_microbatches)
+    orders = []
+    for stage in range(num_stages):
+        to_turn = num_stages - stage  # stages from here to the turn of the V, this one included
+        order = _through_v(
+            stage,
+            num_stages,
+            (2 * to_turn - 1, "F0"),
+            (stage, "F1 F0"),
+            (to_turn, "F1 I1 W1"),
+            (count - num_stages - to_turn + 1, "F0 I0 W0 F1 I1 W1"),
+            (to_turn - 1, "I0 W0 F1 I1 W1"),
+            (stage, "I0 I1"),
+            (to_turn, "I0 W0"),
+            (stage, "W1"),
+            (stage, "W0"),
+        )
+        orders.append([op for op in order if op.microbatch < num_microbatches])
+    return orders
+
+
+@schedule("dualpipe-v", chunks=2, passes=3)
+def dualpipe_v(num_stages: int, num_microbatches: int, num_chunks: int) -> Orders:
+    """DualPipeV, PyTorch's ScheduleDualPipeV, after DeepSeek's DualPipe (DeepSeek-V3 Technical
+    Report, 2024, section 3.2.1) folded into the V of `zb-v`.
+
+    Some backwards are whole, some are split. DualPipeV runs a forward and a backward at the same
+    time where it can; here one GPU runs one operation after another, so the two of such a pair
+    follow each other in PyTorch's order, forward first.
+
+    Raises:
+        InputError: other than two chunks, or fewer microbatches than model stages, 2 S.
+    """
+    if num_microbatches < 2 * num_stages:
+        raise InputError(
+            f"schedule dualpipe-v needs at least as many microbatches as model stages: "
+            f"{2 * num_stages} for {num_stages} pipeline stages, not {num_microbatches}"
+        )
+    orders = []
+    for stage in range(num_stages):
+        below = num_stages - stage - 1
+        last = [f"{'B' if k <= stage else 'I'}{1 - k % 2}" for k in range(2 * (stage + 1))]
+        order = _through_v(
+            stage,
+            num_stages,
+            (2 * below, "F0"),
+            (stage + 1, "F0 F1"),
+            (below, "I1 W1 F1"),
+            (num_microbatches - 2 * num_stages + stage + 1, "F0 B1 F1 B0"),
+            (below, "B1 F1 B0"),
+            (1, " ".join(last)),
+            (below, "W I0"),
+            (stage + 1, "W"),
+        )
+        orders.append(order)
+    return orders
 
 
 def fitting_ahead(wanted: Sequence[int], num_microbatches: int) -> list[int]:
-    """As many forwards ahead as wanted of each stage, or as many as it may run.
+    """As many forwards more than in 1F1B as wanted of each stage, or as many as it may run.
 
-    At most M - (S - s), and never more than the stage before, unless that one is held back by this
-    first limit: else the two would wait for each other.
+    At most M - (S - s), and none on the last stage, whose first backward follows its first forward.
+    Never more than the stage before, unless that one is held back by this first limit: else the two
+    would wait for each other.
     """
     ahead: list[int] = []
     limit = num_microbatches
     for stage, count in enumerate(wanted):
-        most = most_forwards_ahead(len(wanted), num_microbatches, stage)
+        after = len(wanted) - stage - 1
+        most = max(0, num_microbatches - after - 1) if after else 0
         ahead.append(min(count, most, limit))
         limit = ahead[-1] if ahead[-1] < most else num_microbatches
     return ahead
 
 
-def operations_of(
-    instruction: str, stage: int, num_stages: int, blocks: Iterable[tuple[int, int]]
-) -> list[Operation]:
-    """One stage's operations for each (microbatch, chunk), the chunks lying round and round."""
-    return [
-        Operation(stage, instruction, microbatch, chunk, chunk * num_stages + stage)
-        for microbatch, chunk in blocks
-    ]
+def _in_turns(
+    num_stages: int,
+    down: _Blocks,
+    up: _Blocks,
+    ahead: Callable[[int], int],
+    *,
+    split: bool = False,
+) -> Orders:
+    """Stages that run some forwards ahead, then a forward and a backward in turn, then the rest.
+
+    Args:
+        down, up: (microbatch, chunk) of all forwards and of all backwards, in their order. The
+            chunks lie round and round on the stages.
+        ahead: how many forwards a stage runs ahead.
+        split: run backwards in two parts; stage s puts weights off by s backwards.
+    """
+
+    def operations(stage: int, instruction: str, blocks: _Blocks) -> list[Operation]:
+        return [Operation(stage, instruction, m, c, c * num_stages + stage) for m, c in blocks]
+
+    orders = []
+    for stage in range(num_stages):
+        forwards = operations(stage, FORWARD, down)
+        backwards = operations(stage, BACKWARD_INPUT if split else BACKWARD, up)
+        weights = operations(stage, BACKWARD_WEIGHT, up if split else ())
+        order, steady = forwards[: ahead(stage)], forwards[ahead(stage) :]
+        for k, backward in enumerate(backwards):
+            order += (*steady[k : k + 1], backward)
+            if k >= stage:
+                order += weights[k - stage : k - stage + 1]
+        orders.append(order + weights[max(0, len(weights) - stage) :])
+    return orders
 
 
-def _alternate(
-    forwards: list[Operation], backwards: list[Operation], warmup: int
-) -> list[Operation]:
-    steady = forwards[warmup:]
-    order = forwards[:warmup]
-    for forward, backward in zip(steady, backwards, strict=False):
-        order += (forward, backward)
-    return order + backwards[len(steady) :]
+def _through_v(stage: int, num_stages: int, *phases: tuple[int, str]) -> list[Operation]:
+    """What a stage of a V runs.
+
+    Each chunk takes its microbatches in turn, forwards and backwards alike, so a step says only
+    which chunk.
+
+    Args:
+        phases: how often, and PyTorch's letters of the steps with their chunks: "F1 I0 W0". W is
+            the weight gradient owed longest, of its chunk or, without one, of any.
+    """
+    names = {letter: name for name, letter in LETTERS.items()}
+    model_stage = (stage, 2 * num_stages - 1 - stage)
+    order: list[Operation] = []
+    done: Counter[str] = Counter()
+    owed: list[tuple[int, int]] = []  # (chunk, microbatch)
+    for times, steps in phases:
+        for step in steps.split() * times:
+            kind = step[0]
+            if kind == "W":
+                found = next(one for one in owed if step in ("W", f"W{one[0]}"))
+                owed.remove(found)
+                chunk, microbatch = found
+            else:
+                chunk, way = int(step[1]), step.replace("I", "B")
+                microbatch = done[way]
+                done[way] += 1
+            if kind == "I":
+                owed.append((chunk, microbatch))
+            order.append(Operation(stage, names[kind], microbatch, chunk, model_stage[chunk]))
+    return order
 
 
-def _refuse_chunks(name: str, num_chunks: int) -> None:
-    if num_chunks > 1:
-        raise InputError(
-            f"schedule {name} runs one model chunk per stage, not {num_chunks}; "
-            "schedules interleaved, looped-bfs and interleaved-zb run several"
-        )
-
-
-def group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> int:
+def _group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: int) -> int:
     """How many microbatches go through a chunk before the next chunk has its turn.
 
     As in PyTorch's interleaved schedules: there are as many groups as S fits into M whole times,
@@ -279,27 +408,17 @@ def group_length(name: str, num_stages: int, num_microbatches: int, num_chunks: 
     return num_microbatches // groups
 
 
-def _checked_group(length: int, num_stages: int, num_microbatches: int) -> int:
-    """Raises: InputError: Megatron refuses groups of that length."""
-    last = num_microbatches % length
-    if not num_stages <= length <= num_microbatches or 0 < last < num_stages:
-        raise InputError(
-            f"groups of {length} microbatches: a group, the last one of {num_microbatches} "
-            f"microbatches included, must have at least as many as there are stages, {num_stages}"
-        )
-    return length
-
-
-def through_chunks(
-    num_microbatches: int, num_chunks: int, length: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _through_chunks(
+    num_microbatches: int, num_chunks: int = 1, length: int | None = None
+) -> tuple[_Blocks, _Blocks]:
     """(microbatch, chunk) in the order of the forwards and in that of the backwards.
 
     Groups of `length` microbatches go through all chunks before the next group starts; the last
-    group has what is left.
+    group has what is left. Default: one group.
     """
-    ends = [*range(length, num_microbatches, length), num_microbatches]
-    groups = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+    length = length or num_microbatches
+    starts = range(0, num_microbatches, length)
+    groups = [range(first, min(first + length, num_microbatches)) for first in starts]
     chunks = range(num_chunks)
     down = [(m, chunk) for group in groups for chunk in chunks for m in group]
     up = [(m, chunk) for group in groups for chunk in reversed(chunks) for m in group]

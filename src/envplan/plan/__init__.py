@@ -1,23 +1,8 @@
 """Plans: a frequency for every operation, what it costs, and its file plan.json."""
 
 from envplan.plan.build import build_plan, gap_over, note_straggler, target_of
-from envplan.plan.model import (
-    PLAN_SCHEMA,
-    SCHEMA_FILE,
-    Baseline,
-    Job,
-    Plan,
-    PlannedOperation,
-    Predicted,
-    ProfileReference,
-    Rung,
-    Target,
-    UntilStraggler,
-    schema_text,
-    write_schema,
-)
+from envplan.plan.model import Baseline, Job, Plan, ProfileReference, Rung, Target
 from envplan.plan.replayed import (
-    JobSetup,
     as_referenced,
     beyond_raw_rows,
     check_operations,
@@ -27,22 +12,15 @@ from envplan.plan.replayed import (
     problem_of,
     replay_plan,
     rung_rows,
-    stated_rows,
 )
 
 __all__ = [
-    "PLAN_SCHEMA",
-    "SCHEMA_FILE",
     "Baseline",
     "Job",
-    "JobSetup",
     "Plan",
-    "PlannedOperation",
-    "Predicted",
     "ProfileReference",
     "Rung",
     "Target",
-    "UntilStraggler",
     "as_referenced",
     "beyond_raw_rows",
     "build_plan",
@@ -55,8 +33,5 @@ __all__ = [
     "problem_of",
     "replay_plan",
     "rung_rows",
-    "schema_text",
-    "stated_rows",
     "target_of",
-    "write_schema",
 ]

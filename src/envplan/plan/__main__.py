@@ -1,5 +1,5 @@
 """`python -m envplan.plan` writes the JSON Schema of plan.json anew."""
 
-from envplan.plan.model import write_schema
+from envplan.plan.model import Plan
 
-write_schema()
+Plan.write_schema()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from envplan.frontier import BlockingPowerSource, Relaxation
+from envplan.frontier import Relaxation
 from envplan.limits import AveragePower, EnergyBudget, MinHold, PeakPower
 from envplan.plan.model import (
     PLAN_SCHEMA,
@@ -24,34 +25,12 @@ from envplan.request import Request
 from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
-    from envplan.pipeline import Pipeline
     from envplan.plan.model import Bound, TargetKind
     from envplan.replay import Problem, Replay
 
 
-class Setup(Protocol):
-    """A pipeline with a profile on so many GPUs: a traced frontier, or a plan's job."""
-
-    @property
-    def pipeline(self) -> Pipeline: ...
-    @property
-    def profile(self) -> Profile: ...
-    @property
-    def problem(self) -> Problem: ...
-    @property
-    def gpus_per_stage(self) -> int: ...
-    @property
-    def replicas(self) -> int: ...
-    @property
-    def num_gpus(self) -> int: ...
-    @property
-    def blocking_power_w(self) -> tuple[float, ...]: ...
-    @property
-    def blocking_power_source(self) -> BlockingPowerSource: ...
-
-
 def build_plan(
-    setup: Setup,
+    frontier: Relaxation,
     replay: Replay,
     *,
     target: Target,
@@ -63,27 +42,26 @@ def build_plan(
     """The plan of a replayed choice of options, set against the lower bound.
 
     Args:
-        setup: what the replay is of.
+        frontier: of what the replay is of.
         target: what was asked, and the deadline that was planned for.
         request: the same as a request, for plans of the planner frontier.
         bound_fj: least energy possible by the deadline for one GPU a stage, fJ; default: the
-            relaxed, where `setup` is a traced frontier.
+            relaxed.
         bound: what that follows from.
         planner: what chose the options.
     """
     if bound_fj is None:
-        assert isinstance(setup, Relaxation)
-        bound_fj = setup.lower_bound_fj(max(setup.min_time_ns, target.deadline_ns))
-    gpus = setup.num_gpus
+        bound_fj = frontier.lower_bound_fj(max(frontier.min_time_ns, target.deadline_ns))
+    gpus = frontier.num_gpus
     bound_fj = max(0, bound_fj - rounding_allowance_fj(replay)) * gpus
     hold = None if request is None else request.limit(MinHold)
     latency_ns = replay.machine.latency_ns
     job = Job(
-        **setup.pipeline.to_job(),
-        gpus_per_stage=setup.gpus_per_stage,
-        replicas=setup.replicas,
-        blocking_power_w=list(setup.blocking_power_w),
-        blocking_power_source=setup.blocking_power_source,
+        **frontier.pipeline.to_job(),
+        gpus_per_stage=frontier.gpus_per_stage,
+        replicas=frontier.replicas,
+        blocking_power_w=list(frontier.blocking_power_w),
+        blocking_power_source=frontier.blocking_power_source,
         switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
         min_dwell_s=None if hold is None else hold.time_s,
     )
@@ -91,9 +69,9 @@ def build_plan(
         schema=PLAN_SCHEMA,
         planner=planner,
         job=job,
-        profile=_reference(setup.profile),
+        profile=_reference(frontier.profile),
         target=target,
-        predicted=predict(replay, bound_fj, bound, baseline(setup.problem, gpus), gpus),
+        predicted=predict(replay, bound_fj, bound, baseline(frontier.problem, gpus), gpus),
         stages=planned_operations(replay),
         request=request,
     )
@@ -129,9 +107,15 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
     )
 
 
-def baseline(problem: Problem, num_gpus: int) -> Baseline:
-    """What the pipeline takes with every operation at its highest frequency, all GPUs."""
-    replay = problem.replay(problem.max_frequency_rows)
+def baseline(
+    problem: Problem, num_gpus: int, factors: NDArray[np.float64] | None = None
+) -> Baseline:
+    """What the pipeline takes with every operation at its highest frequency, all GPUs.
+
+    Args:
+        factors: what each operation's time is multiplied by, (N,).
+    """
+    replay = problem.replay(problem.max_frequency_rows, factors=factors)
     energy_fj = replay.energy_fj * num_gpus
     return Baseline(
         iteration_time_s=s_from_ns(replay.makespan_ns),

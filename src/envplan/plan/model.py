@@ -9,38 +9,25 @@ correctly rounded to a float and written so that it reads back the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from envplan._documents import json_schema, parse_document, read_json, readable_json
-from envplan._files import atomic_write
-from envplan._model import Model
+from envplan._model import Document, Model
 from envplan._notebook import html_of
 from envplan.costs.model import Costs
 from envplan.frontier import BlockingPowerSource
-from envplan.limits import (
-    AnyLimit,
-    AveragePower,
-    EnergyBudget,
-    HoldsWithProbability,
-    MinHold,
-    PeakPower,
-    Robustness,
-)
-from envplan.pipeline import Pipeline
+from envplan.limits import Robustness
+from envplan.pipeline import Pipeline, formats
 from envplan.profile import Adjustments
-from envplan.request import Deadline, Effort, Request
+from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, uw_from_w
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_SCHEMA: Final = "envplan/plan/v1"
-SCHEMA_FILE: Final = Path(__file__).parents[1] / "schemas" / "plan.v1.schema.json"
 
 TargetKind = Literal[
     "no-slowdown",
@@ -64,31 +51,15 @@ GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 BlockingWatts = Annotated[float, Field(ge=0, le=1e5)]
 
 
-class Job(Model):
+class Job(formats.Job):
     """What runs: a pipeline, on how many GPUs, and what one of them draws while it waits."""
 
-    schedule: str
-    stages: Count
-    microbatches: Count
+    model_config = ConfigDict(extra="forbid")
+
     chunks: Count
     p2p_latency_s: Seconds | list[Seconds] = Field(
         description="of a transfer; a list has one for each pair of neighbouring stages"
     )
-    forwards_ahead: list[Index] | None = Field(
-        None, description="schedule envpipe: forwards before the first backward beyond 1F1B's"
-    )
-    microbatch_group: Count | None = Field(
-        None,
-        description="schedule interleaved: microbatches that go through a chunk before the next",
-    )
-    extras: dict[str, list[Index]] | None = Field(
-        None,
-        description="operations beside forwards and backwards, and which model stages have them",
-    )
-    in_turn: list[Index] | None = Field(
-        None, description="stages that take turns with the next one: transfers hold the sender"
-    )
-    dag: dict[str, Any] | None = None
     gpus_per_stage: GpuCount
     replicas: GpuCount
     blocking_power_w: list[BlockingWatts] = Field(description="W of one waiting GPU, per stage")
@@ -232,7 +203,7 @@ class Rung(Model):
     configs: list[list[str]] | None = None
 
 
-class Plan(Model):
+class Plan(Document):
     """A frequency for every operation of a pipeline, checked and priced.
 
     Attributes:
@@ -241,6 +212,9 @@ class Plan(Model):
             those before it where there is time; absent if not asked for.
         costs: money and carbon of an iteration and of a run; absent if not asked for.
     """
+
+    kind: ClassVar[str] = "plan"
+    schema_name: ClassVar[str] = PLAN_SCHEMA
 
     schema_id: Literal["envplan/plan/v1"] = Field(alias="schema")
     planner: str
@@ -258,7 +232,7 @@ class Plan(Model):
     @property
     def request(self) -> Request:
         """What was asked for; for a file that does not say, what its other fields tell."""
-        return self.stated_request or _told_request(self)
+        return self.stated_request or told_request(self)
 
     @property
     def iteration_time(self) -> float:
@@ -364,95 +338,33 @@ class Plan(Model):
     def _repr_html_(self) -> str:
         return html_of("plan", self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write plan.json, whole or not at all.
 
-        Raises:
-            InputError: it cannot be written there.
-        """
-        atomic_write(path, self.to_json())
-
-    def to_json(self) -> str:
-        """The text of plan.json: readable, with one operation a line."""
-        document = self.model_dump(by_alias=True, exclude_none=True)
-        return readable_json(document)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a plan and check its form; verify_plan checks what it says.
-
-        Raises:
-            InputError: the file cannot be read, is larger than 256 MiB, is not JSON (says line and
-                column) or not a plan (names the field).
-        """
-        return cls.from_document(read_json(path), path=path)
-
-    @classmethod
-    def from_document(cls, document: object, *, path: str | os.PathLike[str] | None = None) -> Self:
-        """A plan from a JSON value as parsed.
-
-        Args:
-            path: the file that errors shall name.
-
-        Raises:
-            InputError: it is not a plan; names the field.
-        """
-        return parse_document(document, cls, kind="plan", schema=PLAN_SCHEMA, path=path)
-
-
-def told_limits(plan: Plan) -> list[AnyLimit]:
-    """The limits that a plan's fields tell of, whatever its request says."""
-    target, job, sure = plan.target, plan.job, plan.predicted.robustness
-    limits: list[AnyLimit] = []
-    if job.min_dwell_s:
-        limits.append(MinHold.of(time_s=job.min_dwell_s))
-    if target.peak_power_w is not None:
-        limits.append(PeakPower.of(power_w=target.peak_power_w))
-    if target.power_w is not None:
-        limits.append(AveragePower.of(power_w=target.power_w))
-    if target.energy_j is not None:
-        limits.append(EnergyBudget.of(energy_j=target.energy_j))
-    if sure is not None:
-        limits.append(HoldsWithProbability.of(probability=sure.probability, noise=sure.noise))
-    return limits
-
-
-def _told_request(plan: Plan) -> Request:
-    """The request that a plan of before requests were stated was made for."""
-    target = plan.target
+def told_request(plan: Plan) -> Request:
+    """The request that a plan's own fields tell of, whatever the one in its file says."""
+    target, sure = plan.target, plan.predicted.robustness
     run = None if plan.costs is None else plan.costs.of_run()
-    objective: Literal["energy", "time", "cost"] = "energy"
+    asked: dict[str, Any] = {}
     match target.kind:
         case "time" if run is not None and run.deadline_s is not None:
-            objective, deadline = "cost", Deadline(kind="any")
-        case "time" | "sync-time":
-            deadline = Deadline(kind=target.kind, time_s=target.time_s)
+            asked = {"run": run}
+        case "time" | "planner":
+            asked = {"target_time": target.time_s}
         case "slowdown":
-            deadline = Deadline(kind="slowdown", slowdown=target.slowdown)
+            asked = {"slowdown": target.slowdown}
         case "min-energy":
-            deadline = Deadline(kind="min-energy")
-        case "energy-budget" | "power-cap" | "peak-power-cap":
-            objective, deadline = "time", Deadline(kind="any")
-        case "planner" if target.time_s is not None:
-            deadline = Deadline(kind="time", time_s=target.time_s)
-        case _:
-            deadline = Deadline(kind="no-slowdown")
-    return Request(
-        objective=objective,
-        deadline=deadline,
-        straggler_time_s=target.straggler_time_s,
-        switch_latency_s=plan.job.switch_latency_s or 0.0,
-        limits=tuple(told_limits(plan)),
-        run=run,
-        effort=Effort(ladder=0 if plan.ladder is None else max(32, len(plan.ladder))),
+            asked = {"min_energy": True}
+        case "sync-time":
+            asked = {"sync_time": target.time_s}
+    request = Request.asking(
+        **asked,
+        straggler_time=target.straggler_time_s,
+        energy_budget=target.energy_j,
+        power_cap=target.power_w,
+        peak_power_cap=target.peak_power_w,
+        probability=None if sure is None else sure.probability,
+        noise=None if sure is None else sure.noise,
+        switch_latency=plan.job.switch_latency_s or 0.0,
+        min_hold=plan.job.min_dwell_s or 0.0,
+        ladder=0 if plan.ladder is None else max(32, len(plan.ladder)),
     )
-
-
-def write_schema() -> None:
-    """Write the JSON Schema of plan.json, generated from the models, to SCHEMA_FILE."""
-    atomic_write(SCHEMA_FILE, schema_text())
-
-
-def schema_text() -> str:
-    """The JSON Schema of plan.json."""
-    return json_schema(Plan)
+    return request.model_copy(update={"run": run})

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan._files import is_file
+from envplan._model import check_stated
 from envplan.errors import InputError
-from envplan.frontier import BlockingPowerSource
-from envplan.pipeline import Pipeline
-from envplan.plan.model import Job, Plan, ProfileReference, Rung
+from envplan.pipeline import Operation, Pipeline
+from envplan.plan.build import planned_operations
+from envplan.plan.model import Job, Plan, PlannedOperation, ProfileReference, Rung
 from envplan.profile import Adjustments, Profile, builtin_paths
 from envplan.replay import Machine, Problem, Replay
-from envplan.units import j_from_fj, ns_from_s, s_from_ns, uw_from_w
-
-__all__ = [
-    "as_referenced",
-    "beyond_raw_rows",
-    "check_operations",
-    "check_reference",
-    "find_profile",
-    "machine_of",
-    "problem_of",
-    "replay_plan",
-    "rung_rows",
-    "stated_rows",
-]
+from envplan.units import ns_from_s, uw_from_w
 
 
 def replay_plan(
@@ -40,6 +27,7 @@ def replay_plan(
     *,
     force: bool = False,
     machine: Machine | None = None,
+    rungs: Sequence[Rung] = (),
 ) -> Replay:
     """The replay of what a plan says, on clocks that follow as late as its job says.
 
@@ -47,6 +35,7 @@ def replay_plan(
         profile: what the plan was made from.
         force: go on though the profile has changed since.
         machine: instead of the job's.
+        rungs: further plans of the job that will be replayed on it.
 
     Raises:
         InputError: the profile has changed, or the plan does not fit it or its own job.
@@ -55,13 +44,14 @@ def replay_plan(
     profile = as_referenced(plan.profile, profile)
     problem, planned = problem_of(plan.job, profile), machine_of(plan.job)
     check_operations(plan, problem.pipeline)
-    rows = stated_rows(plan, problem, profile)
+    rung = plan.as_rung()
+    replay = problem.replay(rung_rows("stages", rung, problem), planned)
+    check_stated("stages", plan.stages, planned_operations(replay))
     if machine is None or machine == planned:
-        return problem.replay(rows, planned)
-    knobs = [(op.frequency_mhz, op.config) for stage in plan.stages for op in stage]
-    configs = {config for _, config in knobs}
+        return replay
+    configs = {config for one in (rung, *rungs) for config in chain(*(one.configs or ()))}
     retimed = problem_of(plan.job, profile.retimed(configs, machine.latency_ns))
-    return retimed.replay(retimed.rows_at(knobs), machine)
+    return retimed.replay(rung_rows("stages", rung, retimed), machine)
 
 
 def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
@@ -74,8 +64,7 @@ def beyond_raw_rows(plan: Plan, profile: Profile) -> tuple[float, float]:
     raw = None if stated is None else stated.model_copy(update={"smoothed": False})
     measured = as_referenced(plan.profile.model_copy(update={"adjustments": raw}), profile)
     problem = problem_of(plan.job, measured)
-    knobs = [(op.frequency_mhz, op.config) for op in chain(*plan.stages)]
-    taken = problem.replay(problem.rows_at(knobs), machine_of(plan.job))
+    taken = problem.replay(rung_rows("stages", plan.as_rung(), problem), machine_of(plan.job))
     return taken.makespan_ns / said.makespan_ns - 1, taken.energy_fj / said.energy_fj - 1
 
 
@@ -91,43 +80,6 @@ def problem_of(job: Job, profile: Profile) -> Problem:
             f"job.blocking_power_w has {len(powers)} values for {pipeline.num_stages} stages"
         )
     return Problem(pipeline, profile, [uw_from_w(power) for power in powers])
-
-
-@dataclass(frozen=True)
-class JobSetup:
-    """What a job runs by a profile, as build_plan takes it; a traced frontier is another one."""
-
-    job: Job
-    profile: Profile
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The job's pipeline with the profile's option tables."""
-        return problem_of(self.job, self.profile)
-
-    @property
-    def pipeline(self) -> Pipeline:
-        return self.problem.pipeline
-
-    @property
-    def gpus_per_stage(self) -> int:
-        return self.job.gpus_per_stage
-
-    @property
-    def replicas(self) -> int:
-        return self.job.replicas
-
-    @property
-    def num_gpus(self) -> int:
-        return self.job.num_gpus
-
-    @property
-    def blocking_power_w(self) -> tuple[float, ...]:
-        return tuple(self.job.blocking_power_w)
-
-    @property
-    def blocking_power_source(self) -> BlockingPowerSource:
-        return self.job.blocking_power_source
 
 
 def machine_of(job: Job) -> Machine:
@@ -178,13 +130,7 @@ def as_referenced(reference: ProfileReference, profile: Profile) -> Profile:
             f"profile {profile.name} was adjusted ({', '.join(profile.adjustments.in_words())}) "
             "in another way than for the plan; give it as it was measured"
         )
-    return profile.adjusted(
-        wanted.recompute,
-        wanted.backward_input_share,
-        join_backward=wanted.joined_backward,
-        by_parts=wanted.by_parts,
-        raw=not wanted.smoothed,
-    )
+    return profile.derived(wanted)
 
 
 def check_reference(reference: ProfileReference, profile: Profile, force: bool) -> str:
@@ -215,58 +161,25 @@ def check_operations(plan: Plan, pipeline: Pipeline) -> str:
             f"stages has {len(plan.stages)} entries, but the job has {pipeline.num_stages} stages"
         )
     for stage, (first, last) in enumerate(pairwise(pipeline.stage_begin.tolist())):
-        planned = plan.stages[stage]
-        for k, op in enumerate(pipeline.operations[first:last]):
-            due = f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}"
-            if k >= len(planned):
-                raise InputError(f"stages[{stage}] ends after {k} operations; next comes {due}")
-            found = planned[k]
-            if (found.instruction, found.microbatch, found.chunk) != (
-                op.instruction,
-                op.microbatch,
-                op.chunk,
-            ):
+        planned, due = _in_words(plan.stages[stage]), _in_words(pipeline.operations[first:last])
+        for k, (found, needed) in enumerate(zip_longest(planned, due, fillvalue="nothing")):
+            if found != needed:
                 raise InputError(
-                    f"stages[{stage}][{k}] is {found.instruction} of microbatch "
-                    f"{found.microbatch}, chunk {found.chunk}, but the schedule has {due} there"
+                    f"stages[{stage}][{k}] is {found}, but the schedule has {needed} there"
                 )
-        if len(planned) > last - first:
-            raise InputError(
-                f"stages[{stage}] has {len(planned)} operations, the schedule {last - first}"
-            )
     return (
         f"{len(pipeline.operations)} operations on {pipeline.num_stages} stages, in the order of "
         f"schedule {pipeline.schedule}"
     )
 
 
-def stated_rows(plan: Plan, problem: Problem, profile: Profile) -> NDArray[np.int32]:
-    """The row of each operation's option table, (N), once all are seen to be rows of the profile.
-
-    Raises:
-        InputError: an operation's frequency, time or energy is no row's.
-    """
-    chosen = []
-    places = [(s, k) for s, stage in enumerate(plan.stages) for k in range(len(stage))]
-    for (s, k), number in zip(places, problem.table.tolist(), strict=True):
-        table, rows = problem.tables[number], problem.rows_by_knob[number]
-        op = plan.stages[s][k]
-        row = rows.get((op.frequency_mhz, op.config))
-        at = f"{op.frequency_mhz} MHz" + (f" config {op.config}" if op.config else "")
-        what = f"stages[{s}][{k}], {op.instruction} at {at},"
-        if row is None:
-            raise InputError(f"{what} is not a row of profile {profile.name}")
-        for field, stated, true in (
-            ("time_s", op.time_s, s_from_ns(table.time_ns[row])),
-            ("energy_j", op.energy_j, j_from_fj(table.energy_fj[row])),
-        ):
-            if stated != true:
-                raise InputError(f"{what} has {field} {stated!r}; the profile says {true!r}")
-        chosen.append(row)
-    return np.array(chosen, np.int32)
+def _in_words(operations: Iterable[Operation | PlannedOperation]) -> Iterator[str]:
+    return (
+        f"{op.instruction} of microbatch {op.microbatch}, chunk {op.chunk}" for op in operations
+    )
 
 
-def rung_rows(name: str, rung: Rung, problem: Problem, profile: Profile) -> NDArray[np.int32]:
+def rung_rows(name: str, rung: Rung, problem: Problem) -> NDArray[np.int32]:
     """The rows that a rung of a plan's ladder stands for, (N,).
 
     Args:
@@ -275,22 +188,14 @@ def rung_rows(name: str, rung: Rung, problem: Problem, profile: Profile) -> NDAr
     Raises:
         InputError: it does not fit the job, or names a clock that the profile lacks.
     """
-    pipeline = problem.pipeline
-    lengths = [last - first for first, last in pairwise(pipeline.stage_begin.tolist())]
-    configs = rung.configs
-    if configs is None:
-        configs = [[""] * length for length in lengths]
+    lengths = np.diff(problem.pipeline.stage_begin).tolist()
+    configs = rung.configs or [[""] * length for length in lengths]
     for field, lists in (("frequencies_mhz", rung.frequencies_mhz), ("configs", configs)):
         if [len(stage) for stage in lists] != lengths:
             raise InputError(f"{name}.{field} does not have one entry for every operation")
-    knobs = zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True)
-    chosen = []
-    for op, knob, number in zip(pipeline.operations, knobs, problem.table.tolist(), strict=True):
-        rows = problem.rows_by_knob[number]
-        if knob not in rows:
-            raise InputError(
-                f"{name}: {knob[0]} MHz for {op.instruction} {op.microbatch} of stage {op.stage} "
-                f"is not a row of profile {profile.name}"
-            )
-        chosen.append(rows[knob])
-    return np.array(chosen, np.int32)
+    try:
+        return problem.rows_at(
+            list(zip(chain(*rung.frequencies_mhz), chain(*configs), strict=True))
+        )
+    except InputError as error:
+        raise InputError(f"{name}: {error.message}") from None

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
-from envplan.errors import InputError
 from envplan.plotting import page
-from envplan.plotting.figures import (
-    GREEN,
-    energy_unit,
-    figure,
-    in_joules,
-    job_line,
-    source_words,
-    title,
-    workload_title,
-)
+from envplan.plotting.figures import GREEN, figure, in_joules, title
 from envplan.simulation import simulate
 
 if TYPE_CHECKING:
@@ -32,11 +19,6 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
-
-__all__ = ["ANIMATION_TYPES", "animate_frontier"]
-
-#: File endings that an animation can have.
-ANIMATION_TYPES: Final = (".gif", ".mp4", ".html")
 
 _FRAME_MS: Final = 180
 _LAST_FRAME_MS: Final = 1600
@@ -54,44 +36,32 @@ def animate_frontier(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Write an animation of plans along the frontier: .gif, .mp4 (with ffmpeg) or .html.
+    """Write an animation of plans along the frontier: .gif or .html.
 
     Args:
         plans: at least one, by ascending time: a frame each.
         progress: called with (frames to go, 0).
 
     Raises:
-        InputError: the file cannot be written, or is an .mp4 and there is no ffmpeg.
+        InputError: the file cannot be written.
     """
-    kind = Path(path).suffix.lower()
-    if kind == ".mp4" and shutil.which("ffmpeg") is None:
-        raise InputError(
-            "needs the program ffmpeg, which is not installed; install it, or write .gif or .html",
-            path=path,
-        )
     timelines = [simulate(plan, frontier.profile) for plan in plans]
-    if kind == ".html":
+    if Path(path).suffix.lower() == ".html":
         page.save_page(_page(frontier, plans, timelines), path)
-        return
-    frames = list(_frames(frontier, plans, timelines, progress))
-    atomic_write(path, _gif(frames) if kind == ".gif" else _mp4(frames))
+    else:
+        atomic_write(path, _gif(list(_frames(frontier, plans, timelines, progress))))
 
 
 def _page(frontier: Frontier, plans: Sequence[Plan], timelines: Sequence[Timeline]) -> str:
-    profile, pipeline = frontier.profile, frontier.pipeline
-    name = workload_title(profile, frontier.num_gpus * pipeline.num_stages)
-    frames = [page.timeline_data(timeline, "plan") for timeline in timelines]
     data = {
         "animation": {
-            "frames": frames,
+            "frames": [page.timeline_data(timeline, "plan") for timeline in timelines],
             "span": max(timeline.sync_time for timeline in timelines),
-            "frontier": page.frontier_data(frontier, plans),
+            "frontier": page.frontier_data(frontier, plans, beyond=False),
         }
     }
-    about = f"{job_line(pipeline, frontier.num_gpus)}; profile {profile.name}"
-    body = page.heading(f"From T_min to T_star: {name}", about, source_words(profile))
-    body += page.section("Along the frontier", page.chart("animation", "animation"))
-    return page.document(name, body, data)
+    body = [page.section("Along the frontier", page.chart("animation", "animation"))]
+    return page.job_page("From T_min to T_star: {}", frontier, body, data)
 
 
 def _frames(
@@ -110,15 +80,14 @@ def _frames(
     shown = [Drawn(timeline, "frequency") for timeline in timelines]
     window = windows(timelines)[0]
     scale = colour_scale(shown)
-    joules, _ = energy_unit(plans[0].predicted.baseline.energy_j)
     with figure(*_FIGURE_IN) as drawn:
         drawn.set_dpi(_DPI)
         canvas: Any = FigureCanvasAgg(drawn)
         stages, curve = drawn.subplots(2, 1, height_ratios=[1.25, 1])
         draw_colour_bar(drawn, [stages], scale, "frequency")
-        about = title(frontier.profile, frontier.pipeline, frontier.num_gpus)
-        draw_legend(drawn, timelines[:1], about)
-        draw_frontier(curve, frontier, plans, joules, dot=4)
+        draw_legend(drawn, timelines[:1], title(frontier))
+        baseline = plans[0].predicted.baseline
+        joules = draw_frontier(curve, frontier, plans, baseline.energy_j, dot=4)
         (now,) = curve.plot([], [], "o", color="#6D28D9", markersize=11)
         drawn.legend(*curve.get_legend_handles_labels(), loc="outside lower left", ncols=2)
         headline = curve.set_title(" ", loc="left", color=GREEN, weight="bold")
@@ -164,19 +133,3 @@ def _gif(frames: Sequence[NDArray[Any]]) -> bytes:
         buffer, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0
     )
     return buffer.getvalue()
-
-
-def _mp4(frames: Sequence[NDArray[Any]]) -> bytes:
-    """Encoded by ffmpeg, which gets raw pictures."""
-    height, width, _ = frames[0].shape
-    with TemporaryDirectory() as folder:
-        target = Path(folder) / "animation.mp4"
-        command = ["ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
-        command += ["-s", f"{width}x{height}", "-r", f"{1000 / _FRAME_MS:.3f}", "-i", "-"]
-        command += ["-pix_fmt", "yuv420p", "-vf", "crop=trunc(iw/2)*2:trunc(ih/2)*2", str(target)]
-        pictures = b"".join(frame.tobytes() for frame in frames)
-        done = subprocess.run(command, input=pictures, capture_output=True, check=False)
-        if done.returncode != 0 or not target.exists():
-            reason = done.stderr.decode(errors="replace").strip().splitlines()
-            raise InputError(f"ffmpeg failed: {reason[-1] if reason else 'it said nothing'}")
-        return target.read_bytes()

@@ -18,28 +18,8 @@ if TYPE_CHECKING:
 
     from envplan.pipeline import Pipeline
     from envplan.profile import Profile
-
-__all__ = [
-    "BLUE",
-    "ENDS",
-    "GREEN",
-    "OKABE_ITO",
-    "ORANGE",
-    "RED",
-    "energy_unit",
-    "figure",
-    "in_joules",
-    "in_watts",
-    "ink",
-    "job_line",
-    "label_axes",
-    "made",
-    "save_figure",
-    "shortened",
-    "source_words",
-    "title",
-    "workload_title",
-]
+    from envplan.simulation import Timeline
+    from envplan.solve import Frontier
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; shapes differ as well.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#007A5A", "#D55E00"
@@ -130,9 +110,15 @@ def in_joules(joules: float) -> str:
     return f"{significant(joules / scale)} {unit}"
 
 
+def power_unit(watts: float) -> tuple[float, str]:
+    """What to divide watts by, and what they are then called."""
+    return (1e3, "kW") if watts >= 1e4 else (1.0, "W")
+
+
 def in_watts(watts: float) -> str:
     """A power to four digits, with its unit."""
-    return f"{watts / 1e3:.4g} kW" if watts >= 1e4 else f"{watts:.4g} W"
+    scale, unit = power_unit(watts)
+    return f"{watts / scale:.4g} {unit}"
 
 
 def shortened(name: str) -> str:
@@ -181,12 +167,8 @@ def job_line(pipeline: Pipeline, gpus: int) -> str:
     )
 
 
-def title(profile: Profile, pipeline: Pipeline, gpus: int) -> str:
-    """Two lines that say what a figure is about: the workload on its GPUs, and the job.
-
-    Args:
-        gpus: of one stage, in all replicas.
-    """
-    modelled = " (modelled)" if profile.metadata.source == "modelled" else ""
-    named = workload_title(profile, gpus * pipeline.num_stages) + modelled
-    return f"{named}\n{job_line(pipeline, gpus)}"
+def title(of: Frontier | Timeline) -> str:
+    """Two lines that say what a figure is about: the workload on its GPUs, and the job."""
+    modelled = " (modelled)" if of.profile.metadata.source == "modelled" else ""
+    named = workload_title(of.profile, of.num_gpus * of.pipeline.num_stages) + modelled
+    return f"{named}\n{job_line(of.pipeline, of.num_gpus)}"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from envplan.planners import Comparison
     from envplan.solve import Frontier
 
-__all__ = ["LOOKS", "Look", "brief_share", "draw_frontier", "frontier_figure", "plans_along"]
-
 
 class Look(NamedTuple):
     """What a planner is called in pictures, and its mark there."""
@@ -83,32 +81,33 @@ def frontier_figure(
     with figure(*((7.6, 5.2) if comparison is None else (10.4, 5.0))) as drawn:
         axes = drawn.add_subplot()
         baseline = comparison.baseline if comparison else plans[0].predicted.baseline
-        scale, _ = energy_unit(baseline.energy_j)
-        draw_frontier(axes, frontier, plans, scale)
+        scale = draw_frontier(axes, frontier, plans, baseline.energy_j)
         if comparison is None:
             _keep_limits(axes)
             _draw_savings(axes, plans, scale)
         else:
             _draw_others(axes, comparison, scale)
         _draw_ends(axes, frontier, scale)
-        axes.set_title(title(frontier.profile, frontier.pipeline, frontier.num_gpus), loc="left")
+        axes.set_title(title(frontier), loc="left")
         # Curves may be all over the axes.
-        if comparison is None:
-            drawn.legend(loc="outside lower left", ncols=2)
-        else:
-            drawn.legend(loc="outside right upper")
+        below: Any = {"loc": "outside lower left", "ncols": 2}
+        drawn.legend(**(below if comparison is None else {"loc": "outside right upper"}))
     return drawn
 
 
 def draw_frontier(
-    axes: Axes, frontier: Frontier, plans: Sequence[Plan], scale: float, dot: float = 5.5
-) -> None:
+    axes: Axes, frontier: Frontier, plans: Sequence[Plan], most_j: float, dot: float = 5.5
+) -> float:
     """The curve, a dot at every plan, and a cross at maximum frequency.
 
     Args:
-        scale: of the axis of energies, see energy_unit.
+        most_j: an energy whose unit the axis shall have, J.
         dot: size of the dots.
+
+    Returns:
+        What the energies on the axis are divided by.
     """
+    scale, unit = energy_unit(most_j)
     axes.plot(frontier.times, frontier.energies / scale, color=BLUE, linewidth=2.2, label=_BOUND)
     if plans:
         dots = ([p.iteration_time for p in plans], [p.energy / scale for p in plans])
@@ -116,18 +115,12 @@ def draw_frontier(
         axes.plot(*dots, "o", color=ORANGE, markersize=dot, label=_PLANS, **edge)
         before = plans[0].predicted.baseline
         _mark(axes, BASELINE, before.iteration_time_s, before.energy_j / scale, BASELINE.name)
-    unit = next(unit for factor, unit in _UNITS if factor == scale)
-    label_axes(
-        axes,
-        "Iteration time (s), axis does not start at 0",
-        f"Energy per iteration ({unit}),\naxis does not start at 0",
-    )
+    off = "axis does not start at 0"
+    label_axes(axes, f"Iteration time (s), {off}", f"Energy per iteration ({unit}),\n{off}")
     axes.margins(0.08, 0.1)
     axes.ticklabel_format(useOffset=False, style="plain")
     axes.locator_params(nbins=7)
-
-
-_UNITS: Final = [energy_unit(10 * factor) for factor in (1.0, 1e3, 1e6, 1e9)]
+    return scale
 
 
 def _mark(axes: Axes, look: Look, time: float, energy: float, label: str) -> None:

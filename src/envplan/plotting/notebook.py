@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = [
-    "frontier_html",
-    "plan_html",
-    "timeline_html",
-]
-
 _PLANS = 17
 
 

@@ -10,38 +10,26 @@ import html
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan._files import atomic_write
-from envplan.plotting.figures import ENDS, in_joules
+from envplan.plotting.figures import ENDS, in_joules, job_line, source_words, workload_title
+from envplan.plotting.frontier import LOOKS, plans_along
 from envplan.units import UW_PER_W, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.plan import Plan
+    from envplan.planners import Comparison
     from envplan.simulation import Timeline
     from envplan.solve import Frontier
 
-__all__ = [
-    "cards",
-    "chart",
-    "commands",
-    "curve_of",
-    "document",
-    "frontier_data",
-    "heading",
-    "histogram_data",
-    "notes",
-    "plan_point",
-    "save_page",
-    "section",
-    "table",
-    "timeline_data",
-    "timelines_data",
-]
-
+#: Plans beyond T_star, for the straggler that one can move along the chart.
+_SLOWER: Final = 12
+#: Jobs of more operations have none: they take a further trace.
+MOST_FOR_SLOWER: Final = 8000
 _ASSETS: Final = Path(__file__).parent / "assets"
 _MOST_CURVE_POINTS: Final = 1500
 _BIN_MHZ: Final = 30
@@ -94,6 +82,25 @@ def heading(title: str, about: str, source: str | None) -> str:
     )
 
 
+def job_page(
+    title: str, of: Frontier | Timeline, body: Sequence[str], data: Mapping[str, Any], by: str = ""
+) -> str:
+    """A whole page about a job.
+
+    Args:
+        title: what it shows, such as "Frontier of {}", with a place for the job's name.
+        of: whose job it is.
+        body: HTML below the head.
+        data: as for document.
+        by: what to say of a planner.
+    """
+    gpus = of.num_gpus
+    name = workload_title(of.profile, gpus * of.pipeline.num_stages)
+    about = f"{job_line(of.pipeline, gpus)}{by}; profile {of.profile.name}"
+    head = heading(title.format(name), about, source_words(of.profile))
+    return document(name, "\n".join([head, *body]), data)
+
+
 def section(title: str, inner: str) -> str:
     """HTML of a section; `inner` is HTML already."""
     return f"<section><h2>{html.escape(title)}</h2>\n{inner}\n</section>"
@@ -129,10 +136,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll shaded" tabindex="0">{whole}</div>'
 
 
+def _text(words: str) -> str:
+    """HTML of a sentence; what stands between backquotes is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(words))
+
+
 def notes(items: Sequence[str]) -> str:
     """HTML of a list of sentences; what stands between backquotes is code."""
-    lines = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(item)) for item in items)
-    return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_text(item)}</li>" for item in items) + "</ul>"
 
 
 def cards(shown: Sequence[tuple[str, str, str]]) -> str:
@@ -142,8 +153,7 @@ def cards(shown: Sequence[tuple[str, str, str]]) -> str:
         shown: of each card its figure, what that is, and "good" or nothing.
     """
     inner = "".join(
-        f'<div class="card {kind}"><b>{html.escape(value)}</b>'
-        f"<span>{html.escape(what)}</span></div>"
+        f'<div class="card {kind}"><b>{html.escape(value)}</b><span>{_text(what)}</span></div>'
         for value, what, kind in shown
     )
     return f'<div class="cards">{inner}</div>'
@@ -151,22 +161,21 @@ def cards(shown: Sequence[tuple[str, str, str]]) -> str:
 
 def frontier_data(
     frontier: Frontier,
-    plans: Sequence[Plan],
-    points: Sequence[dict[str, Any]] = (),
-    slower: Sequence[Plan] = (),
-    straggler_time: float | None = None,
-    curves: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
+    along: Sequence[Plan],
+    comparison: Comparison | None = None,
+    own: Plan | None = None,
+    *,
+    beyond: bool = True,
 ) -> dict[str, Any]:
     """What the frontier chart draws.
 
     Args:
-        plans: along the frontier, at least one, by ascending time.
-        points: further plans to show, as plan_point makes them.
-        slower: plans beyond T_star to look up for stragglers.
-        straggler_time: s that a straggler takes when the page opens; None: there is none.
-        curves: further curves by the planner whose they are, (s, J).
+        along: plans along the frontier, at least one, by ascending time.
+        comparison: planners to show beside it.
+        own: the plan that the page is about; its straggler is there when the page opens.
+        beyond: with plans beyond T_star to look up for stragglers, unless the job is too large.
     """
-    baseline = plans[0].predicted.baseline
+    baseline = along[0].predicted.baseline
     highest = {
         "planner": "max_frequency",
         "label": "maximum frequency everywhere",
@@ -177,32 +186,40 @@ def frontier_data(
         "gap": None,
         "power": baseline.average_power_w,
     }
-    waiting_w = sum(frontier.blocking_power_w) * frontier.gpus_per_stage * frontier.replicas
+    points, curves = [highest], {}
+    if comparison is not None:
+        points += _rivals(comparison)
+        curves = {name: _thinned(curve) for name, curve in comparison.curves.items()}
+        if comparison.envpipe_frontier is not comparison.frontier:
+            curves["envpipe"] = _curve(comparison.envpipe_frontier)
+    if own is not None:
+        points.append(_point(own, f"this plan ({own.planner})") | {"planner": "this_plan"})
+    slower = []
+    if beyond and len(frontier.pipeline.operations) <= MOST_FOR_SLOWER:
+        slower = plans_along(frontier, _SLOWER, beyond=True)
     return {
-        "curve": _thinned(
-            list(zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True))
-        ),
-        "curves": {name: _thinned(points) for name, points in curves.items()},
-        "plans": [plan_point(plan, "plan") for plan in plans],
+        "curve": _curve(frontier),
+        "curves": curves,
+        "plans": [_point(plan, "plan") for plan in along],
         # Their gaps are against plans that nobody waits after, which says nothing here.
-        "slower": [plan_point(plan, "plan") | {"gap": None} for plan in slower],
-        "points": [highest, *points],
-        "baseline": {"time": baseline.iteration_time_s, "energy": baseline.energy_j},
+        "slower": [_point(plan, "plan") | {"gap": None} for plan in slower],
+        "points": points,
+        "baseline": highest,
         "t_min": frontier.min_time,
         "t_star": frontier.min_energy_time,
         "ends": ENDS,
         "t_max": frontier.slowest_time,
-        "waiting_w": waiting_w,
-        "straggler": straggler_time,
+        "waiting_w": sum(frontier.blocking_power_w) * frontier.gpus_per_stage * frontier.replicas,
+        "straggler": None if own is None else own.target.straggler_time_s,
         "modelled": frontier.profile.metadata.source == "modelled",
     }
 
 
-def plan_point(plan: Plan, label: str, *, planner: str | None = None) -> dict[str, Any]:
+def _point(plan: Plan, label: str) -> dict[str, Any]:
     """A plan as a point of the frontier chart."""
     predicted = plan.predicted
     return {
-        "planner": planner or plan.planner,
+        "planner": plan.planner,
         "label": label,
         "time": plan.iteration_time,
         "energy": plan.energy,
@@ -213,7 +230,29 @@ def plan_point(plan: Plan, label: str, *, planner: str | None = None) -> dict[st
     }
 
 
-def curve_of(frontier: Frontier) -> list[tuple[float, float]]:
+def _rivals(comparison: Comparison) -> list[dict[str, Any]]:
+    """The points of other planners, and of ours on other schedules; maximum frequency and our
+    plans on this one are on every chart anyway."""
+    shown = []
+    for entry in comparison.entries:
+        schedule, name = entry.plan.job.schedule, entry_name(entry.planner, entry.point)
+        if schedule != comparison.frontier.pipeline.schedule:
+            name += f" (schedule {schedule})"
+        elif entry.planner == "frontier":
+            continue
+        if entry.planner != "max_frequency":
+            against = {"saved": entry.savings_percent, "slower": entry.slowdown_percent}
+            shown.append(_point(entry.plan, name) | {"planner": entry.planner} | against)
+    return shown
+
+
+def entry_name(planner: str, point: str | None) -> str:
+    """What a planner's plan is called, such as "envplan at T_min"."""
+    name = LOOKS[planner].name if planner in LOOKS else planner
+    return name + (f" at {point}" if point in ("T_min", "T_star") else "")
+
+
+def _curve(frontier: Frontier) -> list[tuple[float, float]]:
     """The relaxed frontier's breakpoints, (s, J)."""
     return _thinned(list(zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True)))
 
@@ -221,8 +260,7 @@ def curve_of(frontier: Frontier) -> list[tuple[float, float]]:
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Points of a curve, (s, J); of very many, enough that no eye sees the difference."""
     step = max(1, -(-len(points) // _MOST_CURVE_POINTS))
-    kept = sorted({*range(0, len(points), step), len(points) - 1}) if points else []
-    return [points[k] for k in kept]
+    return [*points[:-1:step], *points[-1:]]
 
 
 def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
@@ -235,50 +273,45 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     kinds = list(dict.fromkeys(one.operation.instruction for one in timed))
     path = set(timeline.critical_path)
     times, watts = timeline.power
+    ops = [
+        {
+            "stage": one.operation.stage,
+            "kind": kinds.index(one.operation.instruction),
+            "microbatch": one.operation.microbatch,
+            "chunk": one.operation.chunk,
+            "start": s_from_ns(one.start_ns),
+            "time": s_from_ns(one.time_ns),
+            "mhz": one.frequency_mhz,
+            "watts": _watts(one.energy_fj, one.time_ns),
+            "slack": s_from_ns(one.stretch_ns),
+            "critical": int(k in path),
+        }
+        for k, one in enumerate(timed)
+    ]
     return {
         "name": name,
         "title": f"{name}: {timeline.iteration_time:#.4g} s, {in_joules(timeline.energy)}",
         "chunks": timeline.pipeline.num_chunks,
         "stages": len(timeline.stages),
         "kinds": kinds,
-        "ops": {
-            "stage": [one.operation.stage for one in timed],
-            "kind": [kinds.index(one.operation.instruction) for one in timed],
-            "microbatch": [one.operation.microbatch for one in timed],
-            "chunk": [one.operation.chunk for one in timed],
-            "start": [s_from_ns(one.start_ns) for one in timed],
-            "time": [s_from_ns(one.time_ns) for one in timed],
-            "mhz": [one.frequency_mhz for one in timed],
-            "watts": [
-                round(one.energy_fj / (one.time_ns * UW_PER_W), 3) if one.time_ns else 0.0
-                for one in timed
-            ],
-            "slack": [s_from_ns(one.stretch_ns) for one in timed],
-            "critical": [int(k in path) for k in range(len(timed))],
-        },
+        "ops": {column: [op[column] for op in ops] for column in ops[0]},
         # Of operations whose parts have clocks of their own: begin and end, s, MHz, W, part.
         "parts": {
             k: [
-                [
-                    s_from_ns(part.start_ns),
-                    s_from_ns(part.finish_ns),
+                (
+                    *map(s_from_ns, (part.start_ns, part.finish_ns)),
                     part.frequency_mhz,
-                    round(part.energy_fj / ((part.finish_ns - part.start_ns) * UW_PER_W), 3),
+                    _watts(part.energy_fj, part.finish_ns - part.start_ns),
                     part.part,
-                ]
+                )
                 for part in one.slices
             ]
             for k, one in enumerate(timed)
             if one.slices[0].part
         },
         "bubbles": [
-            [
-                bubble.stage,
-                s_from_ns(bubble.start_ns),
-                s_from_ns(bubble.finish_ns),
-                s_from_ns(bubble.usable_ns),
-            ]
-            for bubble in timeline.bubbles
+            (gap.stage, *map(s_from_ns, (gap.start_ns, gap.finish_ns, gap.usable_ns)))
+            for gap in timeline.bubbles
         ],
         "power": {
             "times": [s_from_ns(time) for time in times.tolist()],
@@ -289,29 +322,30 @@ def timeline_data(timeline: Timeline, name: str) -> dict[str, Any]:
     }
 
 
-def timelines_data(timelines: Sequence[Timeline], names: Sequence[str]) -> dict[str, Any]:
-    """What the timeline chart draws: timelines one above the other on one time axis."""
+def _watts(energy_fj: int, time_ns: int) -> float:
+    return round(energy_fj / (time_ns * UW_PER_W), 3) if time_ns else 0.0
+
+
+def timelines_data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """What the timeline chart draws: timelines one above the other on one time axis, by name."""
     return {
-        "timelines": [
-            timeline_data(each, name) for each, name in zip(timelines, names, strict=True)
-        ],
-        "span": max(each.sync_time for each in timelines),
+        "timelines": [timeline_data(each, name) for name, each in timelines.items()],
+        "span": max(each.sync_time for each in timelines.values()),
     }
 
 
 def histogram_data(plan: Plan) -> dict[str, Any] | None:
     """Percent of the busy time that operations spend at which clock, by instruction; None where
     nothing has a clock."""
-    busy: dict[tuple[int, str], float] = {}
-    for stage in plan.stages:
-        for operation in stage:
-            if operation.frequency_mhz:
-                key = (operation.frequency_mhz // _BIN_MHZ, operation.instruction)
-                busy[key] = busy.get(key, 0.0) + operation.time_s
+    busy: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for operation in (operation for stage in plan.stages for operation in stage):
+        if operation.frequency_mhz:
+            key = (operation.frequency_mhz // _BIN_MHZ, operation.instruction)
+            busy[key] += operation.time_s
     if not busy:
         return None
     kinds = sorted({kind for _, kind in busy}, key=lambda kind: (kind != "forward", kind))
-    total = sum(busy.values())
+    percent = 100 / sum(busy.values())
     bins = sorted({number for number, _ in busy})
     return {
         "kinds": kinds,
@@ -321,7 +355,7 @@ def histogram_data(plan: Plan) -> dict[str, Any] | None:
             {
                 "from": number * _BIN_MHZ,
                 "to": (number + 1) * _BIN_MHZ,
-                "share": [100 * busy.get((number, kind), 0.0) / total for kind in kinds],
+                "share": [percent * busy[number, kind] for kind in kinds],
             }
             for number in bins
         ],

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from envplan.profile import Profile
 
-__all__ = ["plateau", "profile_figure"]
-
 # So many stages have a line in the legend each; of more a bar says whose colour is whose.
 _NAMED_STAGES: Final = 10
 _LIGHTEST: Final = 0.88  # of the colour map: the yellow at its end is too pale for lines on white
@@ -27,7 +25,7 @@ def profile_figure(profile: Profile) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    from envplan.profiling.sweep import energy_by_clock
+    from envplan.profiling.remarks import energy_by_clock
 
     with figure(9.6, 4.8) as drawn:
         axes = drawn.add_subplot()

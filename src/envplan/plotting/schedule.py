@@ -7,16 +7,17 @@ so does anything else; transfers take none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.pipeline.dependencies import starts_without_lags
+from envplan.pipeline.schedules import LETTERS
 from envplan.plotting.figures import figure
-from envplan.units import s_from_ns
+from envplan.units import NS_PER_S
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from envplan.pipeline import Operation, Pipeline
     from envplan.profile import Profile
 
-__all__ = ["Cell", "ScheduleLayout", "schedule_figure", "schedule_layout"]
-
-_UNITS: Final = {"backward": 2}
-_LETTERS: Final = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+__all__ = ["ScheduleLayout", "schedule_figure", "schedule_layout"]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _COLOURS: Final = {
@@ -77,12 +75,9 @@ class ScheduleLayout:
     @property
     def unit(self) -> float:
         """The time of the shortest forward or backward."""
-        computing = [
-            time
-            for op, time in zip(self.pipeline.operations, self.time.tolist(), strict=True)
-            if op.instruction in _LETTERS and time > 0
-        ]
-        return float(min(computing, default=self.makespan or 1.0))
+        computing = [op.instruction in LETTERS for op in self.pipeline.operations]
+        times = self.time[np.array(computing) & (self.time > 0)].tolist()
+        return float(min(times, default=self.makespan or 1.0))
 
     @property
     def columns(self) -> int:
@@ -97,28 +92,25 @@ class ScheduleLayout:
 
     def activations(self, rank: int) -> int:
         """How many activations a rank holds at most: from a forward to the end of its backward."""
-        held = most = 0
-        for i in self.of_rank(rank):
-            instruction = self.pipeline.operations[i].instruction
-            held += (instruction == "forward") - (instruction in ("backward", "backward_weight"))
-            most = max(most, held)
-        return most
+        holds = {"forward": 1, "backward": -1, "backward_weight": -1}
+        steps = (holds.get(self.pipeline.operations[i].instruction, 0) for i in self.of_rank(rank))
+        return max(accumulate(steps, initial=0))
 
     def label(self, operation: Operation) -> str:
         """`F3`, or `4F3` with the model stage where ranks have several."""
         stage = operation.profile_stage if self.pipeline.num_chunks > 1 else ""
-        return f"{stage}{letter(operation.instruction)}{operation.microbatch}"
+        return f"{stage}{_short_label(operation)}"
 
     def legend(self) -> dict[str, str]:
         """Letter -> instruction, of those that occur."""
         names = {operation.instruction for operation in self.pipeline.operations}
-        known = [name for name in _LETTERS if name in names]
-        return {letter(name): name for name in [*known, *sorted(names - set(known))]}
+        known = [name for name in LETTERS if name in names]
+        return {_letter(name): name for name in [*known, *sorted(names - set(known))]}
 
-    def cells(self, rank: int, columns: int) -> Iterator[Cell]:
-        """A rank's row of text: operations and gaps, which take up `columns` columns together.
+    def cells(self, rank: int, columns: int) -> Iterator[tuple[Operation | None, int]]:
+        """A rank's row of text, which takes up `columns` columns: operations and how many each has.
 
-        An operation that is too short for a column is left out.
+        None is a gap. An operation that is too short for a column is left out.
         """
         scale = columns / self.makespan if self.makespan else 0.0
         at = 0
@@ -126,12 +118,12 @@ class ScheduleLayout:
             begin = math.floor(self.start[i] * scale + 0.5)
             end = math.floor((self.start[i] + self.time[i]) * scale + 0.5)
             if begin > at:
-                yield Cell(None, begin - at)
+                yield None, begin - at
             if end > begin:
-                yield Cell(self.pipeline.operations[i], end - begin)
+                yield self.pipeline.operations[i], end - begin
             at = max(at, end)
         if at < columns:
-            yield Cell(None, columns - at)
+            yield None, columns - at
 
     def to_dict(self) -> dict[str, Any]:
         """The layout in JSON types."""
@@ -155,29 +147,19 @@ class ScheduleLayout:
             ],
         }
 
-    def _entry(self, i: int) -> Mapping[str, Any]:
-        op = self.pipeline.operations[i]
-        return {
-            "instruction": op.instruction,
-            "microbatch": op.microbatch,
-            "chunk": op.chunk,
-            "profile_stage": op.profile_stage,
-            "start": float(self.start[i]),
-            "time": float(self.time[i]),
-        }
+    def _entry(self, i: int) -> dict[str, Any]:
+        entry: dict[str, Any] = asdict(self.pipeline.operations[i])
+        del entry["stage"]
+        return entry | {"start": float(self.start[i]), "time": float(self.time[i])}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Some columns of a row: an operation, or None where the rank waits."""
-
-    operation: Operation | None
-    columns: int
-
-
-def letter(instruction: str) -> str:
+def _letter(instruction: str) -> str:
     """PyTorch's letter for a forward or backward; a small one for anything else."""
-    return _LETTERS.get(instruction, instruction[:1].lower())
+    return LETTERS.get(instruction, instruction[:1].lower())
+
+
+def _short_label(operation: Operation) -> str:
+    return f"{_letter(operation.instruction)}{operation.microbatch}"
 
 
 def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> ScheduleLayout:
@@ -186,30 +168,22 @@ def schedule_layout(pipeline: Pipeline, profile: Profile | None = None) -> Sched
     Raises:
         InputError: the profile has no rows for an operation.
     """
+    operations = pipeline.operations
     if profile is None:
-        units = [_UNITS.get(op.instruction, 1) for op in pipeline.operations]
-        starts_in_units = np.array(starts_without_lags(pipeline, units), float)
-        return ScheduleLayout(pipeline, starts_in_units, np.array(units, float), None)
-    fitted = profile.fitted({op.instruction for op in pipeline.operations})
-    times = np.array(
-        [
-            (table := fitted.table(op.profile_stage, op.instruction)).time_ns[
-                table.max_frequency_option
-            ]
-            for op in pipeline.operations
-        ],
-        np.int64,
-    )
+        units = np.array([1 + (op.instruction == "backward") for op in operations], np.int64)
+        starts, _ = pipeline.earliest_starts(units, lags=False)
+        return ScheduleLayout(pipeline, starts.astype(float), units.astype(float), None)
+    fitted = profile.fitted({op.instruction for op in operations})
+    tables = (fitted.table(op.profile_stage, op.instruction) for op in operations)
+    times = np.array([table.time_ns[table.max_frequency_option] for table in tables], np.int64)
     starts, _ = pipeline.earliest_starts(times)
-    return ScheduleLayout(pipeline, _seconds(starts), _seconds(times), fitted)
-
-
-def _seconds(nanoseconds: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.array([s_from_ns(time) for time in nanoseconds.tolist()])
+    return ScheduleLayout(pipeline, starts / NS_PER_S, times / NS_PER_S, fitted)
 
 
 def schedule_figure(layout: ScheduleLayout) -> Figure:
     """The figure: a row for each rank; a long schedule goes on in further bands below."""
+    from matplotlib.patches import Patch
+
     units = layout.makespan / layout.unit
     band_inches = _ROW_INCHES * layout.pipeline.num_stages + 0.45
     most_bands = max(1, math.floor(_MOST_INCHES / band_inches))
@@ -219,25 +193,22 @@ def schedule_figure(layout: ScheduleLayout) -> Figure:
     with figure(width, height, 10) as drawn:
         all_axes = drawn.subplots(bands, 1, squeeze=False)[:, 0]
         span = math.ceil(units / bands) * layout.unit
-        size = _font_size(layout, (width - 1.4) * layout.unit / span)
+        # Such that the longest label fits into one unit; none where nobody could read it.
+        longest = max(len(_short_label(op)) for op in layout.pipeline.operations)
+        unit_inches = (width - 1.4) * layout.unit / span
+        size = unit_inches * _POINTS_PER_INCH / (_CHARACTER * longest)
+        size = min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
         for band, axes in enumerate(all_axes):
             _draw_band(axes, layout, band * span, (band + 1) * span, size)
         unit = "units" if layout.profile is None else "s"
         all_axes[-1].set_xlabel(f"Time ({unit})")
         all_axes[0].set_title(_title(layout), loc="left")
-        drawn.legend(handles=_handles(layout), loc="outside lower left", ncols=6, fontsize=9)
+        handles = [
+            Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
+            for sign, name in layout.legend().items()
+        ]
+        drawn.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=9)
     return drawn
-
-
-def _font_size(layout: ScheduleLayout, unit_inches: float) -> float:
-    """Such that the longest label fits into one unit; 0 where nobody could read it."""
-    longest = max(len(_short_label(op)) for op in layout.pipeline.operations)
-    size = unit_inches * _POINTS_PER_INCH / (_CHARACTER * longest)
-    return min(_LARGEST_FONT, size) if size >= _LEAST_FONT else 0.0
-
-
-def _short_label(operation: Operation) -> str:
-    return f"{letter(operation.instruction)}{operation.microbatch}"
 
 
 def _draw_band(
@@ -254,7 +225,7 @@ def _draw_band(
         spans.setdefault((op.instruction, op.chunk, op.stage), []).append((left, right - left))
         elsewhere = float(layout.time[i]) - (right - left)
         longer = (right - left, left == layout.start[i]) > (elsewhere, False)
-        if font_size and longer and op.instruction in _LETTERS:
+        if font_size and longer and op.instruction in LETTERS:
             axes.text(
                 (left + right) / 2,
                 op.stage,
@@ -284,19 +255,8 @@ def _colour(instruction: str, chunk: int, num_chunks: int) -> tuple[float, float
     from matplotlib.colors import to_rgb
 
     pale = _LIGHTEST * chunk / max(1, num_chunks - 1) if num_chunks > 1 else 0.0
-    red, green, blue = (
-        value + pale * (1 - value) for value in to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR))
-    )
-    return red, green, blue
-
-
-def _handles(layout: ScheduleLayout) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(color=_colour(name, 0, 1), label=f"{sign} {name}")
-        for sign, name in layout.legend().items()
-    ]
+    red, green, blue = to_rgb(_COLOURS.get(instruction, _OTHER_COLOUR))
+    return red + pale * (1 - red), green + pale * (1 - green), blue + pale * (1 - blue)
 
 
 def _title(layout: ScheduleLayout) -> str:

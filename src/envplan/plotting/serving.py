@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from envplan.plotting import page
-from envplan.plotting.figures import RED, figure, label_axes
+from envplan.plotting.figures import OKABE_ITO, RED, figure, label_axes
 from envplan.units import J_PER_KWH
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from envplan.serving.simulation import Simulation
 
 __all__ = [
-    "HEADERS",
     "comparison_page",
-    "comparison_rows",
+    "comparison_table",
+    "figures",
     "kwh",
     "over_time_figure",
     "plan_figure",
@@ -35,18 +35,7 @@ _DEGREES: Final = {
     4: ("#E69F00", "s"),
     8: ("#009E73", "D"),
 }
-_LINES: Final = {
-    "SinglePool": ("#D55E00", ":"),
-    "MultiPool": ("#CC79A7", ":"),
-    "ScaleInst": ("#CC79A7", "--"),
-    "ScaleShard": ("#56B4E9", "-."),
-    "ScaleFreq": ("#E69F00", "--"),
-    "DynamoLLM": ("#009E73", "-"),
-    "envplan": ("#000000", "-"),
-    "static": ("#E69F00", "-."),
-    "exact": ("#0072B2", "-"),
-}
-_OTHER: Final = ("0.5", "-")
+_DASHES: Final = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}  # and as pages have them
 _BASELINE: Final = (RED, "X")
 _DAY_S: Final = 86_400.0
 _HOUR_S: Final = 3600.0
@@ -72,18 +61,22 @@ def comparison_page(simulations: Sequence[Simulation], title: str, source: str |
         what = f"{which} energy: {result.policy}, SLOs met for {100 * result.attainment:.3f}%"
         shown.append((f"{abs(saved):.1f}%", what, "good" if saved > 0 else ""))
     about = [f"{each.policy}: {POLICIES[each.policy].about}." for each in simulations]
-    body = "\n".join(
-        [
-            page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
-            page.cards(shown),
-            page.section("Over time", page.chart("series", "over_time")),
-            page.section(
-                "Policies side by side", page.table(HEADERS, comparison_rows(simulations))
-            ),
-            page.section("What the policies do", page.notes(about)),
-        ]
-    )
-    return page.document(title, body, {"over_time": _series_data(simulations)})
+    parts = [
+        page.heading(title, f"Energy of all GPUs in use, against {base.policy}", source),
+        page.cards(shown),
+        page.section("Over time", page.chart("series", "over_time")),
+        page.section("Policies side by side", page.table(*comparison_table(simulations))),
+        page.section("What the policies do", page.notes(about)),
+    ]
+    return page.document(title, "\n".join(parts), {"over_time": _series_data(simulations)})
+
+
+def _look(policy: str) -> tuple[str, str]:
+    """Colour and dash of a policy's line, always the same and unlike those of others."""
+    from envplan.serving.policies import POLICIES
+
+    place = list(POLICIES).index(policy)
+    return OKABE_ITO[place % len(OKABE_ITO)], list(_DASHES)[place % len(_DASHES)]
 
 
 def _panels(simulation: Simulation) -> dict[str, Any]:
@@ -116,14 +109,14 @@ def _series_data(simulations: Sequence[Simulation]) -> dict[str, Any]:
     for name in _panels(simulations[0]):
         lines = [_rounded(_panels(each)[name]) for each in simulations]
         panels.append({"label": name, "from_zero": "%" not in name, "lines": lines})
-    looks = [_LINES.get(each.policy, _OTHER) for each in simulations]
+    looks = [_look(each.policy) for each in simulations]
     return {
         "times": _rounded(times),
         "label": label,
         "panels": panels,
         "names": _names(simulations),
         "colours": [colour for colour, _ in looks],
-        "dashes": [{":": "2 3", "--": "7 4", "-.": "7 3 2 3"}.get(dash, "") for _, dash in looks],
+        "dashes": [_DASHES[dash] for _, dash in looks],
     }
 
 
@@ -143,6 +136,11 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
     names = [name for name in profile.classes if profile.degrees(name)]
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
+    modelled = f" ({profile.source})" if profile.source else ""
+    title = (
+        f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
+        "SL: short input, long output; only clocks that meet the SLOs; circled: least energy"
+    )
     with figure(3.4 * columns, 1.3 + 2.3 * rows, _FONT) as drawn:
         panels = drawn.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         for axes, name in zip(panels, names, strict=False):
@@ -152,12 +150,7 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
         for axes in panels[max(0, len(names) - columns) : len(names)]:
             axes.set_xlabel("SM clock (MHz)")
         drawn.supylabel("Energy per request (kJ)", fontsize=_FONT)
-        modelled = f" ({profile.source})" if profile.source else ""
-        drawn.suptitle(
-            f"{profile.name}{modelled}, {load:g} tokens/s per instance\n"
-            "SL: short input, long output; only clocks that meet the SLOs; circled: least energy",
-            fontsize=1.1 * _FONT,
-        )
+        drawn.suptitle(title, fontsize=1.1 * _FONT)
         marks = [axes.get_legend_handles_labels() for axes in panels]
         known = {name: mark for found in marks for mark, name in zip(*found, strict=True)}
         order = sorted(known)
@@ -166,29 +159,25 @@ def serving_profile_figure(profile: ServingProfile, load: float = 2000.0) -> Fig
 
 
 def _draw_class(axes: Axes, profile: ServingProfile, name: str, load: float) -> None:
-    points = []
-    slo = profile.classes[name].slo
-    for tp in profile.degrees(name):
-        curves = [profile.curves[name, tp, f] for f in profile.frequencies(name, tp)]
-        able = [curve for curve in curves if curve.meets(slo, load)]
-        if able:
-            clocks = [curve.frequency_mhz for curve in able]
-            energies = [profile.energy_per_request(curve, load) / 1e3 for curve in able]
-            color, mark = _DEGREES[tp]
-            axes.plot(clocks, energies, mark + "-", color=color, markersize=5, label=f"TP{tp}")
-            points += list(zip(energies, clocks, strict=True))
-    if not points:
+    able = [curve for curve in profile.of(name) if curve.meets(profile.classes[name].slo, load)]
+    if not able:
         axes.set_title(f"{name}: no clock meets the SLOs", loc="left")
         return
-    most = max(profile.degrees(name))
-    highest = profile.curves[name, most, max(profile.frequencies(name, most))]
-    if highest.meets(slo, load):
-        colour, mark = _BASELINE
-        usual = profile.energy_per_request(highest, load) / 1e3
-        look: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "white", "zorder": 5}
-        look |= {"color": colour, "markersize": 9, "label": "baseline: most GPUs, maximum clock"}
-        axes.plot(highest.frequency_mhz, usual, mark, **look)
-    energy, clock = min(points)
+    points = [(profile.energy_per_request(c, load) / 1e3, c.frequency_mhz, c.tp) for c in able]
+    for tp in profile.degrees(name):
+        mine = sorted((clock, energy) for energy, clock, n in points if n == tp)
+        color, mark = _DEGREES[tp]
+        if mine:
+            axes.plot(
+                *zip(*mine, strict=True), mark + "-", color=color, markersize=5, label=f"TP{tp}"
+            )
+    if able[-1] is profile.of(name)[-1]:
+        usual, highest, _ = points[-1]
+        axes.plot(
+            highest, usual, _BASELINE[1], color=_BASELINE[0], markeredgecolor="white", zorder=5,
+            linestyle="none", markersize=9, label="baseline: most GPUs, maximum clock",
+        )  # fmt: skip
+    energy, clock, _ = min(points)
     axes.plot(clock, energy, "o", markersize=12, fillstyle="none", color="black")
     label_axes(axes, "", "", name)
     axes.set_ylim(0, 1.1 * max(points)[0])
@@ -200,48 +189,43 @@ def plan_figure(plan: ServingPlan) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     before = plan.predicted.baseline
-    names = [" + ".join(served.request_class for served in pool.serves) for pool in plan.pools]
+    names = [" + ".join(pool.classes) for pool in plan.pools]
+    modelled = f" ({plan.profile.source})" if plan.profile.source else ""
+    used = f"{plan.planner}, {plan.gpus} GPUs, {plan.power / 1e3:.4g} kW"
+    heading = f"{plan.profile.name}{modelled}\n{used}"
     with figure(9.6, 2.2 + 0.45 * (len(names) + 1)) as drawn:
         axes = drawn.add_subplot()
+        handles = {}
         widest = max(plan.gpus, 0 if before is None else before.gpus)
         for row, pool in enumerate(plan.pools):
             left, clocks = 0, Counter[tuple[int, int]]()
             for group in pool.groups:
                 color = _DEGREES[group.tp][0]
                 axes.barh(row, group.gpus, left=left, color=color, edgecolor="white")
+                handles[group.tp] = Patch(color=color, label=f"TP{group.tp}")
                 clocks[group.tp, group.frequency_mhz] += group.instances
                 left += group.gpus
             right = left > 0.5 * widest  # beside the bar is no room
             axes.annotate(
                 ", ".join(f"{count} x TP{tp} at {mhz}" for (tp, mhz), count in clocks.items()),
-                (left, row),
-                xytext=(-6 if right else 6, 0),
-                textcoords="offset points",
-                ha="right" if right else "left",
-                va="center",
-                fontsize=10,
+                (left, row), xytext=(-6 if right else 6, 0), textcoords="offset points",
+                ha="right" if right else "left", va="center", fontsize=10,
                 bbox={"boxstyle": "round", "fc": "white", "ec": "none", "alpha": 0.85},
-            )
-        used = sorted({group.tp for pool in plan.pools for group in pool.groups})
-        handles = [Patch(color=_DEGREES[tp][0], label=f"TP{tp}") for tp in used]
-        saved = ""
+            )  # fmt: skip
+        marks = [handles[tp] for tp in sorted(handles)]
         if before is not None:
-            axes.barh(len(names), before.gpus, color="0.8", edgecolor=_BASELINE[0])
+            look: Any = {"color": "0.8", "edgecolor": _BASELINE[0]}
+            axes.barh(len(names), before.gpus, **look)
             names.append("baseline, all")
             words = f"{before.gpus} GPUs, {before.power_w / 1e3:.4g} kW"
-            label = f"baseline: TP8, maximum clock: {words}"
-            handles.append(Patch(facecolor="0.8", edgecolor=_BASELINE[0], label=label))
-            saved = f", {plan.predicted.savings_percent or 0.0:.1f}% saved"
-        modelled = f" ({plan.profile.source})" if plan.profile.source else ""
-        heading = (
-            f"{plan.profile.name}{modelled}\n{plan.planner}, {plan.gpus} GPUs, "
-            f"{plan.power / 1e3:.4g} kW{saved}"
-        )
+            marks.append(Patch(facecolor="0.8", edgecolor=_BASELINE[0],
+                               label=f"baseline: TP8, maximum clock: {words}"))  # fmt: skip
+            heading += f", {plan.predicted.savings_percent or 0.0:.1f}% saved"
         label_axes(axes, "GPUs (instances and their SM clocks in MHz beside the bars)", "", heading)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        drawn.legend(handles=handles, loc="outside lower left", ncols=4)
+        drawn.legend(handles=marks, loc="outside lower left", ncols=4)
     return drawn
 
 
@@ -254,7 +238,7 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         axes[0].fill_between(times, load, color="0.75", linewidth=0)
         label_axes(axes[0], "", "Load\n(1,000 tokens/s)", title)
         for simulation, name in zip(simulations, _names(simulations), strict=True):
-            color, dash = _LINES.get(simulation.policy, _OTHER)
+            color, dash = _look(simulation.policy)
             for panel, (words, values) in zip(axes[1:], _panels(simulation).items(), strict=True):
                 look = {"color": color, "linestyle": dash, "linewidth": 1.2}
                 there = values == values
@@ -271,42 +255,38 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     return drawn
 
 
-#: Headers of the table of a comparison.
-HEADERS: Final = (
-    "policy",
-    "saved (%)",
-    "energy (kWh)",
-    "SLOs met (%)",
-    "GPUs, mean",
-    "GPUs, most",
-    "GPU hours",
-    "started",
-    "re-sharded",
-    "clock changes",
-)
-
-
 def kwh(joules: float) -> str:
     """An energy in kWh, to a tenth, or to three digits where there is little."""
     energy = joules / J_PER_KWH
     return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
 
 
-def comparison_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
-    """The table of a comparison; savings are against the first one."""
-    saved = [simulation.saved_percent(simulations[0]) for simulation in simulations]
-    return [
-        [
-            simulation.policy,
-            "-" if percent is None else f"{percent:.1f}",
-            kwh(simulation.energy_j),
-            f"{100 * simulation.attainment:.3f}",
-            f"{simulation.series.gpus.mean():.1f}",
-            f"{simulation.series.gpus.max():.0f}",
-            f"{simulation.gpu_hours:.4g}",
-            str(simulation.started),
-            str(simulation.resharded),
-            str(simulation.clock_changes),
-        ]
-        for simulation, percent in zip(simulations, saved, strict=True)
-    ]
+def figures(simulation: Simulation) -> dict[str, str]:
+    """What came of a simulation, by what it is."""
+    return {
+        "energy (kWh)": kwh(simulation.energy_j),
+        "requests": str(simulation.requests),
+        "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
+        "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
+        "further tokens in time (%)": f"{100 * simulation.tokens_in_time:.3f}",
+        "GPUs, mean": f"{simulation.series.gpus.mean():.1f}",
+        "GPUs, most": f"{simulation.series.gpus.max():.0f}",
+        "GPU hours": f"{simulation.gpu_hours:.4g}",
+        "started": str(simulation.started),
+        "re-sharded": str(simulation.resharded),
+        "clock changes": str(simulation.clock_changes),
+        "requests that another pool took": str(simulation.helped),
+        "requests given up": str(simulation.squashed),
+    }
+
+
+def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a comparison; savings are against the first one."""
+    headers = [name for name in figures(simulations[0]) if "request" not in name]
+    headers = [name for name in headers if "in time" not in name]
+    rows = []
+    for simulation in simulations:
+        percent, found = simulation.saved_percent(simulations[0]), figures(simulation)
+        saved = "-" if percent is None else f"{percent:.1f}"
+        rows.append([simulation.policy, saved, *(found[name] for name in headers)])
+    return ["policy", "saved (%)", *headers], rows

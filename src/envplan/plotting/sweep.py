@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from envplan.sweep import Row
 
-__all__ = ["sweep_figure"]
-
 _LINES: Final = ("-", "--", ":", "-.")
 #: What tells jobs apart, in the order in which panels and then colours are given to it.
 _TOLD_BY: Final = ("profile", "schedule", "microbatches", "chunks", "gpus_per_stage", "replicas")

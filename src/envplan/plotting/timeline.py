@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from envplan.plotting.figures import figure, in_joules, in_watts, ink, title
-from envplan.replay import Parts
+from envplan.plotting.figures import figure, in_joules, in_watts, ink, power_unit, title
 from envplan.units import NS_PER_S, UW_PER_W
 
 if TYPE_CHECKING:
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from envplan.simulation import Timeline
-
-__all__ = ["Colour", "Drawn", "draw_colour_bar", "draw_legend", "timeline_figure", "windows"]
 
 #: What the colour of an operation stands for: its clock, or what one GPU draws meanwhile.
 Colour = Literal["frequency", "power"]
@@ -70,29 +66,25 @@ def timeline_figure(
     spans = windows(shown)
     per_s = _AXES_SHARE * _WIDTH_IN / sum(end - begin for begin, end in spans)
     with figure(_WIDTH_IN, 2.9 + sum(rows) + 0.5 * len(rows), _FONT) as drawn:
-        grid = drawn.subplots(
-            len(shown) + 1,
-            len(spans),
-            squeeze=False,
-            sharex="col",
-            sharey="row",
-            height_ratios=[*rows, 1.3],
-        )
+        shape: Any = {"squeeze": False, "sharex": "col", "sharey": "row"}
+        heights = [*rows, 1.3]
+        grid = drawn.subplots(len(heights), len(spans), height_ratios=heights, **shape)
         all_drawn = [Drawn(each, colour) for each in shown]
         scale = colour_scale(all_drawn)
         for axes_row, one in zip(grid, all_drawn, strict=False):
             for axes, span in zip(axes_row, spans, strict=True):
                 one.draw(axes, scale, span, per_s)
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
-        about = title(timeline.profile, timeline.pipeline, timeline.num_gpus).replace("\n", ": ")
+        about = title(timeline).replace("\n", ": ")
         draw_legend(drawn, shown, about + _left_out(timeline, spans))
         draw_colour_bar(drawn, grid[:-1].ravel().tolist(), scale, colour)
         for axes, span in zip(grid[-1], spans, strict=True):
             _draw_power(axes, timeline, before, span)
             axes.set_xlabel("Time (s)")
         peak = max(each.peak_power for each in shown)
-        grid[-1][0].set_ylim(0, 1.1 * peak / _power_scale(peak)[0] or 1.0)
-        grid[-1][0].set_ylabel(f"All GPUs ({_power_scale(peak)[1]})")
+        watts, unit = power_unit(peak)
+        grid[-1][0].set_ylim(0, 1.1 * peak / watts or 1.0)
+        grid[-1][0].set_ylabel(f"All GPUs ({unit})")
         handles, labels = grid[-1][0].get_legend_handles_labels()
         drawn.legend(handles, labels, loc="outside lower left", ncols=2)
     return drawn
@@ -159,22 +151,20 @@ class Drawn:
 
     def __init__(self, timeline: Timeline, colour: Colour) -> None:
         self.timeline = timeline
-        parts = timeline.replay.parts
-        if any(timed.slices[0].part for timed in timeline.operations):
-            parts = _slices(timeline)
-        self.operation = parts.operation
-        self.begin, self.end = parts.begin_ns / NS_PER_S, parts.end_ns / NS_PER_S
-        self.clocked = parts.frequency_mhz > 0
-        watts = parts.energy_fj / (np.maximum(1, parts.end_ns - parts.begin_ns) * UW_PER_W)
-        self.values: NDArray[Any] = parts.frequency_mhz if colour == "frequency" else watts
-
-    @cached_property
-    def _kinds(self) -> NDArray[np.str_]:
-        return np.array([op.instruction for op in self.timeline.pipeline.operations])
-
-    @cached_property
-    def _stages(self) -> NDArray[np.int64]:
-        return np.array([op.stage for op in self.timeline.pipeline.operations])
+        # What operations do at one clock each, parts with clocks of their own included.
+        rows = [
+            (i, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
+            for i, timed in enumerate(timeline.operations)
+            for one in timed.slices
+        ]
+        self.operation, mhz, begin_ns, end_ns, energy_fj = np.array(rows, np.int64).T
+        operations = timeline.pipeline.operations
+        self.kinds = np.array([op.instruction for op in operations])[self.operation]
+        self.stages = np.array([op.stage for op in operations])[self.operation]
+        self.begin, self.end = begin_ns / NS_PER_S, end_ns / NS_PER_S
+        self.clocked = mhz > 0
+        watts = energy_fj / (np.maximum(1, end_ns - begin_ns) * UW_PER_W)
+        self.values: NDArray[Any] = mhz if colour == "frequency" else watts
 
     def draw(self, axes: Axes, scale: ScalarMappable, window: Window, inches_per_s: float) -> None:
         """A row of bars and bubbles for each stage, the first on top, between two times.
@@ -193,9 +183,8 @@ class Drawn:
         edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5} if edged else {}
         fills = scale.to_rgba(self.values)
         fills[~self.clocked] = (*(float(_CONSTANT),) * 3, 1.0)
-        kinds = self._kinds[self.operation]
-        for kind in dict.fromkeys(kinds.tolist()):
-            of_kind = seen[kinds[seen] == kind]
+        for kind in dict.fromkeys(self.kinds.tolist()):
+            of_kind = seen[self.kinds[seen] == kind]
             boxes = self._boxes(of_kind)
             hatch: Any = {"hatch": _WEIGHT_HATCH} if kind == _HATCHED else {}
             bars = PolyCollection(boxes, facecolor=fills[of_kind], zorder=2, **edges, **hatch)
@@ -213,9 +202,8 @@ class Drawn:
         axes.tick_params(axis="y", length=0)
 
     def _boxes(self, parts: NDArray[Any]) -> Any:
-        operations = self.operation[parts]
-        heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self._kinds[operations]])
-        low = self._stages[operations] + _BAR / 2 - heights
+        heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
+        low = self.stages[parts] + _BAR / 2 - heights
         return _boxes(self.begin[parts], self.end[parts], low, heights)
 
     def _number(
@@ -223,25 +211,20 @@ class Drawn:
     ) -> None:
         """Microbatches, and where stages have several chunks those as subscripts, in one size: as
         large as the narrowest bar that has room for one allows."""
-        labels, rooms = [], []
-        operations = self.timeline.operations
-        for i in self.operation[parts].tolist():
-            op, timed = operations[i].operation, operations[i]
+        labels = []
+        for part, box in zip(parts.tolist(), boxes, strict=True):
+            timed = self.timeline.operations[self.operation[part]]
+            op = timed.operation
             chunk = str(op.chunk) if self.timeline.pipeline.num_chunks > 1 else ""
             number = f"{op.microbatch}{chunk.translate(_SUBSCRIPTS)}"
             digits = sum(1.0 if digit.isascii() else _SUBSCRIPT for digit in number)
             room = (timed.time_ns / NS_PER_S * inches_per_s * 72 - 2) / (_DIGIT * digits)
-            labels.append(number if len(timed.slices) == 1 else "")
-            rooms.append(room)
-        size = min([room for room in rooms if room >= _LEAST_NUMBER] + [_LARGEST_NUMBER])
+            if room >= _LEAST_NUMBER and len(timed.slices) == 1:
+                labels.append((room, number, box.mean(axis=0).tolist(), ink(fills[part])))
+        size = min([room for room, *_ in labels] + [_LARGEST_NUMBER])
         look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
-        for part, number, room, box in zip(parts.tolist(), labels, rooms, boxes, strict=True):
-            if room >= _LEAST_NUMBER and number:
-                middle = box.mean(axis=0)
-                colour = ink(fills[part])
-                axes.text(
-                    middle[0], middle[1], number, color=colour, clip_on=True, zorder=4, **look
-                )
+        for _, number, (x, y), colour in labels:
+            axes.text(x, y, number, color=colour, clip_on=True, zorder=4, **look)
 
     def _draw_bubbles(self, axes: Axes, window: Window) -> None:
         """What no operation fills, grey; of that what the one before it could fill, hatched."""
@@ -264,16 +247,6 @@ def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
     """Corners of bars, (n, 4, 2)."""
     corners = ((left, low), (right, low), (right, low + height), (left, low + height))
     return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
-
-
-def _slices(timeline: Timeline) -> Parts:
-    """What operations do at one clock each, parts with clocks of their own included."""
-    found = [
-        (i, -1, one.frequency_mhz, one.start_ns, one.finish_ns, one.energy_fj)
-        for i, timed in enumerate(timeline.operations)
-        for one in timed.slices
-    ]
-    return Parts(*np.array(found, np.int64).T)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
@@ -310,13 +283,9 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     )
 
 
-def _power_scale(peak: float) -> tuple[float, str]:
-    return (1e3, "kW") if peak >= 1e4 else (1.0, "W")
-
-
 def _draw_power(axes: Axes, timeline: Timeline, before: Timeline | None, window: Window) -> None:
     shown = [timeline] if before is None else [before, timeline]
-    scale, _ = _power_scale(max(each.peak_power for each in shown))
+    scale, _ = power_unit(max(each.peak_power for each in shown))
     for each in shown:
         name = "" if before is None else ("plan, " if each is timeline else "maximum frequency, ")
         look: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}

@@ -14,7 +14,7 @@ Times and energies become integers (ns, fJ) here, and everything after this modu
 """
 
 from envplan.profile.curve import CostCurve, cost_curve
-from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments
+from envplan.profile.derived import Adjustments
 from envplan.profile.model import Profile, builtin_paths, builtin_profiles
 from envplan.profile.options import (
     BLOCKING,
@@ -24,13 +24,12 @@ from envplan.profile.options import (
     OptionTable,
     Part,
 )
-from envplan.profile.parts import ByParts, Change, Piece, Raised, changes_of, pieces
-from envplan.profile.reading import RAW_COLUMNS, Straggler, profile_table
+from envplan.profile.parts import ByParts, Change, Raised, changes_of, pieces
+from envplan.profile.reading import RAW_COLUMNS, profile_table
 from envplan.profile.sidecar import Job, ProfileMetadata
 
 __all__ = [
     "BLOCKING",
-    "DEFAULT_BACKWARD_INPUT_SHARE",
     "DEFAULT_BLOCKING_POWER_W",
     "INCLUDES_RECOMPUTATION",
     "INSTRUCTIONS",
@@ -42,11 +41,9 @@ __all__ = [
     "Job",
     "OptionTable",
     "Part",
-    "Piece",
     "Profile",
     "ProfileMetadata",
     "Raised",
-    "Straggler",
     "builtin_paths",
     "builtin_profiles",
     "changes_of",

@@ -6,8 +6,8 @@ output, recorded in plan.json, and derived again by whoever checks the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -16,8 +16,6 @@ from envplan.errors import InputError
 from envplan.profile.options import OptionTable, Part, option_table
 from envplan.profile.parts import ByParts, by_parts, one_clock
 from envplan.profile.smoothing import smoothed_tables
-
-__all__ = ["DEFAULT_BACKWARD_INPUT_SHARE", "Adjustments", "adjusted_tables"]
 
 #: The backward of a linear layer is two matrix products of equal size, one for its input's gradient
 #: and one for its weights' (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
@@ -65,27 +63,17 @@ class Adjustments(Model):
         """Whether rows were made of rows of other operations."""
         return bool(self.model_copy(update={"smoothed": False}))
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was derived, by name, in JSON types; empty where nothing was."""
-        return self.model_dump(exclude_defaults=True)
-
     def in_words(self) -> list[str]:
         """A phrase for each thing that was derived."""
-        words = []
-        if self.smoothed:
-            words.append("noise taken out of its rows (--raw keeps it)")
-        if self.backward_input_share is not None:
-            words.append(
-                f"assumed: backward_input takes {100 * self.backward_input_share:g}% of backward's "
-                "time and energy"
-            )
-        if self.joined_backward:
-            words.append("backward is the sum of backward_input and backward_weight")
-        if self.recompute:
-            words.append("with recomputation of the forward in the backward")
-        if self.by_parts is not None:
-            words.append(self.by_parts.in_words())
-        return words
+        share = 100 * (self.backward_input_share or 0.0)
+        known = {
+            "noise taken out of its rows (--raw keeps it)": self.smoothed,
+            f"assumed: backward_input takes {share:g}% of backward's time and energy": share,
+            "backward is the sum of backward_input and backward_weight": self.joined_backward,
+            "with recomputation of the forward in the backward": self.recompute,
+        }
+        of_parts = [] if self.by_parts is None else [self.by_parts.in_words()]
+        return [words for words, applies in known.items() if applies] + of_parts
 
 
 def adjusted_tables(
@@ -117,17 +105,17 @@ def adjusted_tables(
 
 def _join_backward(tables: _Tables, parts: _Parts, stage: int) -> None:
     key = stage, "backward"
-    one, other = ((stage, f"backward_{half}") for half in ("input", "weight"))
+    one, other = (stage, "backward_input"), (stage, "backward_weight")
     if key in tables or one not in tables or other not in tables:
         return
     tables[key] = _sum(tables[one], tables[other], "backward")
     # A whole backward goes through the modules once, both halves in each.
-    pairs = list(zip(parts.get(one, ()), parts.get(other, ()), strict=False))
-    alike = [
-        [(p.name, p.table.frequency_mhz.any()) for p in parts.get(k, ())] for k in (one, other)
-    ]
-    if pairs and alike[0] == alike[1]:
-        parts[key] = tuple(Part(a.name, _sum(a.table, b.table, "backward")) for a, b in pairs)
+    halves = parts.get(one, ()), parts.get(other, ())
+    names = [[(p.name, p.table.frequency_mhz.any()) for p in half] for half in halves]
+    if halves[0] and names[0] == names[1]:
+        parts[key] = tuple(
+            Part(a.name, _sum(a.table, b.table, "backward")) for a, b in zip(*halves, strict=True)
+        )
         tables[key] = one_clock(*key, parts[key])
 
 
@@ -136,29 +124,26 @@ def _split_backward(tables: _Tables, parts: _Parts, stage: int, input_share: flo
     if whole is None:
         return
 
-    def of_input(total: int) -> int:
-        return round(total * input_share)
+    def half(table: OptionTable, instruction: str) -> OptionTable:
+        """Halves add up to the whole, but for times of a nanosecond, which cannot be shared."""
 
-    # Shares add up to the whole, but for times of a nanosecond, which cannot be shared.
-    for instruction, share in (
-        ("backward_input", of_input),
-        ("backward_weight", lambda total: total - of_input(total)),
-    ):
+        def share(total: int) -> int:
+            of_input = round(total * input_share)
+            return of_input if instruction == "backward_input" else total - of_input
+
+        rows = [
+            (max(1, share(time)), share(energy), -mhz, config)
+            for mhz, config, time, energy in table.rows()
+        ]
+        return option_table(stage, instruction, rows)
+
+    for instruction in ("backward_input", "backward_weight"):
         key = stage, instruction
-        if key in tables:
-            continue
-        tables[key] = _shared(whole, instruction, share)
-        if some := parts.get((stage, "backward")):
-            parts[key] = tuple(Part(p.name, _shared(p.table, instruction, share)) for p in some)
-            tables[key] = one_clock(*key, parts[key])
-
-
-def _shared(table: OptionTable, instruction: str, share: Callable[[int], int]) -> OptionTable:
-    rows = [
-        (max(1, share(time)), share(energy), -mhz, config)
-        for mhz, config, time, energy in table.rows()
-    ]
-    return option_table(table.stage, instruction, rows)
+        if key not in tables:
+            tables[key] = half(whole, instruction)
+            if some := parts.get((stage, "backward")):
+                parts[key] = tuple(Part(p.name, half(p.table, instruction)) for p in some)
+                tables[key] = one_clock(*key, parts[key])
 
 
 def _add_recomputation(tables: _Tables, parts: _Parts, stage: int) -> None:
@@ -173,21 +158,18 @@ def _add_recomputation(tables: _Tables, parts: _Parts, stage: int) -> None:
 
 def _sum(one: OptionTable, other: OptionTable, instruction: str) -> OptionTable:
     """Both tables one after the other, at the frequencies and configs that both have."""
-    second = {(mhz, config): (time, energy) for mhz, config, time, energy in other.rows()}
+    second = other.by_knob()
     rows = [
         (time + second[mhz, config][0], energy + second[mhz, config][1], -mhz, config)
         for mhz, config, time, energy in one.rows()
         if (mhz, config) in second
     ]
+    both = f"stage {one.stage}: {one.instruction} and {other.instruction}"
     if not rows:
         raise InputError(
-            f"stage {one.stage}: {one.instruction} and {other.instruction} have no frequency and "
-            f"config in common, so {instruction} cannot be made of both; profile them at the same "
-            "clocks"
+            f"{both} have no frequency and config in common, so {instruction} cannot be made of "
+            "both; profile them at the same clocks"
         )
     if max(row[0] for row in rows) > _MAX_NS or max(row[1] for row in rows) > _MAX_FJ:
-        raise InputError(
-            f"stage {one.stage}: {one.instruction} and {other.instruction} together take more "
-            "than 1e9 s or 9000 J; check the units"
-        )
+        raise InputError(f"{both} together take more than 1e9 s or 9000 J; check the units")
     return option_table(one.stage, instruction, rows)

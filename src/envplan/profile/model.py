@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from envplan._files import atomic_write, read_bounded
+from envplan._files import atomic_write, exists, read_bounded
 from envplan._tables import MAX_TABLE_BYTES
 from envplan.errors import InputError, meant, unknown
 from envplan.profile.derived import DEFAULT_BACKWARD_INPUT_SHARE, Adjustments, adjusted_tables
@@ -27,8 +27,8 @@ from envplan.profile.options import (
     Part,
 )
 from envplan.profile.parts import WITHIN, ByParts, Raised, raised, retimed
-from envplan.profile.reading import COLUMNS, known_first, parse_contents
-from envplan.profile.sidecar import ProfileMetadata, exists, sidecar_path
+from envplan.profile.reading import COLUMNS, Contents, known_first, parse_contents
+from envplan.profile.sidecar import ProfileMetadata, sidecar_path
 from envplan.profile.smoothing import jump_clocks, noise_is_clear
 
 if TYPE_CHECKING:
@@ -39,24 +39,17 @@ if TYPE_CHECKING:
 _SPLIT_BACKWARD: Final = frozenset({"backward_input", "backward_weight"})
 
 
-class Profile:
+class Profile(Contents):
     """A validated stage profile.
 
-    Made by read_csv, builtin, open or from_rows, never directly.
+    Made by read_csv, builtin, open or from_rows, never directly. It has what its file says
+    (Contents) and:
 
     Attributes:
-        num_stages: S; the profile's stages are 0 .. S - 1.
-        instructions: names of its operations, known ones first; `blocking` is not one of them.
         name: the file's name without .csv.
         path: where it was read from, None when made by from_rows.
         sha256: hexadecimal digest of the CSV's bytes.
         metadata: what the sidecar says.
-        blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
-            a stage without such rows takes the mean of those that have some. None where the
-            file has no such rows at all.
-        num_ranks: how many ranks' rows were put together, each option's largest time and mean
-            energy; 0 for a file without a column `rank`.
-        stragglers: ranks that are slower than the others of their stage.
         noisy: whether the file's rows go against physics in so many places that noise is clear.
         adjustments: what was derived from the file's rows: the noise was taken out if it is clear
             (unless the rows were asked for raw), and what `adjusted` was asked for.
@@ -71,9 +64,7 @@ class Profile:
         metadata: ProfileMetadata,
         raw: bool = False,
     ) -> None:
-        contents = parse_contents(content, path)
-        self.num_stages = contents.num_stages
-        self.instructions = contents.instructions
+        super().__init__(**vars(parse_contents(content, path)))
         self.name = name
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
@@ -86,33 +77,26 @@ class Profile:
                 path=path,
                 column="gpu",
             )
-        self.blocking_power_w = contents.blocking_power_w
-        self.num_ranks = contents.num_ranks
-        self.stragglers = contents.stragglers
         waiting = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,) * self.num_stages
-        self.noisy = noise_is_clear(contents.tables.values(), dict(enumerate(waiting)))
+        self.noisy = noise_is_clear(self.measured.values(), dict(enumerate(waiting)))
         # Parts of operations add up to the rows as they are.
-        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not contents.parts)
+        self.adjustments = Adjustments(smoothed=self.noisy and not raw and not self.parts_of)
         self._content = content
-        self._measured = contents.tables
-        self._parts = contents.parts
-        self._spreads = contents.spreads
 
     @cached_property
     def _tables(self) -> dict[tuple[int, str], OptionTable]:
-        return adjusted_tables(self._measured, self.adjustments, self._parts)
+        return adjusted_tables(self.measured, self.adjustments, self.parts_of)
 
     @property
     def jumps(self) -> dict[str, int]:
         """Instructions that are, as measured, faster up to a clock, MHz, than right above it."""
-        return jump_clocks(self._measured.values())
+        return jump_clocks(self.measured.values())
 
     @property
     def clocks_mhz(self) -> list[int]:
         """Every clock that some operation has a row at, MHz, ascending."""
-        return sorted(
-            {int(mhz) for one in self._measured.values() for mhz in one.frequency_mhz} - {0}
-        )
+        tables = self.measured.values()
+        return sorted({mhz for one in tables for mhz in one.frequency_mhz.tolist()} - {0})
 
     def __repr__(self) -> str:
         return f"Profile({self.name!r}, num_stages={self.num_stages})"
@@ -161,16 +145,16 @@ class Profile:
         """
         if self.adjustments.makes_operations:
             return None
-        return self._spreads.get((stage, instruction, frequency, config))
+        return self.spreads.get((stage, instruction, frequency, config))
 
     def parts(self, stage: int, instruction: str) -> tuple[Part, ...]:
         """The parts that the file splits an operation into, in order of execution; maybe none."""
-        return self._parts.get((stage, instruction), ())
+        return self.parts_of.get((stage, instruction), ())
 
     @property
     def has_parts(self) -> bool:
         """Whether it splits any operation into parts."""
-        return bool(self._parts)
+        return bool(self.parts_of)
 
     def by_parts(
         self,
@@ -189,12 +173,12 @@ class Profile:
         Raises:
             InputError: options may be left out, but there are none.
         """
-        if within_percent is not None and (one_clock or not self._parts):
-            raise InputError(
-                "--parts-within goes with a profile whose operations have parts, and not with "
-                "--one-clock"
-            )
-        if one_clock or not self._parts:
+        if one_clock or not self.parts_of:
+            if within_percent is not None:
+                raise InputError(
+                    "--parts-within goes with a profile whose operations have parts, and not with "
+                    "--one-clock"
+                )
             return None
         within = WITHIN if within_percent is None else within_percent / 100
         return ByParts.of(blocking_power_w=blocking_power_w, within=within)
@@ -206,11 +190,18 @@ class Profile:
             configs: the options with clocks by part that are kept.
             latency_ns: from a request until the clock changes, ns.
         """
+        return self._with(
+            {
+                key: retimed(table, configs, latency_ns)
+                for key, table in self._tables.items()
+                if table.parts
+            }
+        )
+
+    def _with(self, tables: Mapping[tuple[int, str], OptionTable]) -> Profile:
+        """This profile with other tables for some operations."""
         other = copy.copy(self)
-        other._tables = {
-            key: retimed(table, configs, latency_ns) if table.parts else table
-            for key, table in self._tables.items()
-        }
+        other._tables = {**self._tables, **tables}
         return other
 
     def raised(
@@ -226,11 +217,7 @@ class Profile:
         assert self.adjustments.by_parts is not None
         key = stage, instruction
         found = raised(self._tables[key], config, gpu_mhz, self.adjustments.by_parts)
-        if found is None:
-            return None
-        other = copy.copy(self)
-        other._tables = self._tables | {key: found[0]}
-        return other, found[1]
+        return None if found is None else (self._with({key: found[0]}), found[1])
 
     def table(self, stage: int, instruction: str) -> OptionTable:
         """The options of an instruction on a stage.
@@ -298,33 +285,37 @@ class Profile:
                 config in common (names the stage), or the file says that recomputation is in it
                 already.
         """
-        if recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
-            raise InputError(
-                f"profile {self.name} says that its backward includes recomputation already; leave "
-                "--recompute out",
-                path=self.path,
-            )
         adjustments = Adjustments.of(
             recompute=recompute,
             backward_input_share=backward_input_share,
             joined_backward=join_backward,
             smoothed=self.adjustments.smoothed if raw is None else not raw,
-            by_parts=self._with_power(by_parts) if self._parts and by_parts else None,
+            by_parts=by_parts,
         )
-        other = copy.copy(self)
-        other.adjustments = adjustments
-        other.__dict__.pop("_tables", None)
-        names = dict.fromkeys((*self.instructions, *(name for _, name in other._tables)))
-        other.instructions = known_first(names)
-        return other
+        return self.derived(adjustments)
 
-    def _with_power(self, by_parts: ByParts) -> ByParts:
-        """The same, with the power of waiting that options are set against."""
-        known = self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,)
-        power = by_parts.blocking_power_w
-        return by_parts.model_copy(
-            update={"blocking_power_w": max(known) if power is None else power}
-        )
+    def derived(self, adjustments: Adjustments) -> Profile:
+        """This profile with these adjustments instead of those that it has; see adjusted.
+
+        Raises:
+            InputError: as for adjusted.
+        """
+        if adjustments.recompute and self.metadata.extra.get(INCLUDES_RECOMPUTATION):
+            raise InputError(
+                f"profile {self.name} says that its backward includes recomputation already; leave "
+                "--recompute out",
+                path=self.path,
+            )
+        if how := adjustments.by_parts if self.parts_of else None:
+            # Options are set against the power of waiting.
+            known = max(self.blocking_power_w or (DEFAULT_BLOCKING_POWER_W,))
+            power = known if how.blocking_power_w is None else how.blocking_power_w
+            how = how.model_copy(update={"blocking_power_w": power})
+        other = copy.copy(self)
+        other.adjustments = adjustments.model_copy(update={"by_parts": how})
+        other.__dict__.pop("_tables", None)
+        other.instructions = known_first((*self.instructions, *(name for _, name in other._tables)))
+        return other
 
     def with_parts(self, by_parts: ByParts | None) -> Profile:
         """This profile, adjusted as it is, with clocks by part where operations have parts.
@@ -335,13 +326,7 @@ class Profile:
         Raises:
             InputError: as for adjusted.
         """
-        now = self.adjustments
-        return self.adjusted(
-            now.recompute,
-            now.backward_input_share,
-            join_backward=now.joined_backward,
-            by_parts=by_parts,
-        )
+        return self.derived(self.adjustments.model_copy(update={"by_parts": by_parts}))
 
     def fitted(
         self,
@@ -361,17 +346,15 @@ class Profile:
         Raises:
             InputError: as for adjusted.
         """
-        needed = set(instructions)
-
-        def lacks(instruction: str) -> bool:
-            stages = range(self.num_stages)
-            return any((stage, instruction) not in self._measured for stage in stages)
-
-        split = any(name in needed and lacks(name) for name in _SPLIT_BACKWARD)
+        lacking = {
+            name
+            for name in instructions
+            if any((stage, name) not in self.measured for stage in range(self.num_stages))
+        }
         return self.adjusted(
             recompute,
-            DEFAULT_BACKWARD_INPUT_SHARE if split else None,
-            join_backward="backward" in needed and lacks("backward"),
+            DEFAULT_BACKWARD_INPUT_SHARE if lacking & _SPLIT_BACKWARD else None,
+            join_backward="backward" in lacking,
             by_parts=by_parts,
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+Knob = tuple[int, str]  # MHz, config
 
 #: Instructions that schedules know. A profile may hold others: any identifier will do.
 INSTRUCTIONS: Final = (
@@ -61,6 +62,11 @@ class Slices(NamedTuple):
         count, each = time_ns.shape
         begin = np.arange(0, count * each + 1, each, dtype=np.int64)
         return cls(begin, time_ns.ravel(), -(-energy_fj // time_ns).ravel())
+
+    def of_option(self, k: int) -> list[tuple[int, int]]:
+        """ns and uW of an option's slices."""
+        own = slice(self.begin[k], self.begin[k + 1])
+        return list(zip(self.time_ns[own].tolist(), self.power_uw[own].tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +121,10 @@ class OptionTable:
         """MHz, config, ns and fJ of each option."""
         columns = (self.frequency_mhz.tolist(), self.config, self.time_ns.tolist())
         return list(zip(*columns, self.energy_fj.tolist(), strict=True))
+
+    def by_knob(self) -> dict[Knob, tuple[int, int]]:
+        """ns and fJ by MHz and config."""
+        return {(mhz, config): (time, energy) for mhz, config, time, energy in self.rows()}
 
 
 def option_table(

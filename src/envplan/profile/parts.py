@@ -13,15 +13,14 @@ after this module knows no parts. The composition itself is in csrc/parts.hpp.
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, pairwise
-from typing import Annotated, Final, NamedTuple, overload
+from itertools import accumulate, chain, groupby, pairwise
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,21 +29,8 @@ from pydantic import Field
 from envplan import _kernel
 from envplan._model import Model
 from envplan.errors import InputError
-from envplan.profile.options import IntArray, OptionTable, Part, Slices, frozen, option_table
+from envplan.profile.options import Knob, OptionTable, Part, Slices, frozen, option_table
 from envplan.units import MAX_INTEGER, ns_from_s, uw_from_w
-
-__all__ = [
-    "WITHIN",
-    "ByParts",
-    "Change",
-    "Knob",
-    "Piece",
-    "by_parts",
-    "changes_of",
-    "one_clock",
-    "pieces",
-    "retimed",
-]
 
 #: How much more energy an option left out may save where nobody says, as a fraction.
 WITHIN: Final = 2e-3
@@ -54,8 +40,6 @@ _MOST_FJ: Final = MAX_INTEGER
 #: What is a name of a part.
 NAME: Final = re.compile(r"[^\s@=/,\"]+")
 _TOKEN: Final = re.compile(rf"@({NAME.pattern})=(\d+)(?:\+(\d+)ns)?(?:/(.*))?")
-
-Knob = tuple[int, str]  # MHz, config
 
 
 class Piece(NamedTuple):
@@ -136,25 +120,37 @@ def one_clock(stage: int, instruction: str, parts: Sequence[Part]) -> OptionTabl
         InputError: a part has no row at a clock that another one has, or all together use more
             than 4600 J.
     """
-    knobs = {part.name: {(m, c): (t, e) for m, c, t, e in part.table.rows()} for part in parts}
-    clocked = {name: rows for name, rows in knobs.items() if any(mhz for mhz, _ in rows)}
-    everywhere = dict.fromkeys(knob for rows in clocked.values() for knob in rows)
-    for name, rows in clocked.items():
-        for mhz, config in everywhere:
-            if (mhz, config) not in rows:
-                other = next(n for n, r in clocked.items() if (mhz, config) in r)
-                raise InputError(
-                    f"stage {stage} {instruction}: part {name} has no row at {_at(mhz, config)}, "
-                    f"which part {other} has; every part needs the same clocks, or one row at 0 MHz"
-                )
-    constant = [min(rows.values()) for name, rows in knobs.items() if name not in clocked]
     options = []
-    for mhz, config in everywhere or [(0, "")]:
-        each = [*constant, *(rows[mhz, config] for rows in clocked.values())]
-        options.append((sum(t for t, _ in each), sum(e for _, e in each), -mhz, config))
+    for (mhz, config), each in _at_one_clock(stage, instruction, parts).items():
+        times, energies = zip(*each, strict=True)
+        options.append((sum(times), sum(energies), -mhz, config))
     if max(energy for _, energy, *_ in options) > _MOST_FJ:
         raise InputError(f"stage {stage} {instruction}: its parts use more than 4600 J together")
     return option_table(stage, instruction, options)
+
+
+def _at_one_clock(
+    stage: int, instruction: str, parts: Sequence[Part]
+) -> dict[Knob, list[tuple[int, int]]]:
+    """By clock and config ns and fJ of each part; of parts of constant time alone at 0 MHz.
+
+    Raises:
+        InputError: a part has no row at a clock that another one has.
+    """
+    rows = [part.table.by_knob() for part in parts]
+    clocked = [any(mhz for mhz, _ in own) for own in rows]
+    knobs = dict.fromkeys(k for own, has in zip(rows, clocked, strict=True) if has for k in own)
+    found: dict[Knob, list[tuple[int, int]]] = {knob: [] for knob in knobs or [(0, "")]}
+    for part, own, has_clock in zip(parts, rows, clocked, strict=True):
+        for knob, each in found.items():
+            if has_clock and knob not in own:
+                has = next(other.name for other in parts if knob in other.table.by_knob())
+                raise InputError(
+                    f"stage {stage} {instruction}: part {part.name} has no row at {_at(*knob)}, "
+                    f"which part {has} has; every part needs the same clocks, or one row at 0 MHz"
+                )
+            each.append(own[knob] if has_clock else min(own.values()))
+    return found
 
 
 def scaled(
@@ -170,11 +166,10 @@ def scaled(
         InputError: clocks differ, or the parts add up to less by more than the noise.
     """
     stage, name = whole.stage, whole.instruction
-    together = {(m, c): (t, e) for m, c, t, e in one_clock(stage, name, parts).rows()}
-    if constant := {(0, "")} == together.keys():
-        together = dict.fromkeys(((m, c) for m, c, *_ in whole.rows()), together[0, ""])
-    own = {(mhz, config): (time, energy) for mhz, config, time, energy in whole.rows()}
-    if lacking := sorted(own.keys() ^ together.keys(), reverse=True):
+    each, own = _at_one_clock(stage, name, parts), whole.by_knob()
+    if constant := {(0, "")} == each.keys():
+        each = dict.fromkeys(own, each[0, ""])
+    if lacking := sorted(own.keys() ^ each.keys(), reverse=True):
         who, other = "the operation itself", "its parts"
         if lacking[0] in own:
             who, other = other, who
@@ -182,33 +177,27 @@ def scaled(
             f"stage {stage} {name}: at {_at(*lacking[0])} there are rows for {other} and none for "
             f"{who}"
         )
-    for knob, measured in own.items():
-        for k, (what, unit) in enumerate((("take", 1e9), ("use", 1e15))):
-            total, given = together[knob][k] / unit, measured[k] / unit
-            if total < given * (1 - noise[knob][k]):
-                sign = "s" if k == 0 else "J"
+    options: list[list[tuple[int, int, int, str]]] = [[] for _ in parts]
+    for (mhz, config), measured in own.items():
+        shares = []
+        for k, (what, unit, sign) in enumerate((("take", 1e9, "s"), ("use", 1e15, "J"))):
+            values = [part[k] for part in each[mhz, config]]
+            total, given = sum(values) / unit, measured[k] / unit
+            if total < given * (1 - noise[mhz, config][k]):
                 raise InputError(
-                    f"stage {stage} {name} at {_at(*knob)}: its parts {what} {total:.6g} {sign} "
-                    f"together, {given - total:.6g} {sign} ({100 * (1 - total / given):.1f}%) less "
-                    "than was measured of it; some part is missing, or leave out the rows of the "
-                    "operation itself"
+                    f"stage {stage} {name} at {_at(mhz, config)}: its parts {what} {total:.6g} "
+                    f"{sign} together, {given - total:.6g} {sign} "
+                    f"({100 * (1 - total / given):.1f}%) less than was measured of it; some part "
+                    "is missing, or leave out the rows of the operation itself"
                 )
+            ends = [measured[k] * upto // max(1, sum(values)) for upto in accumulate(values)]
+            shares.append([end - begin for begin, end in pairwise([0, *ends])])
+        for own_options, time, energy in zip(options, *shares, strict=True):
+            own_options.append((max(1, time), energy, -mhz, config))
     if constant:
         return tuple(parts)
-    options: dict[str, list[tuple[int, int, int, str]]] = {part.name: [] for part in parts}
-    rows = {part.name: {(m, c): (t, e) for m, c, t, e in part.table.rows()} for part in parts}
-    for knob, goal in own.items():
-        upto, before, sums = [0, 0], [0, 0], together[knob]
-        for part in options:
-            own_row = rows[part].get(knob) or next(iter(rows[part].values()))
-            share = []
-            for k in (0, 1):
-                upto[k] += own_row[k]
-                now = goal[k] * upto[k] // max(1, sums[k])
-                share.append(now - before[k])
-                before[k] = now
-            options[part].append((max(1, share[0]), share[1], -knob[0], knob[1]))
-    return tuple(Part(n, option_table(stage, name, some)) for n, some in options.items())
+    tables = (option_table(stage, name, own_options) for own_options in options)
+    return tuple(Part(part.name, table) for part, table in zip(parts, tables, strict=True))
 
 
 def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> OptionTable:
@@ -224,78 +213,71 @@ def by_parts(whole: OptionTable, parts: Sequence[Part], how: ByParts | None) -> 
     """
     rows = _PartRows(parts)
     chosen = np.array([rows.at(mhz, config) for mhz, config, *_ in whole.rows()], np.int32)
-    count, latency_ns = len(whole), 0
-    mhz = left = whole.frequency_mhz
-    times, energies = whole.time_ns, whole.energy_fj
-    follows = np.flatnonzero(rows.asks)
-    if how is not None and len(follows) and len(parts) > 1:
-        latency_ns = ns_from_s(how.switch_latency_s)
-        more_times, more_energies, more_chosen = _composed(whole, rows, how)
-        knobs = rows.knob[more_chosen[:, follows]]
-        changing = (knobs != knobs[:, :1]).any(axis=1)
-        more_chosen = more_chosen[changing]
-        times = np.concatenate([times, more_times[changing]])
-        energies = np.concatenate([energies, more_energies[changing]])
-        mhz, left = (
-            np.concatenate([mhz, rows.mhz[more_chosen[:, end]]]) for end in follows[[0, -1]]
-        )
-        chosen = np.concatenate([chosen, more_chosen])
-    changes = np.arange(len(times)) >= count
-    known = [*whole.config, *[None] * (len(times) - count)]
-    options = _Options(mhz, left, times, energies, changes, chosen, known)
-    return _table(whole.stage, whole.instruction, rows, options, latency_ns)
+    options = _Configs(rows, chosen, 0, list(whole.config))
+    if how is None or not rows.asks.any() or len(parts) == 1:
+        return _extended(whole, options, chosen[:0])
+    options.latency_ns = ns_from_s(how.switch_latency_s)
+    more = _composed(whole, rows, how)
+    knobs = rows.knob[more[:, np.flatnonzero(rows.asks)]]
+    return _extended(whole, options, more[(knobs != knobs[:, :1]).any(axis=1)])
 
 
-class _Options(NamedTuple):
-    """Columns of an option table: see OptionTable; and the row that each part takes, int32
-    (options, parts), and the configs as far as they are known."""
-
-    mhz: IntArray
-    left_mhz: IntArray
-    time_ns: IntArray
-    energy_fj: IntArray
-    changes_clock: NDArray[np.bool_]
-    chosen: NDArray[np.int32]
-    config: list[str | None]
-
-
-def _table(
-    stage: int, instruction: str, rows: _PartRows, options: _Options, latency_ns: int
+def _extended(
+    table: OptionTable,
+    options: _Configs,
+    more: NDArray[np.int32],
+    asked: Sequence[Change] | None = None,
 ) -> OptionTable:
-    """Options in any order as a table."""
-    order = np.lexsort((-options.mhz, options.energy_fj, options.time_ns))
-    chosen, changes = options.chosen[order], options.changes_clock[order]
-    known = [options.config[k] for k in order.tolist()]
-    first = int(rows.asks.argmax())
-    configs = zip(changes.tolist(), rows.configs[chosen[:, first]], known, strict=True)
+    """A table with further options, those of clocks by part.
+
+    Args:
+        options: those that the table has.
+        more: the row of each part that each further one takes, (further options, parts).
+        asked: the clocks of the one further option; None: those of its rows.
+    """
+    rows = options.rows
+    clocked = np.flatnonzero(rows.asks)[[0, -1]] if rows.asks.any() else (0, 0)
+    begin, left = (
+        rows.mhz[more[:, part]] if asked is None else [asked[end].frequency_mhz]
+        for part, end in zip(clocked, (0, -1), strict=True)
+    )
+    mhz = np.concatenate([table.frequency_mhz, begin])
+    times = np.concatenate([table.time_ns, rows.time_ns[more].sum(axis=1)])
+    energies = np.concatenate([table.energy_fj, rows.energy_fj[more].sum(axis=1)])
+    changes = np.concatenate([table.changes_clock, np.ones(len(more), np.bool_)])
+    chosen = np.concatenate([options.chosen, more])
+    first = np.concatenate(
+        [np.array(table.first_config, object), rows.configs[more[:, clocked[0]]]]
+    )
+    order = np.lexsort((-mhz, energies, times))
+    known = [*options.known, *[None if asked is None else label(asked)] * len(more)]
     return OptionTable(
-        stage=stage,
-        instruction=instruction,
-        frequency_mhz=frozen(options.mhz[order]),
-        config=_Configs(rows, chosen, latency_ns, known),
-        time_ns=frozen(options.time_ns[order]),
-        energy_fj=frozen(options.energy_fj[order]),
-        left_mhz=frozen(options.left_mhz[order]),
-        changes_clock=changes,
-        first_config=tuple(own if ch else config or "" for ch, own, config in configs),
-        slices=Slices.of(rows.time_ns[chosen], rows.energy_fj[chosen]),
+        stage=table.stage,
+        instruction=table.instruction,
+        frequency_mhz=frozen(mhz[order]),
+        config=_Configs(rows, chosen[order], options.latency_ns, [known[k] for k in order]),
+        time_ns=frozen(times[order]),
+        energy_fj=frozen(energies[order]),
+        left_mhz=frozen(np.concatenate([table.left_mhz, left])[order]),
+        changes_clock=changes[order],
+        first_config=tuple(first[order]),
+        slices=Slices.of(rows.time_ns[chosen[order]], rows.energy_fj[chosen[order]]),
         parts=rows.parts,
     )
 
 
-def _composed(
-    whole: OptionTable, rows: _PartRows, how: ByParts
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Times (ns), energies (fJ) and rows of each part of all options worth having."""
+def _composed(whole: OptionTable, rows: _PartRows, how: ByParts) -> NDArray[np.int32]:
+    """Rows of each part of all options worth having, (options, parts)."""
+    where = f"stage {whole.stage} {whole.instruction}"
     least_fj = sum(int(part.table.energy_fj.min()) for part in rows.parts)
     waiting_uw = uw_from_w(how.blocking_power_w or 0.0)
     if waiting_uw * sum(int(part.table.time_ns[-1]) for part in rows.parts) > MAX_INTEGER:
         raise InputError(
-            f"stage {whole.stage} {whole.instruction}: waiting as long as its parts take costs too "
-            "much for exact 64-bit arithmetic; check that times are in seconds"
+            f"{where}: waiting as long as its parts take costs too much for exact 64-bit "
+            "arithmetic; check that times are in seconds"
         )
     try:
-        return _kernel.compose(
+        *_, found = _kernel.compose(
             rows.ends,
             rows.time_ns,
             rows.energy_fj,
@@ -308,9 +290,10 @@ def _composed(
         )
     except OverflowError as error:
         raise InputError(
-            f"stage {whole.stage} {whole.instruction}: {error}; allow more than "
-            f"{100 * how.within:g}% of energy with --parts-within, or profile at fewer clocks"
+            f"{where}: {error}; allow more than {100 * how.within:g}% of energy with "
+            "--parts-within, or profile at fewer clocks"
         ) from None
+    return found
 
 
 class _PartRows:
@@ -458,21 +441,11 @@ def raised(
         if tight is not None:
             clocks = [max(tight) if clock in tight else clock for clock in clocks]
     changes = rows.changes(chosen, latency_ns, clocks)
-    knob = changes[0].frequency_mhz, label(changes)
-    of_parts = np.array([chosen], np.int32)
-    options = _Options(
-        np.append(table.frequency_mhz, knob[0]),
-        np.append(table.left_mhz, changes[-1].frequency_mhz),
-        np.append(table.time_ns, rows.time_ns[chosen].sum()),
-        np.append(table.energy_fj, rows.energy_fj[chosen].sum()),
-        np.append(table.changes_clock, True),
-        np.concatenate([table.config.chosen, of_parts]),
-        [*table.config.known, knob[1]],
-    )
+    extended = _extended(table, table.config, np.array([chosen], np.int32), changes)
     pairs = {(int(rows.mhz[planned[p]]), clocks[p]) for p in follows} - {(m, m) for m in clocks}
-    found_table = _table(table.stage, table.instruction, rows, options, latency_ns)
     known = {mhz for _, mhz in pairs}.intersection(rows.mhz.tolist())
-    return found_table, Raised(knob, tuple(sorted((*pair, pair[1] in known) for pair in pairs)))
+    knob = changes[0].frequency_mhz, label(changes)
+    return extended, Raised(knob, tuple(sorted((*pair, pair[1] in known) for pair in pairs)))
 
 
 class _Configs(Sequence[str]):
@@ -487,21 +460,15 @@ class _Configs(Sequence[str]):
         self, rows: _PartRows, chosen: NDArray[np.int32], latency_ns: int, known: list[str | None]
     ) -> None:
         self.rows, self.chosen, self.known = rows, chosen, known
-        self._latency_ns = latency_ns
+        self.latency_ns = latency_ns
 
     def __len__(self) -> int:
         return len(self.known)
 
-    @overload
-    def __getitem__(self, k: int) -> str: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[str]: ...
-    def __getitem__(self, k: int | slice) -> str | list[str]:
-        if isinstance(k, slice):
-            return [self[n] for n in range(*k.indices(len(self)))]
+    def __getitem__(self, k: int) -> str:  # type: ignore[override]  # nobody takes slices
         found = self.known[k]
         if found is None:
-            found = label(self.rows.changes(self.chosen[k].tolist(), self._latency_ns))
+            found = label(self.rows.changes(self.chosen[k].tolist(), self.latency_ns))
             self.known[k] = found
         return found
 
@@ -529,7 +496,7 @@ def pieces(table: OptionTable, config: str, latency_ns: int) -> list[Piece]:
                 if change.frequency_mhz != asked:
                     asked = change.frequency_mhz
                     coming.append((now + change.delay_ns + latency_ns, asked))
-        rows = {(mhz, label): (time, energy) for mhz, label, time, energy in part.table.rows()}
+        rows = part.table.by_knob()
         constant = rows.get((mhz, knob), next(iter(rows.values())))
         left = whole = 0
         while True:
@@ -553,45 +520,31 @@ def retimed(table: OptionTable, configs: Container[str], latency_ns: int) -> Opt
     Args:
         configs: which of them to keep; those of one clock all stay.
     """
-    kept, slices = [], []
-    begin = table.slices.begin.tolist()
+    kept = []
     for k, (mhz, config, time, energy) in enumerate(table.rows()):
-        if not table.changes_clock[k]:
-            own = slice(begin[k], begin[k + 1])
-            powers = table.slices.power_uw[own].tolist()
-            kept.append((time, energy, -mhz, k))
-            slices.append(list(zip(table.slices.time_ns[own].tolist(), powers, strict=True)))
-        elif config in configs:
+        draws = table.slices.of_option(k)
+        if table.changes_clock[k]:
+            if config not in configs:
+                continue
             each = pieces(table, config, latency_ns)
             time = sum(piece.time_ns for piece in each)
-            kept.append((time, sum(piece.energy_fj for piece in each), -mhz, k))
-            slices.append([(p.time_ns, -(-p.energy_fj // p.time_ns)) for p in each])
-    order = sorted(range(len(kept)), key=kept.__getitem__)
-    times, energies, _, rows = zip(*map(kept.__getitem__, order), strict=True)
-    flat = [one for k in order for one in slices[k]]
+            energy = sum(piece.energy_fj for piece in each)
+            draws = [(piece.time_ns, -(-piece.energy_fj // piece.time_ns)) for piece in each]
+        kept.append((time, energy, -mhz, k, draws))
+    times, energies, _, rows, slices = map(list, zip(*sorted(kept), strict=True))
     return replace(
         table,
-        frequency_mhz=table.frequency_mhz[list(rows)],
+        frequency_mhz=table.frequency_mhz[rows],
         config=tuple(table.config[k] for k in rows),
         time_ns=frozen(times),
         energy_fj=frozen(energies),
-        left_mhz=table.left_mhz[list(rows)],
-        changes_clock=table.changes_clock[list(rows)],
+        left_mhz=table.left_mhz[rows],
+        changes_clock=table.changes_clock[rows],
         first_config=tuple(table.first_config[k] for k in rows),
         slices=Slices(
-            np.cumsum([0, *(len(slices[k]) for k in order)]), *np.array(flat, np.int64).T
+            np.cumsum([0, *map(len, slices)]), *np.array(list(chain(*slices)), np.int64).T
         ),
     )
-
-
-def noise_of(stds: Sequence[float | None], values: Sequence[float], usual: float) -> float:
-    """Three standard deviations of a sum against its first term, as a fraction of that.
-
-    Args:
-        stds: of the measured whole, then of each part; `usual` times its value where not known.
-    """
-    known = (usual * value if std is None else std for std, value in zip(stds, values, strict=True))
-    return 3 * math.sqrt(sum(std * std for std in known)) / values[0] if values[0] else 0.0
 
 
 def _at(mhz: int, config: str) -> str:

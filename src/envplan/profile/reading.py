@@ -16,8 +16,15 @@ from pydantic import AfterValidator, BaseModel, Field
 from envplan._files import AnyPath
 from envplan._tables import Table, parse_table, read_table
 from envplan.errors import InputError
-from envplan.profile.options import BLOCKING, INSTRUCTIONS, OptionTable, Part, option_table
-from envplan.profile.parts import NAME, noise_of, one_clock, scaled
+from envplan.profile.options import (
+    BLOCKING,
+    INSTRUCTIONS,
+    Knob,
+    OptionTable,
+    Part,
+    option_table,
+)
+from envplan.profile.parts import NAME, one_clock, scaled
 from envplan.units import fj_from_j, ns_from_s
 
 #: What was measured, in a profile whose times and energies were smoothed.
@@ -113,25 +120,28 @@ Option = tuple[int, str, int, str]  # stage, instruction, MHz, config
 Groups = dict[tuple[int, str, int, str, str], Sequence[int]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contents:
     """What the CSV of a profile says.
 
     Attributes:
-        num_stages: S.
-        instructions: names of operations, known ones first.
-        tables: options by stage and instruction, one clock each.
-        parts: of those operations that the file splits into parts, in order of execution.
+        num_stages: S; the profile's stages are 0 .. S - 1.
+        instructions: names of its operations, known ones first; `blocking` is not one of them.
+        measured: options by stage and instruction, one clock each.
+        parts_of: of those operations that the file splits into parts, in order of execution.
         spreads: relative standard deviation of a row's time, where the file tells.
-        blocking_power_w: see Profile.
-        num_ranks: whose rows were put together; 0 if the file has no ranks.
-        stragglers: of the ranks.
+        blocking_power_w: W per stage, the mean of energy / time over the stage's `blocking` rows;
+            a stage without such rows takes the mean of those that have some. None where the
+            file has no such rows at all.
+        num_ranks: how many ranks' rows were put together, each option's largest time and mean
+            energy; 0 for a file without a column `rank`.
+        stragglers: ranks that are slower than the others of their stage.
     """
 
     num_stages: int
     instructions: tuple[str, ...]
-    tables: dict[tuple[int, str], OptionTable]
-    parts: dict[tuple[int, str], tuple[Part, ...]]
+    measured: dict[tuple[int, str], OptionTable]
+    parts_of: dict[tuple[int, str], tuple[Part, ...]]
     spreads: dict[Option, float]
     blocking_power_w: tuple[float, ...] | None
     num_ranks: int
@@ -192,8 +202,8 @@ def parse_contents(content: bytes, path: Path | None) -> Contents:
     return Contents(
         num_stages=num_stages,
         instructions=_check_instructions(tables, num_stages, path),
-        tables=tables,
-        parts=parts,
+        measured=tables,
+        parts_of=parts,
         spreads=spreads,
         blocking_power_w=_blocking_power(powers, num_stages),
         num_ranks=len(ranks),
@@ -244,27 +254,25 @@ def _order_of_parts(table: Table[ProfileRow]) -> dict[tuple[int, str], list[str]
 
 
 def _noise(
-    table: Table[ProfileRow],
-    groups: Groups,
-    key: tuple[int, str],
-    parts: Sequence[str],
-) -> dict[tuple[int, str], tuple[float, float]]:
-    """By clock and config, how far sums of parts may lie from the operation, in time and energy."""
+    table: Table[ProfileRow], groups: Groups, key: tuple[int, str], parts: Sequence[str]
+) -> dict[Knob, tuple[float, float]]:
+    """By clock and config, how far sums of parts may lie from the operation, in time and energy.
+
+    Three standard deviations, as a fraction; where a std is not known, the usual noise.
+    """
+
+    def noise(what: str, rows: Sequence[int]) -> float:
+        values, stds = table.columns[what], table.columns[f"{what}_std"]
+        known = (_USUAL_NOISE * values[r] if stds[r] is None else stds[r] for r in rows)
+        return 3 * math.hypot(*known) / values[rows[0]] if values[rows[0]] else 0.0
+
     found = {}
     for (*of, mhz, config, part), members in groups.items():
-        if tuple(of) != key or part:
-            continue
-        each = [groups.get((*key, mhz, config, name), ()) for name in ("", *parts)]
-        firsts = [members[0], *(rows[0] for rows in each[1:] if rows)]
-        found[mhz, config] = tuple(
-            noise_of(
-                [table.columns[f"{what}_std"][row] for row in firsts],
-                [table.columns[what][row] for row in firsts],
-                _USUAL_NOISE,
-            )
-            for what in ("time", "energy")
-        )
-    return found  # type: ignore[return-value]
+        if tuple(of) == key and not part:
+            each = [groups.get((*key, mhz, config, name), ()) for name in parts]
+            rows = [members[0], *(own[0] for own in each if own)]
+            found[mhz, config] = noise("time", rows), noise("energy", rows)
+    return found
 
 
 def _groups(table: Table[ProfileRow]) -> Groups:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, Strict
 
 from envplan._documents import parse_document, read_json
-from envplan._files import refuse_slip
+from envplan._files import exists, refuse_slip
 from envplan.errors import InputError
 from envplan.profile.options import INCLUDES_RECOMPUTATION
 
@@ -154,12 +154,9 @@ class ProfileMetadata:
         document = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
         if self.stage_gpus is not None:
             document["gpu"] = list(self.stage_gpus)
-        if self.job != (plain := Job()):
-            document["job"] = {
-                name: value
-                for name, value in asdict(self.job).items()
-                if value != getattr(plain, name)
-            }
+        usual = vars(Job())
+        if job := {name: value for name, value in vars(self.job).items() if value != usual[name]}:
+            document["job"] = job
         return json.dumps(document | dict(self.extra), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -176,11 +173,3 @@ _DECISIVE: Final = (
 def sidecar_path(path: Path) -> Path:
     """Where the sidecar of a profile lies."""
     return path.with_name(path.stem + ".meta.json")
-
-
-def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether a path leads to something; a name that no file can have leads nowhere."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long, or no name at all
-        return False

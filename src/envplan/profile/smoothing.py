@@ -39,15 +39,6 @@ import numpy.typing as npt
 from envplan.profile.options import OptionTable, option_table
 from envplan.units import fj_from_j, ns_from_s
 
-__all__ = [
-    "jump_clocks",
-    "jumps",
-    "noise_is_clear",
-    "smooth_curve",
-    "smoothed_tables",
-    "wrong_steps",
-]
-
 FloatArray = npt.NDArray[np.float64]
 Tables = Mapping[tuple[int, str], OptionTable]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from envplan.errors import InputError
 from envplan.profiling.explaining import explained
 from envplan.profiling.sweep import Workload
 
-__all__ = ["explained", "load_entry"]
+__all__ = ["load_entry"]
 
 _METHODS = ("forward", "backward", "wait", "synchronize")
 
@@ -38,7 +37,7 @@ def load_entry(entry: str, device: str) -> Workload:
     if here not in sys.path:
         sys.path.insert(0, here)
     option = f"--entry {entry}:"
-    with explained(f"{option} {module_name} does not import", ""):
+    with explained(f"{option} {module_name} does not import"):
         module = importlib.import_module(module_name)
     function = getattr(module, name, None)
     if not callable(function):
@@ -48,9 +47,18 @@ def load_entry(entry: str, device: str) -> Workload:
         f"{option} what {name}() makes does not fit in memory; make stages smaller or let it "
         "return them on the CPU, they are moved to the GPU one by one",
     ):
-        made = function()
-    if all(callable(getattr(made, method, None)) for method in _METHODS):
-        return _Guarded(made, entry)
+        made: Any = function()
+        if all(callable(getattr(made, method, None)) for method in _METHODS):
+            if not hasattr(made, "description"):
+                made.description = entry
+            count = getattr(made, "num_stages", None)
+            if isinstance(count, int) and count > 0:
+                workload: Workload = made
+                return workload
+            raise InputError(
+                f"{option} num_stages of what it returns must be a whole number from 1 up, not "
+                f"{count!r}"
+            )
     try:
         stages = [partial(_pair, module, tuple(inputs)) for module, inputs in made]
     except (TypeError, ValueError):
@@ -67,30 +75,3 @@ def load_entry(entry: str, device: str) -> Workload:
 
 def _pair(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return module, inputs
-
-
-class _Guarded:
-    """A user's own workload whose failures are said in a line, and which has a description."""
-
-    def __init__(self, workload: Any, entry: str) -> None:
-        self._workload = workload
-        self.description = str(getattr(workload, "description", entry))
-        count = getattr(workload, "num_stages", None)
-        if not isinstance(count, int) or count < 1:
-            raise InputError(
-                f"--entry {entry}: num_stages of what it returns must be a whole number from 1 up, "
-                f"not {count!r}"
-            )
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._workload, name)
-        return partial(_guarded, name, found) if callable(found) else found
-
-
-def _guarded(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    where = f"{name}({', '.join(map(str, arguments))}) of the workload"
-    with explained(
-        f"{where} fails",
-        f"{where} does not fit in the GPU's memory; choose more stages or a smaller microbatch",
-    ):
-        return method(*arguments)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from envplan._documents import read_json
-from envplan.errors import InputError, shown, unknown
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+
+from envplan._documents import parse_document, read_json
+from envplan.errors import InputError, unknown
 from envplan.profiling.workloads import Experts, LatentAttention, TransformerModel
 
 __all__ = ["MODEL_TYPES", "read_model"]
@@ -18,58 +21,64 @@ MODEL_TYPES: Final = (
 )
 #: Types whose feed-forward part has two products instead of three.
 _PLAIN: Final = ("gpt_neox", "gpt2")
-#: What GPT-2 calls them.
-_OTHER_NAMES: Final = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-}
 #: Context lengths are often those of an extension after the pretraining.
 LONGEST_SEQUENCE: Final = 4096
 _LARGEST: Final = 10_000_000
-_TIED: Final = ("gpt2",)
 
 
-class _Config:
-    """The fields of a config.json, checked as they are read."""
+def _or(name: str, *others: str, default: Any = ...) -> Any:
+    """A field that some types call otherwise."""
+    return Field(default, validation_alias=AliasChoices(name, *others))
 
-    def __init__(self, fields: dict[str, Any], path: Path) -> None:
-        self._fields, self._path = fields, path
 
-    def number(self, name: str, default: int | None = None) -> int:
-        """A whole number from 0 up.
+_Number = Annotated[int, Field(ge=0, le=_LARGEST)]
+_Size = Annotated[int, Field(ge=1, le=_LARGEST)]
 
-        Raises:
-            InputError: it is another value, or missing without a default.
-        """
-        value = self._fields.get(name)
-        if value is None and name in _OTHER_NAMES:
-            value = self._fields.get(_OTHER_NAMES[name])
-        if value is None:
-            if default is None:
-                raise InputError("is missing", path=self._path, column=name)
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-            raise InputError(
-                f"must be a whole number from 0 to {_LARGEST}, not {shown(value)}",
-                path=self._path,
-                column=name,
-            )
-        return value
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A whole number from 1 up. As number."""
-        value = self.number(name, default)
-        if value < 1:
-            raise InputError("must be at least 1, not 0", path=self._path, column=name)
-        return value
+class _Fields(BaseModel):
+    model_config = ConfigDict(strict=True, protected_namespaces=())
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Whether a field is true."""
-        value = self._fields.get(name)
-        return default if value is None else value is True
+
+class _Experts(_Fields):
+    num_experts_per_tok: _Size
+    moe_intermediate_size: _Number = 0
+    shared_expert_intermediate_size: _Number = 0
+    n_shared_experts: _Number = 0
+    first_k_dense_replace: _Number = 0
+
+
+class _Latent(_Fields):
+    qk_nope_head_dim: _Size
+    v_head_dim: _Size
+    q_lora_rank: _Number = 0
+    qk_rope_head_dim: _Number = 0
+
+
+class _Config(_Fields):
+    model_type: str
+    hidden_size: _Size = _or("hidden_size", "n_embd")
+    num_attention_heads: _Size = _or("num_attention_heads", "n_head")
+    num_hidden_layers: _Size = _or("num_hidden_layers", "n_layer")
+    vocab_size: _Number
+    architectures: list[str] = []
+    head_dim: _Number = 0
+    num_key_value_heads: _Size | None = None
+    intermediate_size: _Number = _or("intermediate_size", "n_inner", default=0)
+    max_position_embeddings: _Size = _or(
+        "max_position_embeddings", "n_positions", default=LONGEST_SEQUENCE
+    )
+    use_sliding_window: bool = False
+    sliding_window: _Number = 0
+    tie_word_embeddings: bool | None = None
+    experts: _Number = _or("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    kv_lora_rank: _Number = 0
+
+    @field_validator("model_type")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in MODEL_TYPES:
+            raise ValueError(unknown("model type", name, MODEL_TYPES))
+        return name
 
 
 def read_model(path: Path) -> TransformerModel:
@@ -83,68 +92,52 @@ def read_model(path: Path) -> TransformerModel:
     """
     file = path / "config.json" if path.is_dir() else path
     fields = read_json(file)
-    if not isinstance(fields, dict):
-        raise InputError("must hold one JSON object, {...}", path=file)
-    if isinstance(inner := fields.get("text_config"), dict):
-        fields = {**fields, **inner}
-    kind = fields.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise InputError(unknown("model type", str(kind), MODEL_TYPES), path=file)
-    config = _Config(fields, file)
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    head_size = config.number("head_dim", 0) or hidden // heads
+    if isinstance(fields, dict):
+        inner = fields.get("text_config")
+        fields = {**fields, **(inner if isinstance(inner, dict) else {})}
+        fields = {name: value for name, value in fields.items() if value is not None}
+    read = partial(parse_document, fields, kind="model's config.json", path=file)
+    config = read(_Config)
+    kind, hidden, heads = config.model_type, config.hidden_size, config.num_attention_heads
+    layers = config.num_hidden_layers
+    head_size = config.head_dim or hidden // heads
     if not head_size:
         raise InputError(f"{hidden} units do not make {heads} heads", path=file)
-    longest = config.size("max_position_embeddings", LONGEST_SEQUENCE)
-    layers = config.size("num_hidden_layers")
-    sliding = kind == "mistral" or config.flag("use_sliding_window", False)
-    name = next(iter(fields.get("architectures") or []), None) or str(kind)
-    experts = _experts(config, layers)
+    wide = config.intermediate_size or 4 * hidden
+    experts = latent = None
+    if config.experts:
+        of_experts = read(_Experts)
+        size = of_experts.moe_intermediate_size or wide
+        experts = Experts(
+            count=config.experts,
+            per_token=min(config.experts, of_experts.num_experts_per_tok),
+            feed_forward_size=size,
+            shared_size=of_experts.shared_expert_intermediate_size
+            or size * of_experts.n_shared_experts,
+            dense_layers=min(layers, of_experts.first_k_dense_replace),
+        )
+    if config.kv_lora_rank:
+        sizes = read(_Latent)
+        latent = LatentAttention(
+            query_rank=sizes.q_lora_rank,
+            rank=config.kv_lora_rank,
+            key_size=sizes.qk_nope_head_dim,
+            rotary_size=sizes.qk_rope_head_dim,
+            value_size=sizes.v_head_dim,
+        )
+    sliding = kind == "mistral" or config.use_sliding_window
+    tied = config.tie_word_embeddings
+    name = next(iter(config.architectures), kind).removesuffix("ForCausalLM")
     return TransformerModel(
-        name=f"{str(name).removesuffix('ForCausalLM')} of {layers} layers x {hidden}",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        key_value_heads=config.size("num_key_value_heads", heads),
+        *(f"{name} of {layers} layers x {hidden}", layers, hidden, heads, config.vocab_size),
+        min(config.max_position_embeddings, LONGEST_SEQUENCE),
+        key_value_heads=config.num_key_value_heads or heads,
         head_size=head_size,
-        feed_forward_size=config.number("intermediate_size", 4 * hidden) or 4 * hidden,
+        feed_forward_size=wide,
         gated=kind not in _PLAIN,
-        vocabulary_size=config.number("vocab_size"),
-        sequence_length=min(longest, LONGEST_SEQUENCE),
-        window=(config.number("sliding_window", 0) or None) if sliding else None,
+        window=(config.sliding_window or None) if sliding else None,
         fused_attention=True,
         experts=experts,
-        latent=_latent(config),
-        tied=config.flag("tie_word_embeddings", kind in _TIED),
-    )
-
-
-def _experts(config: _Config, layers: int) -> Experts | None:
-    """Mixtral, Qwen and DeepSeek name them differently."""
-    count = max(
-        config.number(name, 0) for name in ("num_local_experts", "num_experts", "n_routed_experts")
-    )
-    if not count:
-        return None
-    wide = config.number("moe_intermediate_size", 0) or config.size("intermediate_size")
-    shared = config.number("shared_expert_intermediate_size", 0)
-    return Experts(
-        count=count,
-        per_token=min(count, config.size("num_experts_per_tok")),
-        feed_forward_size=wide,
-        shared_size=shared or wide * config.number("n_shared_experts", 0),
-        dense_layers=min(layers, config.number("first_k_dense_replace", 0)),
-    )
-
-
-def _latent(config: _Config) -> LatentAttention | None:
-    rank = config.number("kv_lora_rank", 0)
-    if not rank:
-        return None
-    return LatentAttention(
-        query_rank=config.number("q_lora_rank", 0),
-        rank=rank,
-        key_size=config.size("qk_nope_head_dim"),
-        rotary_size=config.number("qk_rope_head_dim", 0),
-        value_size=config.size("v_head_dim"),
+        latent=latent,
+        tied=kind == "gpt2" if tied is None else tied,
     )

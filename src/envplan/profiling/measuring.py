@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from envplan.devices import DeviceError, backend
-from envplan.devices.base import Device, device_at
-from envplan.devices.visible import gpu_of_rank, visible_gpus
+from envplan.devices import Device, DeviceError, backend
+from envplan.devices.visible import Counted, choose, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.smoothing import smooth_profile
-from envplan.profiling.sweep import Progress, Settings, Workload, sweep
+from envplan.profiling.sweep import Progress, Settings, Workload, check_device, sweep
 from envplan.profiling.waiting import Peers
 from envplan.runtime.guard import Guard
 
@@ -50,15 +49,18 @@ def measure(
         InputError: as for sweep.
     """
     with ExitStack() as stack:
-        chosen, other = _devices(source, device, stack)
+        gpus = backend(source)
+        stack.callback(gpus.close)
+        devices = gpus.devices()
+        counted = Counted.BY_CUDA if device is None else Counted.BY_DRIVER
+        chosen = choose(gpus, device or 0, counted)
+        others = [devices[k] for k in visible_gpus(devices) if devices[k] is not chosen]
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
         made = workload("cuda:0")
-        if settings.lock:
-            _refuse_locks(chosen)
+        check_device(chosen, settings)
         stack.enter_context(_stoppable())
-        if other is not None:
-            wait_with(made, chosen, other, stack)
+        wait_with(made, chosen, others, stack)
         guard = partial(Guard.start, source, chosen.info.index)
         measured = sweep(
             made,
@@ -70,15 +72,20 @@ def measure(
             hold=guard if settings.lock else nullcontext,
         )
     if smooth:
-        measured, _ = smooth_profile(output)
+        measured = smooth_profile(output)
         measured.save_csv(output)
     return measured
 
 
-def wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitStack) -> None:
+def wait_with(
+    workload: Workload, chosen: Device, others: Sequence[Device], stack: ExitStack
+) -> None:
     """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
     torch = sys.modules.get("envplan.profiling.torch_workloads")  # a user's own needs no torch
-    if torch is None or not isinstance(workload, torch.TorchWorkload) or not torch.nccl_available():
+    other = next(filter(_is_whole, others), None)
+    if other is None or torch is None or not isinstance(workload, torch.TorchWorkload):
+        return
+    if workload.timer is None:  # it runs on the CPU
         return
     seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
     try:
@@ -89,33 +96,12 @@ def wait_with(workload: Workload, chosen: Device, other: Device, stack: ExitStac
         print(f"envplan: {error}; blocking power is that of idle spinning", file=sys.stderr)
 
 
-def _devices(name: str, index: int | None, stack: ExitStack) -> tuple[Device, Device | None]:
-    """The GPU to measure on, and one for it to wait for.
-
-    Raises:
-        DeviceError: there is no driver or GPU; says what can be done without.
-    """
-    source = backend(name)
-    stack.callback(source.close)
-    devices = source.devices()
-    chosen = device_at(devices, gpu_of_rank(devices, 0) if index is None else index)
-    others = (devices[k] for k in visible_gpus(devices) if devices[k] is not chosen)
-    return chosen, next(filter(_is_whole, others), None)
-
-
 def _is_whole(device: Device) -> bool:
     """Whether it is there and not split by MIG."""
     try:
         return not device.info.mig
     except DeviceError:
         return False
-
-
-def _refuse_locks(device: Device) -> None:
-    if refusal := device.can_lock(probe=True):
-        # With MIG there is nothing to be measured at any clock.
-        instead = "" if device.info.mig else "; or measure at the current clocks only: --no-lock"
-        raise DeviceError(refusal + instead)
 
 
 @contextmanager

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from envplan._files import exists
 from envplan.devices.modelled import ModelledGpu, gpu
 from envplan.errors import InputError, meant, shown, unknown
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile, ProfileMetadata
-from envplan.profile.sidecar import Job, exists
+from envplan.profile.sidecar import Job
 from envplan.profiling import models
 from envplan.profiling.huggingface import read_model
 from envplan.profiling.sizes import Sizes
 from envplan.profiling.workloads import (
     ConvolutionalModel,
-    EncoderDecoderModel,
     Model,
     StageWork,
     TransformerModel,
@@ -47,27 +47,10 @@ WORKLOADS: Final[dict[str, Model]] = {
 #: Bottleneck blocks of the four groups, by the number of layers that ResNets are named after.
 _BLOCKS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
-#: Fields of a model that a size sets.
-_TRANSFORMER: Final[dict[str, tuple[str, ...]]] = {
-    "layers": ("num_layers",),
-    "hidden_size": ("hidden_size",),
-    "heads": ("num_heads",),
-    "vocabulary_size": ("vocabulary_size",),
-    "sequence_length": ("sequence_length",),
-}
-_FIELDS: Final[dict[type, dict[str, tuple[str, ...]]]] = {
-    TransformerModel: _TRANSFORMER,
-    EncoderDecoderModel: _TRANSFORMER
-    | {
-        "layers": ("num_encoder_layers", "num_decoder_layers"),
-        "sequence_length": ("source_length", "target_length"),
-    },
-    ConvolutionalModel: {
-        "layers": ("blocks",),
-        "width_factor": ("width_factor",),
-        "image_size": ("image_size",),
-    },
-}
+#: Fields of a model that are not called as the size is that sets them.
+_FIELDS: Final = {"layers": "num_layers", "heads": "num_heads"}
+#: Sizes that a model by name may be given.
+_OF_MODELS: Final = ("layers", "sequence_length", "vocabulary_size")
 _MOST_LAYERS: Final = 1000
 _LARGEST: Final = 10_000_000
 _SMALLEST_IMAGE: Final = 32
@@ -154,40 +137,45 @@ def model_of(workload: str, sizes: Sizes) -> Model:
     usual = WORKLOADS.get(workload)
     if usual is None:
         raise InputError(unknown("workload", workload, WORKLOADS))
-    given = sizes.given()
-    if not given:
+    if not (given := sizes.given()):
         return usual
-    known = _FIELDS[type(usual)]
-    words_may_be_none = isinstance(usual, TransformerModel)
-    for name, value in given.items():
-        option = "--" + name.replace("_", "-")
+    resnet = isinstance(usual, ConvolutionalModel)
+    known = {"blocks" if resnet else "num_layers", *(field.name for field in fields(usual))}
+    changed: dict[str, Any] = {}
+    for size, value in given.items():
+        option = "--" + size.replace("_", "-")
+        name = "blocks" if resnet and size == "layers" else _FIELDS.get(size, size)
         if name not in known:
             raise InputError(f"{option} does not go with workload {workload}")
-        least = 0 if name == "vocabulary_size" and words_may_be_none else 1
-        most = _MOST_LAYERS if name == "layers" else _LARGEST
+        least = {"vocabulary_size": 0, "image_size": _SMALLEST_IMAGE}.get(size, 1)
+        most = _MOST_LAYERS if size == "layers" else _LARGEST
         if not least <= value <= most:
             raise InputError(f"{option} must be {least} to {most}, not {shown(value)}")
-    changed: dict[str, Any] = {to: value for name, value in given.items() for to in known[name]}
-    hidden = given.get("hidden_size")
-    match usual:
-        case ConvolutionalModel():
-            return _resnet(usual, given, changed)
-        case TransformerModel():
-            hidden = hidden or usual.hidden_size
-            heads = given.get("heads", max(1, hidden * usual.num_heads // usual.hidden_size))
-            if hidden % heads:
-                raise InputError(
-                    f"--hidden-size {hidden} does not divide into {heads} heads; set --heads"
-                )
-            layers = given.get("layers", usual.num_layers)
-            changed |= {"num_heads": heads, "name": f"{workload.upper()} of {layers}"}
-        case EncoderDecoderModel():
-            hidden = hidden or usual.hidden_size
-            layers = given.get("layers", usual.num_encoder_layers)
-            wide = usual.feed_forward_size * hidden // usual.hidden_size
-            changed |= {"feed_forward_size": wide, "name": f"T5 of 2 x {layers}"}
-    changed["name"] += f" layers x {hidden}"
-    return replace(usual, **changed)  # type: ignore[type-var]
+        changed[name] = value
+    if isinstance(usual, ConvolutionalModel):
+        layers = changed.get("blocks", 101)
+        if layers not in _BLOCKS:
+            raise InputError(
+                f"--layers of workload wide-resnet must be 50, 101 or 152, not {layers}"
+            )
+        name = f"Wide-ResNet-{layers}-{changed.get('width_factor', usual.width_factor)}"
+        return replace(usual, **changed | {"blocks": _BLOCKS[layers], "name": name})
+    layers = changed.get("num_layers", usual.num_layers)
+    width = changed.get("hidden_size", usual.hidden_size)
+    if usual.encoder_layers:
+        changed["encoder_layers"] = layers
+    if usual.feed_forward_size:
+        changed["feed_forward_size"] = usual.feed_forward_size * width // usual.hidden_size
+    if not usual.head_size:
+        heads = changed.setdefault(
+            "num_heads", max(1, width * usual.num_heads // usual.hidden_size)
+        )
+        if width % heads:
+            raise InputError(
+                f"--hidden-size {width} does not divide into {heads} heads; set --heads"
+            )
+    twice = "2 x " if usual.encoder_layers else ""
+    return replace(usual, **changed, name=f"{workload.upper()} of {twice}{layers} layers x {width}")
 
 
 def named_model(name: str, sizes: Sizes) -> TransformerModel:
@@ -209,22 +197,10 @@ def named_model(name: str, sizes: Sizes) -> TransformerModel:
                 path=name,
             )
         known = read_model(path)
-    changed = {}
-    for size, value in sizes.given().items():
-        if size not in ("layers", "sequence_length", "vocabulary_size"):
-            raise InputError(f"--{size.replace('_', '-')} does not go with --model, which says it")
-        changed[_TRANSFORMER[size][0]] = value
-    return replace(known, **changed)  # type: ignore[arg-type]
-
-
-def _resnet(usual: ConvolutionalModel, given: dict[str, int], changed: dict[str, Any]) -> Model:
-    layers = given.get("layers", 101)
-    if layers not in _BLOCKS:
-        raise InputError(f"--layers of workload wide-resnet must be 50, 101 or 152, not {layers}")
-    model = replace(usual, **changed | {"blocks": _BLOCKS[layers]})
-    if model.image_size < _SMALLEST_IMAGE:
-        raise InputError(f"--image-size must be at least {_SMALLEST_IMAGE}, not {model.image_size}")
-    return replace(model, name=f"Wide-ResNet-{layers}-{model.width_factor}")
+    given: dict[str, Any] = sizes.given()
+    for size in given.keys() - set(_OF_MODELS):
+        raise InputError(f"--{size.replace('_', '-')} does not go with --model, which says it")
+    return replace(known, **{_FIELDS.get(size, size): value for size, value in given.items()})
 
 
 def spaced_clocks(clocks: tuple[int, ...], step: int) -> list[int]:
@@ -271,10 +247,12 @@ def modelled_profile(job: ModelledJob, *, step: int = 0) -> Profile:
     clocks = [clock for clock in spaced_clocks(device.clocks_mhz, step) if clock >= lowest]
     layers = [stage.num_layers for stage in stages]
     extra: dict[str, Any] = {"layers_per_stage": layers}
-    if isinstance(job.model, TransformerModel):
-        extra["sequence_length"] = job.model.sequence_length
-        if job.model in models.PRESETS.values() or job.model.gated:
-            extra["parameters"] = job.model.parameters
+    if job.model.tokens:
+        extra["sequence_length"] = job.model.tokens
+    if isinstance(job.model, TransformerModel) and (
+        job.model in models.PRESETS.values() or job.model.gated
+    ):
+        extra["parameters"] = job.model.parameters
     if job.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
     extra["assumptions"] = _assumptions(job, device, layers, lowest)
@@ -351,7 +329,7 @@ def _assumptions(
     kernels = "attention without kernel fusion, fused cross entropy"
     if isinstance(job.model, ConvolutionalModel):
         kernels = "normalization and activation not fused into convolutions"
-    elif isinstance(job.model, TransformerModel) and job.model.fused_attention:
+    elif job.model.fused_attention:
         kernels = "fused attention, fused cross entropy"
     return [
         "Modelled, not measured: t = a + b / f, P = P_static + k f V(f)^2, held to "

@@ -3,77 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from envplan.profiling.workloads import (
     ConvolutionalModel,
-    EncoderDecoderModel,
     Experts,
     LatentAttention,
     TransformerModel,
 )
 
-__all__ = [
-    "BERT_1_3B",
-    "BERT_336M",
-    "BLOOM_3B",
-    "GPT3_1_3B",
-    "GPT3_2_7B",
-    "GPT3_175B",
-    "GPT_125M",
-    "MEGATRON_1_3B",
-    "MEGATRON_125M",
-    "PRESETS",
-    "RESNET_152",
-    "T5_3B",
-    "WIDE_RESNET_101_8",
-]
-
-
-def _transformer(
-    name: str, layers: int, hidden: int, heads: int, words: int, tokens: int, *, fused: bool = False
-) -> TransformerModel:
-    return TransformerModel(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        vocabulary_size=words,
-        sequence_length=tokens,
-        fused_attention=fused,
-    )
-
+# The figures of a transformer: layers, width, heads, words and tokens of a sample.
 
 #: Brown et al., "Language Models are Few-Shot Learners" (2020), table 2.1, with the 16 heads that
 #: its 2048 units make at 128 each, and the vocabulary padded to a multiple of 128.
-GPT3_1_3B: Final = _transformer("GPT-3 1.3B", 24, 2048, 16, 50304, 2048)
+GPT3_1_3B: Final = TransformerModel("GPT-3 1.3B", 24, 2048, 16, 50304, 2048)
 
 #: The same table.
-GPT3_2_7B: Final = _transformer("GPT-3 2.7B", 32, 2560, 32, 50304, 2048)
+GPT3_2_7B: Final = TransformerModel("GPT-3 2.7B", 32, 2560, 32, 50304, 2048)
 
 #: The same table, and a vocabulary that eight GPUs can share in multiples of 128. Whoever trains
 #: it on an H100 fuses attention.
-GPT3_175B: Final = _transformer("GPT-3 175B", 96, 12288, 96, 51200, 2048, fused=True)
-
-#: BigScience, the bloom-3b model card.
-BLOOM_3B: Final = _transformer("Bloom 3B", 30, 2560, 32, 250880, 2048)
+GPT3_175B: Final = TransformerModel("GPT-3 175B", 96, 12288, 96, 51200, 2048, fused_attention=True)
 
 #: The size that EnvPipe and Perseus call 1.3B: BERT-Large's depth at twice its width.
-BERT_1_3B: Final = _transformer("BERT 1.3B", 24, 2048, 32, 30592, 512)
+BERT_1_3B: Final = TransformerModel("BERT 1.3B", 24, 2048, 32, 30592, 512)
 
 #: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), the 3B variant; 512 tokens
 #: on either side are our assumption.
-T5_3B: Final = EncoderDecoderModel(
-    name="T5 3B",
-    num_encoder_layers=24,
-    num_decoder_layers=24,
-    hidden_size=1024,
-    num_heads=32,
-    head_size=128,
-    feed_forward_size=16384,
-    vocabulary_size=32128,
-    source_length=512,
-    target_length=512,
+T5_3B: Final = TransformerModel(
+    *("T5 3B", 24, 1024, 32, 32128, 512), encoder_layers=24, head_size=128, feed_forward_size=16384
 )
 
 #: The width that Perseus trains (wide-resnet101_8): 1.5 billion parameters.
@@ -87,11 +46,11 @@ WIDE_RESNET_101_8: Final = ConvolutionalModel(
 )
 
 #: EnvPipe's benchmark: BERT-Large's layers alone, and those of GPT-3 Small.
-BERT_336M: Final = _transformer("BERT 336M", 24, 1024, 16, 0, 512)
-GPT_125M: Final = _transformer("GPT 125M", 12, 768, 12, 0, 2048)
+BERT_336M: Final = TransformerModel("BERT 336M", 24, 1024, 16, 0, 512)
+GPT_125M: Final = TransformerModel("GPT 125M", 12, 768, 12, 0, 2048)
 
 #: GPT-3 Small and GPT-3 1.3B in Megatron-DeepSpeed, with embedding and head.
-MEGATRON_125M: Final = _transformer("Megatron 125M", 12, 768, 12, 50304, 2048)
+MEGATRON_125M: Final = replace(GPT_125M, name="Megatron 125M", vocabulary_size=50304)
 MEGATRON_1_3B: Final = replace(GPT3_1_3B, name="Megatron 1.3B")
 
 #: EnvPipe's benchmark: a stem for small images, given images of 224 x 224.
@@ -104,41 +63,27 @@ RESNET_152: Final = ConvolutionalModel(
     downsampling_stem=False,
 )
 
-
-def _llm(
-    name: str, layers: int, hidden: int, heads: int, kv: int, wide: int, words: int, tokens: int
-) -> TransformerModel:
-    """A decoder with grouped-query attention and gated feed-forward parts, as most have today."""
-    return TransformerModel(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        key_value_heads=kv,
-        head_size=128,
-        feed_forward_size=wide,
-        gated=True,
-        vocabulary_size=words,
-        sequence_length=tokens,
-        fused_attention=True,
-    )
-
+#: Decoders with gated feed-forward parts, as most have today; most with grouped-query attention.
+_llm = partial(TransformerModel, head_size=128, gated=True, fused_attention=True)
+_llm_8 = partial(_llm, key_value_heads=8)
 
 #: What `envplan profile --model` knows by name, at the sequence lengths of pretraining. Llama:
 #: "The Llama 3 Herd of Models" (2024), table 3. Qwen: "Qwen3 Technical Report" (2025), table 1, and
 #: the model's card. Mixtral: "Mixtral of Experts" (2024), table 1, at 4096 tokens. DeepSeek:
 #: "DeepSeek-V3 Technical Report" (2024), section 4.2, without its prediction of further tokens.
 PRESETS: Final = {
-    "llama3-8b": _llm("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
-    "llama3-70b": _llm("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
-    "llama3-405b": _llm("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
-    "qwen3-32b": _llm("Qwen3 32B", 64, 5120, 64, 8, 25600, 151936, 4096),
-    "mixtral-8x7b": replace(
-        _llm("Mixtral 8x7B", 32, 4096, 32, 8, 14336, 32000, 4096),
+    "llama3-8b": _llm_8("Llama 3 8B", 32, 4096, 32, 128256, 8192, feed_forward_size=14336),
+    "llama3-70b": _llm_8("Llama 3 70B", 80, 8192, 64, 128256, 8192, feed_forward_size=28672),
+    "llama3-405b": _llm_8("Llama 3 405B", 126, 16384, 128, 128256, 8192, feed_forward_size=53248),
+    "qwen3-32b": _llm_8("Qwen3 32B", 64, 5120, 64, 151936, 4096, feed_forward_size=25600),
+    "mixtral-8x7b": _llm_8(
+        *("Mixtral 8x7B", 32, 4096, 32, 32000, 4096),
+        feed_forward_size=14336,
         experts=Experts(count=8, per_token=2, feed_forward_size=14336),
     ),
-    "deepseek-v3": replace(
-        _llm("DeepSeek-V3", 61, 7168, 128, 128, 18432, 129280, 4096),
+    "deepseek-v3": _llm(
+        *("DeepSeek-V3", 61, 7168, 128, 129280, 4096),
+        feed_forward_size=18432,
         experts=Experts(
             count=256, per_token=8, feed_forward_size=2048, shared_size=2048, dense_layers=3
         ),

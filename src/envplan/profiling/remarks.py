@@ -1,16 +1,92 @@
-"""What a user should know about the rows of a profile, in sentences."""
+"""What a user should know about the rows of a profile: a table of its stages, and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from envplan.profile import Profile
+from envplan.units import j_from_fj, s_from_ns
 
-__all__ = ["describe_smoothing", "remarks"]
+__all__ = [
+    "StageSummary",
+    "describe_smoothing",
+    "energy_by_clock",
+    "remarks",
+    "summarize_profile",
+]
 
 #: Of mixed-precision Adam: 16-bit weight; its gradient, both moments and a copy in 32 bits.
 _BYTES_PER_PARAMETER: Final = 18
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """What a profile says about a stage, over its forward and its backward or backward's parts.
+
+    Attributes:
+        stage: 0-based.
+        clocks: how many there are.
+        highest, lowest: of them, MHz.
+        valley: the clock of the least energy, MHz.
+        ends_below: whether there are rows below the valley.
+        energy_at_highest, energy_at_valley: J.
+        time_at_highest, time_at_valley: s.
+    """
+
+    stage: int
+    clocks: int
+    highest: int
+    lowest: int
+    valley: int
+    ends_below: bool
+    energy_at_highest: float
+    energy_at_valley: float
+    time_at_highest: float
+    time_at_valley: float
+
+
+def summarize_profile(profile: Profile) -> list[StageSummary]:
+    """A summary of each stage, over the clocks that its forward and all its backward have."""
+    return [_summary(stage, _sums(profile, stage)) for stage in range(profile.num_stages)]
+
+
+def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
+    """Energy of a stage's forward and whole backward, J, by clock, MHz."""
+    return {clock: j_from_fj(energy) for clock, (_, energy) in _sums(profile, stage).items()}
+
+
+def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
+    """Time (ns) and energy (fJ) of forward and whole backward, by clock, the highest first."""
+    whole = profile.has(stage, "backward")
+    backward = ("backward",) if whole else ("backward_input", "backward_weight")
+    options = [
+        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
+        for part in ("forward", *backward)
+    ]
+    clocks = set(options[0]).intersection(*options[1:])
+    return {
+        clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
+        for clock in sorted(clocks, reverse=True)
+    }
+
+
+def _summary(stage: int, sums: dict[int, tuple[int, int]]) -> StageSummary:
+    highest, lowest = max(sums), min(sums)
+    valley = min(sums, key=lambda clock: (sums[clock][1], -clock))
+    return StageSummary(
+        stage=stage,
+        clocks=len(sums),
+        highest=highest,
+        lowest=lowest,
+        valley=valley,
+        ends_below=valley > lowest,
+        energy_at_highest=j_from_fj(sums[highest][1]),
+        energy_at_valley=j_from_fj(sums[valley][1]),
+        time_at_highest=s_from_ns(sums[highest][0]),
+        time_at_valley=s_from_ns(sums[valley][0]),
+    )
 
 
 def remarks(profile: Profile) -> list[str]:

@@ -18,13 +18,13 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,23 +32,20 @@ import numpy.typing as npt
 from envplan.devices.base import Device, DeviceError, PermissionDeniedError
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.explaining import Explained
 from envplan.profiling.modelled import spaced_clocks
-from envplan.profiling.sweep_file import Row, SweepFile
+from envplan.profiling.sweep_file import Measurement, Row, SweepFile
 from envplan.profiling.timers import HostTimer, Timer
-from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
     "SPLIT",
     "Block",
-    "Measurement",
     "Progress",
     "Settings",
-    "StageSummary",
     "Valley",
     "Workload",
-    "energy_by_clock",
+    "check_device",
     "summarize",
-    "summarize_profile",
     "sweep",
 ]
 
@@ -86,7 +83,7 @@ class Workload(Protocol):
 
     Work may be queued and go on after a call returns; `synchronize` waits for it. Every stage is
     tried once, then they are measured in turn. Calls for one stage follow each other before those
-    for the next, and `forward` comes before `backward`.
+    for the next, and `forward` comes before `backward`. Whatever they raise is said in a line.
 
     A workload may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of
     a split backward, each of which may be called again for the same forward; `timer`, an
@@ -151,45 +148,18 @@ class Settings:
         return (_FORWARD, *(SPLIT if self.split_backward else (_BACKWARD,)))
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Repetitions of one operation, run back to back and timed together.
 
     Attributes:
-        count: repetitions.
+        repetitions: how many.
         seconds: of all of them.
         joules: of all of them, as the counter has it.
     """
 
-    count: int
+    repetitions: int
     seconds: float
     joules: float
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Means of an operation over blocks, outliers left out, and their standard errors.
-
-    Attributes:
-        time: s; time_error: its standard error, s.
-        energy: J; energy_error: its standard error, J.
-        samples: blocks that count.
-    """
-
-    time: float
-    energy: float
-    time_error: float
-    energy_error: float
-    samples: int
-
-    def meets(self, target: float) -> bool:
-        """Whether both relative standard errors are within the target."""
-        return (
-            self.samples >= _LEAST_BLOCKS
-            and self.time_error <= target * self.time
-            and self.energy_error <= target * self.energy
-            and self.energy > 0
-        )
 
 
 def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
@@ -199,7 +169,7 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
         blocks: at least one, in the order they ran in, with no pause between them.
         counter_period: of the energy counter, s.
     """
-    count, seconds, joules = np.array([(b.count, b.seconds, b.joules) for b in blocks]).T
+    count, seconds, joules = np.array(blocks).T
     reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
     times, powers = seconds / count, joules / seconds
     used = _typical(times, 0.0) & _typical(powers, reading / seconds.min())
@@ -215,8 +185,8 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
     return Measurement(
         time=float(seconds[used].sum() / total),
         energy=float(joules[used].sum() / total),
-        time_error=math.sqrt(_variance(times) / samples),
-        energy_error=math.sqrt(own + readings**2),
+        time_std=math.sqrt(_variance(times)),
+        energy_std=math.sqrt((own + readings**2) * samples),
         samples=samples,
     )
 
@@ -265,77 +235,6 @@ class Progress:
         return f"{line}, {100 * self.done / self.total:.0f}%, up to about {left} left"
 
 
-@dataclass(frozen=True)
-class StageSummary:
-    """What a profile says about a stage, over its forward and its backward or backward's parts.
-
-    Attributes:
-        stage: 0-based.
-        clocks: how many there are.
-        highest: of them, MHz.
-        lowest: of them, MHz.
-        valley: the clock of the least energy, MHz.
-        ends_below: whether there are rows below the valley.
-        energy_at_highest: J.
-        energy_at_valley: J.
-        time_at_highest: s.
-        time_at_valley: s.
-    """
-
-    stage: int
-    clocks: int
-    highest: int
-    lowest: int
-    valley: int
-    ends_below: bool
-    energy_at_highest: float
-    energy_at_valley: float
-    time_at_highest: float
-    time_at_valley: float
-
-
-def summarize_profile(profile: Profile) -> list[StageSummary]:
-    """A summary of each stage, over the clocks that its forward and all its backward have."""
-    return [_summary(profile, stage) for stage in range(profile.num_stages)]
-
-
-def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
-    """Energy of a stage's forward and whole backward, J, by clock, MHz."""
-    return {clock: j_from_fj(energy) for clock, (_, energy) in _sums(profile, stage).items()}
-
-
-def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
-    """Time (ns) and energy (fJ) of forward and whole backward, by clock."""
-    parts = (_FORWARD, _BACKWARD) if profile.has(stage, _BACKWARD) else (_FORWARD, *SPLIT)
-    options = [
-        {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
-        for part in parts
-    ]
-    clocks = set(options[0]).intersection(*options[1:])
-    return {
-        clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
-        for clock in sorted(clocks, reverse=True)
-    }
-
-
-def _summary(profile: Profile, stage: int) -> StageSummary:
-    sums = _sums(profile, stage)
-    highest, lowest = max(sums), min(sums)
-    valley = min(sums, key=lambda clock: (sums[clock][1], -clock))
-    return StageSummary(
-        stage=stage,
-        clocks=len(sums),
-        highest=highest,
-        lowest=lowest,
-        valley=valley,
-        ends_below=valley > lowest,
-        energy_at_highest=j_from_fj(sums[highest][1]),
-        energy_at_valley=j_from_fj(sums[valley][1]),
-        time_at_highest=s_from_ns(sums[highest][0]),
-        time_at_valley=s_from_ns(sums[valley][0]),
-    )
-
-
 def sweep(
     workload: Workload,
     device: Device,
@@ -343,7 +242,6 @@ def sweep(
     settings: Settings,
     *,
     metadata: ProfileMetadata | None = None,
-    parameters: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
     hold: Callable[[], AbstractContextManager[object]] = nullcontext,
     now: Callable[[], float] = time.monotonic,
@@ -359,7 +257,6 @@ def sweep(
         path: of the profile CSV.
         settings: how.
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
-        parameters: of the workload, JSON values, which a continued sweep must share.
         progress: called before each operation at a clock.
         hold: makes what is held while clocks are set: an `envplan.runtime.guard.Guard` gives the
             clock back if this process is killed.
@@ -368,7 +265,7 @@ def sweep(
 
     Raises:
         InputError: the backward is to be split and the workload cannot, the file is of something
-            else or cannot be written, or the step is too wide.
+            else or cannot be written, the step is too wide, or a stage fails.
         DeviceError: the GPU refuses, or its energy counter stands still.
     """
     if settings.split_backward and not all(hasattr(workload, name) for name in SPLIT):
@@ -376,26 +273,14 @@ def sweep(
             f"{workload.description} cannot split its backward: it lacks the methods "
             f"{' and '.join(SPLIT)}"
         )
+    check_device(device, settings)
     info = device.info
-    if settings.step > info.max_clock - info.supported_clocks[0] > 0:
-        raise InputError(
-            f"--step {settings.step} is wider than the clocks of the {info.name} are apart"
-        )
-    if info.mig:
-        raise DeviceError(
-            f"the {info.name} is split by MIG, so its energy counter and clock are shared by all "
-            f"parts; turn it off as root with: nvidia-smi -i {info.index} -mig 0"
-        )
-    if settings.lock and (refusal := device.can_lock(probe=True)):
-        raise DeviceError(refusal + "; or --no-lock measures at the current clocks only")
-    _patiently(device.energy)  # one that cannot tell it is refused before its clock is touched
     shared = {
         "gpu": info.name,
         "uuid": info.uuid,
         "driver": info.driver,
         "workload": workload.description,
         "stages": workload.num_stages,
-        **(parameters or {}),
         **asdict(settings),
     }
     known = replace(
@@ -408,14 +293,15 @@ def sweep(
         envplan_version=version("envplan"),
     )
     timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
+    stages: Any = Explained(workload)
     with SweepFile(path, shared, known) as file:
         begun = {row.stage for row in file.rows}
         for stage in range(workload.num_stages):
             if stage not in begun:
                 for instruction in settings.instructions:
-                    getattr(workload, instruction)(stage)
-                workload.synchronize()
-        running = _Sweep(workload, device, file, settings, progress, now, timer)
+                    getattr(stages, instruction)(stage)
+                stages.synchronize()
+        running = _Sweep(stages, device, file, settings, progress, now, timer)
         with hold():
             try:
                 running.run()
@@ -435,6 +321,28 @@ def sweep(
             }
         )
     return Profile.read_csv(path)
+
+
+def check_device(device: Device, settings: Settings) -> None:
+    """Refuse a GPU on which nothing can be measured so.
+
+    Raises:
+        InputError: the step is too wide.
+        DeviceError: the GPU is split, its clock may not be set, or it does not tell its energy.
+    """
+    info = device.info
+    if settings.step > info.max_clock - info.supported_clocks[0] > 0:
+        raise InputError(
+            f"--step {settings.step} is wider than the clocks of the {info.name} are apart"
+        )
+    if info.mig:
+        raise DeviceError(
+            f"the {info.name} is split by MIG, so its energy counter and clock are shared by all "
+            f"parts; turn it off as root with: nvidia-smi -i {info.index} -mig 0"
+        )
+    if settings.lock and (refusal := device.can_lock(probe=True)):
+        raise DeviceError(f"{refusal}; or measure at the current clocks only: --no-lock")
+    _patiently(device.energy)  # one that cannot tell it is refused before its clock is touched
 
 
 T = TypeVar("T")
@@ -496,6 +404,7 @@ class Valley:
         return self.risen >= self.rises
 
 
+@dataclass
 class _Sweep:
     """A sweep that is under way.
 
@@ -504,30 +413,29 @@ class _Sweep:
         findings: what the sidecar shall say beside the rows.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        device: Device,
-        file: SweepFile,
-        settings: Settings,
-        progress: Callable[[Progress], None] | None,
-        now: Callable[[], float],
-        timer: Timer,
-    ) -> None:
-        self.workload, self.device, self.file, self.settings = workload, device, file, settings
-        self.progress, self.now, self.timer = progress, now, timer
-        self.locked: int | None = None
-        self.findings: dict[str, Any] = {}
+    workload: Any
+    device: Device
+    file: SweepFile
+    settings: Settings
+    progress: Callable[[Progress], None] | None
+    now: Callable[[], float]
+    timer: Timer
+    locked: int | None = None
+    findings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lock = self.settings.lock
+        info = self.device.info
         self._clocks: list[int | None] = [None]
-        if settings.lock:
-            self._clocks = list(spaced_clocks(device.info.supported_clocks, settings.step))
+        if lock:
+            self._clocks = list(spaced_clocks(info.supported_clocks, self.settings.step))
         self._known = {
-            (row.stage, row.instruction, row.frequency if settings.lock else None): row
-            for row in file.rows
+            (row.stage, row.instruction, row.frequency if lock else None): row
+            for row in self.file.rows
         }
         self._cold = True
         self._done = self._measured = 0
-        self._begin = now()
+        self._begin = self.now()
 
     def run(self) -> None:
         for stage in range(self.workload.num_stages):
@@ -590,31 +498,24 @@ class _Sweep:
             self.workload.synchronize()
             before, energy = energy, self._energy()
             spent = self.now() - begin
-            if before is not None and energy is not None and energy >= before:
-                spoiled = 0
-                blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
-                found = summarize(blocks, settings.counter_period)
-                if found.meets(settings.target_error) or spent >= settings.time_limit:
-                    break
+            if before is None or energy is None or energy < before:
+                # Blocks count only where one reading follows the other: begin anew.
+                blocks.clear()
+                if before is not None and energy is not None:
+                    self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
+                if before is not None or energy is None:  # not only the block before
+                    spoiled += 1
+                if spoiled > _MOST_SPOILED:
+                    raise self._counter(f"fell or could not be read {spoiled} times in a row")
                 continue
-            # Blocks count only where one reading follows the other: begin anew.
-            blocks.clear()
-            if before is None and energy is not None:  # the first reading after one that failed
-                continue
-            if before is not None and energy is not None:
-                self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
-            spoiled += 1
-            if spoiled > _MOST_SPOILED:
-                raise DeviceError(
-                    f"the energy counter of the {self.device.info.name} fell or could not be read "
-                    f"{spoiled} times in a row; nothing can be measured on it"
-                )
+            spoiled = 0
+            blocks.append(Block(count, self.timer.seconds(), (energy - before) / 1e3))
+            found = summarize(blocks, settings.counter_period)
+            enough = found.samples >= _LEAST_BLOCKS and found.error <= settings.target_error
+            if enough or spent >= settings.time_limit:
+                break
         if found.energy <= 0:
-            raise DeviceError(
-                f"the energy counter of the {self.device.info.name} stood still for "
-                f"{spent:.1f} s of work; nothing can be measured on it"
-            )
-        root = math.sqrt(found.samples)
+            raise self._counter(f"stood still for {spent:.1f} s of work")
         observed = round(statistics.median(seen)) if seen else clock or 0
         # Without locks all rows go by the clock that the first one was seen at.
         named = self.file.rows[0].frequency if self.file.rows else observed
@@ -622,13 +523,15 @@ class _Sweep:
             stage=stage,
             instruction=instruction,
             frequency=named if clock is None else clock,
-            time=found.time,
-            energy=found.energy,
-            time_std=found.time_error * root,
-            energy_std=found.energy_error * root,
-            samples=found.samples,
             clock=observed,
             throttle="+".join(sorted(reasons)),
+            **asdict(found),
+        )
+
+    def _counter(self, what: str) -> DeviceError:
+        name = self.device.info.name
+        return DeviceError(
+            f"the energy counter of the {name} {what}; nothing can be measured on it"
         )
 
     def _energy(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import fcntl
 import io
 import math
@@ -15,12 +14,13 @@ from typing import Any, Final, Self
 
 from pydantic import TypeAdapter
 
-from envplan._files import append_whole, atomic_write
+from envplan._files import append_whole, atomic_write, check_writable
 from envplan.errors import InputError
 from envplan.profile import RAW_COLUMNS, ProfileMetadata
+from envplan.profile.sidecar import sidecar_path
 from envplan.profiling.smoothing import nine_digits
 
-__all__ = ["Row", "SweepFile"]
+__all__ = ["COLUMNS", "Measurement", "Row", "SweepFile"]
 
 #: Field of the sidecar that holds the parameters of a sweep, and the one that says it ended.
 _PARAMETERS: Final = "sweep"
@@ -28,32 +28,22 @@ _COMPLETE: Final = "complete"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A measured operation; the fields are the columns of the file.
+class Measurement:
+    """Means of an operation over blocks of repetitions, outliers left out.
 
     Attributes:
-        stage: 0-based.
-        instruction: forward, backward or a part of it, or blocking.
-        frequency: SM clock, MHz.
         time: mean, s.
         energy: mean, J.
         time_std: standard error of the mean times the square root of samples, s.
         energy_std: the same, J; the counter's resolution is in it.
-        samples: blocks of repetitions that the means are over.
-        clock: what the clock was seen at, MHz, the median.
-        throttle: why the clock was held back, reasons joined by "+"; empty if it was not.
+        samples: blocks that count.
     """
 
-    stage: int
-    instruction: str
-    frequency: int
     time: float
     energy: float
     time_std: float
     energy_std: float
     samples: int
-    clock: int
-    throttle: str
 
     @property
     def energy_error(self) -> float:
@@ -63,11 +53,36 @@ class Row:
     @property
     def error(self) -> float:
         """Relative standard error, of time or energy, whichever is larger."""
+        if not self.energy:
+            return math.inf
         root = math.sqrt(self.samples)
         return max(self.time_std / self.time, self.energy_std / self.energy) / root
 
 
-_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Row))
+@dataclass(frozen=True, kw_only=True)
+class Row(Measurement):
+    """A measured operation; the fields are the columns of the file.
+
+    Attributes:
+        stage: 0-based.
+        instruction: forward, backward or a part of it, or blocking.
+        frequency: SM clock, MHz.
+        clock: what the clock was seen at, MHz, the median.
+        throttle: why the clock was held back, reasons joined by "+"; empty if it was not.
+    """
+
+    stage: int
+    instruction: str
+    frequency: int
+    clock: int
+    throttle: str
+
+
+#: The fields of a row in the order of the file.
+COLUMNS: Final = (
+    *("stage", "instruction", "frequency", "time", "energy", "time_std", "energy_std"),
+    *("samples", "clock", "throttle"),
+)
 _ROW: Final = TypeAdapter(Row)
 
 
@@ -94,19 +109,13 @@ class SweepFile:
                 cannot be written.
         """
         self.path = Path(path)
-        self._parameters = dict(parameters)
-        self._sidecar = self.path.with_name(self.path.stem + ".meta.json")
+        self._parameters, self._metadata = dict(parameters), metadata
+        self._sidecar = sidecar_path(self.path)
+        check_writable(self.path)
         if self.path.is_file() and self.path.stat().st_size:
             _check_same(self.path, ProfileMetadata.read_json(self._sidecar), self._parameters)
             _restore_raw(self.path)
-        self._metadata = metadata
-        try:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise InputError(
-                f"cannot be written ({error.strerror}); choose a path in a folder you can write to",
-                path=path,
-            ) from error
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._lock()
             self._write_sidecar(complete=False)
@@ -121,7 +130,7 @@ class SweepFile:
         Raises:
             InputError: the disk is full.
         """
-        values = dataclasses.astuple(row)
+        values = [getattr(row, name) for name in COLUMNS]
         self._add([nine_digits(value) if isinstance(value, float) else value for value in values])
         self.rows.append(row)
 
@@ -159,10 +168,10 @@ class SweepFile:
         if len(whole) < len(content):
             os.ftruncate(self._descriptor, len(whole))
         if not whole:
-            self._add(_COLUMNS)
+            self._add(COLUMNS)
             return []
         header, *lines = _lines(whole)
-        if header != list(_COLUMNS):
+        if header != list(COLUMNS):
             raise InputError(
                 "is not the file of a sweep: its header differs; choose another file",
                 path=self.path,
@@ -171,7 +180,7 @@ class SweepFile:
         rows = []
         for number, values in enumerate(lines, start=2):
             try:
-                rows.append(_ROW.validate_python(dict(zip(_COLUMNS, values, strict=True))))
+                rows.append(_ROW.validate_python(dict(zip(COLUMNS, values, strict=True))))
             except ValueError:
                 raise InputError(
                     "is not a row of a sweep; delete the line to have it measured again",
@@ -215,8 +224,8 @@ def _check_same(path: Path, metadata: ProfileMetadata, parameters: dict[str, Any
 def _restore_raw(path: Path) -> None:
     """Undo the smoothing of a sweep, if it has been smoothed."""
     header, *rows = _lines(path.read_bytes()) or [[]]
-    if header == [*_COLUMNS, *RAW_COLUMNS]:
-        lines = [_COLUMNS, *([*row[:3], *row[-2:], *row[5:-2]] for row in rows)]
+    if header == [*COLUMNS, *RAW_COLUMNS]:
+        lines = [COLUMNS, *([*row[:3], *row[-2:], *row[5:-2]] for row in rows)]
         atomic_write(path, "".join(map(_line, lines)))
 
 

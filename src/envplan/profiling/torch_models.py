@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import torch
@@ -22,13 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from envplan.errors import InputError
-from envplan.profiling.workloads import (
-    Bottleneck,
-    ConvolutionalModel,
-    EncoderDecoderModel,
-    Model,
-    TransformerModel,
-)
+from envplan.profiling.workloads import Convolution, ConvolutionalModel, Model, TransformerModel
 
 __all__ = ["How", "Stage", "model_stages"]
 
@@ -49,7 +43,7 @@ class How:
         device: where, such as "cuda:0".
         tensor_parallel: ranks that share a layer; the modules are those of one.
         recompute: a layer keeps its inputs only, and its backward does its forward again.
-        causal: a token attends to those before it only.
+        causal: a token attends to those before it only; in a decoder behind an encoder it does.
     """
 
     microbatch_size: int
@@ -71,43 +65,34 @@ def model_stages(model: Model, layers: Sequence[int], how: How) -> list[Stage]:
     Raises:
         InputError: widths or words do not divide by the tensor-parallel ranks.
     """
-    match model:
-        case TransformerModel():
-            _check_divides(4 * model.hidden_size, model.vocabulary_size, how)
-            build: Callable[..., tuple[nn.Module, tuple[Any, ...]]] = _transformer_stage
-        case EncoderDecoderModel():
-            _check_divides(model.feed_forward_size, model.vocabulary_size, how)
-            build = _t5_stage
-        case ConvolutionalModel():
-            build = _resnet_stage
-        case _:
-            raise AssertionError(model)
-    begins = list(accumulate(layers, initial=0))
+    if isinstance(model, TransformerModel):
+        for count, what in (
+            (model.feed_forward_width, "units of a feed-forward"),
+            (model.vocabulary_size, "words"),
+        ):
+            if count % how.tensor_parallel:
+                raise InputError(
+                    f"--tp {how.tensor_parallel} does not divide the {count} {what} of the workload"
+                )
+    ends = list(accumulate(layers, initial=0))
     return [
-        partial(_made, build, model, begin, begin + count, begins[-1], how)
-        for begin, count in zip(begins, layers, strict=False)
+        partial(_made, model, begin, end, end == ends[-1], how) for begin, end in pairwise(ends)
     ]
 
 
 def _made(
-    build: Callable[..., tuple[nn.Module, tuple[Any, ...]]],
-    model: Model,
-    begin: int,
-    end: int,
-    layers: int,
-    how: How,
+    model: Model, begin: int, end: int, last: bool, how: How
 ) -> tuple[nn.Module, tuple[Any, ...]]:
+    module: nn.Module
     with torch.device(how.device):
         torch.manual_seed(0)
-        module, inputs = build(model, begin, end, layers, how)
+        if isinstance(model, TransformerModel):
+            module = _Transformer(model, begin, end, last, how)
+            inputs = _sequences(model, begin, end, how)
+        else:
+            module = _ResNet(model, begin, end, last, how)
+            inputs = (_images(model, begin, how),)
         return module.to(how.dtype), inputs
-
-
-def _check_divides(inner: int, words: int, how: How) -> None:
-    ranks = how.tensor_parallel
-    for count, what in ((inner, "units of a feed-forward"), (words, "words")):
-        if count % ranks:
-            raise InputError(f"--tp {ranks} does not divide the {count} {what} of the workload")
 
 
 def _run(layer: nn.Module, recompute: bool, *inputs: torch.Tensor | None) -> torch.Tensor:
@@ -117,84 +102,186 @@ def _run(layer: nn.Module, recompute: bool, *inputs: torch.Tensor | None) -> tor
     return out
 
 
-class _Chain(nn.Module):
-    """Parts one after the other: what comes before the layers, the layers, what comes after."""
+def _sequences(model: TransformerModel, begin: int, end: int, how: How) -> tuple[Any, ...]:
+    """What `_Transformer` takes in."""
+    words, border = model.vocabulary_size // how.tensor_parallel, model.encoder_layers
+    shape = (how.microbatch_size, model.sequence_length)
 
-    def __init__(
+    def tokens() -> torch.Tensor:
+        return torch.randint(words, shape) if words else hidden()
+
+    def hidden() -> torch.Tensor:
+        return torch.randn(*shape, model.hidden_size, dtype=how.dtype)
+
+    inputs = []
+    if border or begin:
+        inputs.append(hidden() if begin else tokens())
+    if begin <= border < end:
+        inputs.append(tokens())
+    elif 0 < border < begin:
+        inputs.append(hidden())
+    return tuple(inputs)
+
+
+class _Transformer(nn.Module):
+    """Encoder layers, decoder layers, or the end of the one and the beginning of the other.
+
+    GPT and BERT have what is called a decoder here, and no encoder. Inputs and outputs between
+    stages: hidden states of the encoder up to where the decoder begins, from there on those of the
+    decoder and, for all its layers to attend to, the encoder's result.
+    """
+
+    def __init__(self, model: TransformerModel, begin: int, end: int, last: bool, how: How) -> None:
+        super().__init__()
+        border, width = model.encoder_layers, model.hidden_size
+        words = model.vocabulary_size // how.tensor_parallel
+        starts = begin <= border < end
+        self.recompute = how.recompute
+        self.source = _Embedding(model, how) if begin == 0 < border else None
+        self.encoder = nn.ModuleList(
+            _Layer(model, how, cross=False) for _ in range(begin, min(end, border))
+        )
+        self.encoder_norm = nn.LayerNorm(width, bias=False) if starts and border else None
+        self.target = _Embedding(model, how) if starts else None
+        self.decoder = nn.ModuleList(
+            _Layer(model, how, cross=border > 0) for _ in range(max(begin, border), end)
+        )
+        distances = [
+            _Distances(model, how, causal=causal) if border and layers else None
+            for layers, causal in ((self.encoder, False), (self.decoder, True))
+        ]
+        self.encoder_distances, self.decoder_distances = distances
+        self.head = _Head(width, words, bias=not border) if last and words else None
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        hidden, memory = inputs[0], inputs[-1]
+        if self.source is not None:
+            hidden = self.source(hidden)
+        hidden = self._through(self.encoder, self.encoder_distances, hidden)
+        if not self.decoder:
+            return hidden
+        if self.encoder_norm is not None:
+            memory = self.encoder_norm(hidden)
+        if self.target is not None:
+            hidden = self.target(inputs[-1])
+        hidden = self._through(self.decoder, self.decoder_distances, hidden, memory)
+        if self.head is not None:
+            return self.head(hidden)
+        return hidden if self.decoder_distances is None else (hidden, memory)
+
+    def _through(
         self,
-        before: nn.Module | None,
-        layers: Sequence[nn.Module],
-        after: nn.Module | None,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.before, self.layers, self.after = before, nn.ModuleList(layers), after
-        self.recompute = recompute
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.before is not None:
-            hidden = self.before(hidden)
-        for layer in self.layers:
-            hidden = _run(layer, self.recompute, hidden)
-        return hidden if self.after is None else self.after(hidden)
-
-
-def _transformer_stage(
-    model: TransformerModel, begin: int, end: int, layers: int, how: How
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """GPT or BERT: tokens for the first stage, hidden states for others."""
-    words, length, width = model.vocabulary_size, model.sequence_length, model.hidden_size
-    own_words = words // how.tensor_parallel
-    embedding = _Embedding(own_words, length, width) if begin == 0 and words else None
-    head = _Head(own_words, width, bias=True) if end == layers and words else None
-    chain = _Chain(
-        embedding,
-        [_Layer(width, model.num_heads, how) for _ in range(begin, end)],
-        head,
-        how.recompute,
-    )
-    if embedding is not None:
-        return chain, (torch.randint(own_words, (how.microbatch_size, length)),)
-    return chain, (torch.randn(how.microbatch_size, length, width, dtype=how.dtype),)
-
-
-class _Embedding(nn.Module):
-    def __init__(self, words: int, length: int, width: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.positions = nn.Embedding(length, width)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.words(tokens) + self.positions.weight
+        layers: nn.ModuleList,
+        distances: nn.Module | None,
+        hidden: torch.Tensor,
+        memory: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        bias = None if distances is None else distances(hidden)
+        for layer in layers:
+            hidden = _run(layer, self.recompute, hidden, bias, memory)
         return hidden
 
 
-class _Layer(nn.Module):
-    """A transformer layer with its norms in front, as in GPT-2 and later."""
+class _Embedding(nn.Module):
+    """Of words; and of positions, where no distances tell them. Without words: nothing to do."""
 
-    def __init__(self, width: int, num_heads: int, how: How) -> None:
+    def __init__(self, model: TransformerModel, how: How) -> None:
         super().__init__()
-        ranks = how.tensor_parallel
-        self.num_heads, self.causal = num_heads // ranks, how.causal
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.into_heads = nn.Linear(width, 3 * width // ranks)
-        self.out_of_heads = nn.Linear(width // ranks, width)
-        self.widen = nn.Linear(width, 4 * width // ranks)
-        self.narrow = nn.Linear(4 * width // ranks, width)
+        words, width = model.vocabulary_size // how.tensor_parallel, model.hidden_size
+        positions = 0 if model.encoder_layers else model.sequence_length
+        self.words = nn.Embedding(words, width) if words else None
+        self.positions = nn.Embedding(positions, width) if words and positions else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = tokens if self.words is None else self.words(tokens)
+        return hidden if self.positions is None else hidden + self.positions.weight
+
+
+class _Distances(nn.Module):
+    """What attention adds to its scores for how far two tokens are apart, one learned for each.
+
+    T5 shares one among far distances that are alike; looking it up costs the same.
+    """
+
+    def __init__(self, model: TransformerModel, how: How, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.values = nn.Embedding(2 * _FARTHEST + 1, model.num_heads // how.tensor_parallel)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(hidden.shape[1], device=hidden.device)
+        apart = at[None, :] - at[:, None]
+        near = apart.clamp(-_FARTHEST, _FARTHEST) + _FARTHEST
+        bias: torch.Tensor = self.values(near).permute(2, 0, 1).to(hidden.dtype)
+        return bias.masked_fill(apart > 0, float("-inf")) if self.causal else bias
+
+
+class _Layer(nn.Module):
+    """Attention to its own tokens, in T5's decoder to the encoder's, and a feed-forward part.
+
+    Norms stand in front, as in GPT-2 and later. T5's have no biases, like its products; they keep
+    the mean here, which T5's do not take off: that moves the same bytes.
+    """
+
+    def __init__(self, model: TransformerModel, how: How, *, cross: bool) -> None:
+        super().__init__()
+        width, inner = model.hidden_size, model.feed_forward_width // how.tensor_parallel
+        bias = not model.encoder_layers
+        self.attention = _Attention(model, how, cross=False)
+        self.cross = _Attention(model, how, cross=True) if cross else None
+        self.norm = nn.LayerNorm(width, bias=bias)
+        self.widen = nn.Linear(width, inner, bias)
+        self.narrow = nn.Linear(inner, width, bias)
+
+    def forward(
+        self, hidden: torch.Tensor, bias: torch.Tensor | None, memory: torch.Tensor | None
+    ) -> torch.Tensor:
+        hidden = hidden + self.attention(hidden, bias)
+        if self.cross is not None:
+            hidden = hidden + self.cross(hidden, None, memory)
+        out: torch.Tensor = self.narrow(functional.gelu(self.widen(self.norm(hidden))))
+        return hidden + out
+
+
+class _Attention(nn.Module):
+    """Attention to its own tokens, or across to others, and its norm."""
+
+    def __init__(self, model: TransformerModel, how: How, *, cross: bool) -> None:
+        super().__init__()
+        width, bias = model.hidden_size, not model.encoder_layers
+        self.causal = how.causal and bias  # T5 has it in what distances add
+        self.num_heads, self.head_width = model.num_heads // how.tensor_parallel, model.head_width
+        inner = self.num_heads * self.head_width
+        self.norm = nn.LayerNorm(width, bias=bias)
+        # Queries, keys and values: of one product, or the queries of another.
+        self.into_heads = nn.ModuleList(
+            nn.Linear(width, count * inner, bias) for count in ((1, 2) if cross else (3,))
+        )
+        self.out_of_heads = nn.Linear(inner, width, bias)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        memory: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         batch, length, _ = hidden.shape
-        split = self.into_heads(self.norm1(hidden)).view(batch, length, 3, self.num_heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        hidden = hidden + self.out_of_heads(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return hidden + self.narrow(functional.gelu(self.widen(self.norm2(hidden))))
+        made: list[torch.Tensor] = []
+        for product, tokens in zip(self.into_heads, (self.norm(hidden), memory), strict=False):
+            split = product(tokens).unflatten(-1, (-1, self.num_heads, self.head_width))
+            made += split.permute(2, 0, 3, 1, 4)
+        query, key, value = made
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, is_causal=self.causal
+        )
+        out: torch.Tensor = self.out_of_heads(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
 
 class _Head(nn.Module):
     """Final norm, product with the vocabulary and loss, against made-up words."""
 
-    def __init__(self, words: int, width: int, *, bias: bool) -> None:
+    def __init__(self, width: int, words: int, *, bias: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, bias=bias)
         self.words = nn.Linear(width, words, bias=False)
@@ -208,154 +295,34 @@ def _loss(logits: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.float(), targets)
 
 
-def _t5_stage(
-    model: EncoderDecoderModel, begin: int, end: int, layers: int, how: How
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """T5: source tokens for the first stage, target tokens where the decoder begins."""
-    module = _T5Stage(model, begin, end, layers, how)
-    batch, own_words = how.microbatch_size, model.vocabulary_size // how.tensor_parallel
-    source = (batch, model.source_length, model.hidden_size)
-    target = (batch, model.target_length, model.hidden_size)
-    inputs: list[torch.Tensor] = []
+def _images(model: ConvolutionalModel, begin: int, how: How) -> torch.Tensor:
+    """What `_ResNet` takes in."""
     if begin == 0:
-        inputs.append(torch.randint(own_words, source[:2]))
-    elif begin <= model.num_encoder_layers:
-        inputs.append(torch.randn(source, dtype=how.dtype))
-    else:
-        inputs += [torch.randn(target, dtype=how.dtype), torch.randn(source, dtype=how.dtype)]
-    if module.target_words is not None:
-        inputs.append(torch.randint(own_words, target[:2]))
-    return module, tuple(inputs)
+        sides = (model.image_size, model.image_size)
+        return torch.randint(256, (how.microbatch_size, 3, *sides), dtype=torch.uint8)
+    first = model.bottlenecks()[begin][0]
+    return torch.randn(how.microbatch_size, first.channels, first.size, first.size, dtype=how.dtype)
 
 
-class _T5Stage(nn.Module):
-    """Encoder layers, decoder layers, or the end of the one and the beginning of the other.
-
-    Inputs and outputs between stages: hidden states of the encoder up to where the decoder begins,
-    from there on those of the decoder and, for all its layers to attend to, the encoder's result.
-    """
+class _ResNet(nn.Module):
+    """Images for the first stage, feature maps that shrink and deepen for others."""
 
     def __init__(
-        self, model: EncoderDecoderModel, begin: int, end: int, layers: int, how: How
+        self, model: ConvolutionalModel, begin: int, end: int, last: bool, how: How
     ) -> None:
         super().__init__()
-        border = model.num_encoder_layers
-        words, width = model.vocabulary_size // how.tensor_parallel, model.hidden_size
-        encoders, decoders = max(0, min(end, border) - begin), max(0, end - max(begin, border))
-        heads = model.num_heads // how.tensor_parallel
+        blocks = model.bottlenecks()
         self.recompute = how.recompute
-        self.source_words = nn.Embedding(words, width) if begin == 0 else None
-        self.encoder_distances = _Distances(heads) if encoders else None
-        self.encoders = nn.ModuleList(_T5Layer(model, how, cross=False) for _ in range(encoders))
-        starts = begin <= border < end
-        self.encoder_norm = nn.LayerNorm(width, bias=False) if starts else None
-        self.target_words = nn.Embedding(words, width) if starts else None
-        self.decoder_distances = _Distances(heads) if decoders else None
-        self.decoders = nn.ModuleList(_T5Layer(model, how, cross=True) for _ in range(decoders))
-        self.head = _Head(words, width, bias=False) if end == layers else None
+        self.stem = _Stem(model) if begin == 0 else None
+        self.blocks = nn.ModuleList(_Bottleneck(block) for block in blocks[begin:end])
+        self.classes = nn.Linear(blocks[-1][2].out, model.classes) if last else None
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        hidden = inputs[0] if self.source_words is None else self.source_words(inputs[0])
-        if self.encoder_distances is not None:
-            bias = self.encoder_distances(hidden.shape[1], causal=False).to(hidden.dtype)
-            for layer in self.encoders:
-                hidden = _run(layer, self.recompute, hidden, bias, None)
-        if self.decoder_distances is None:
-            return hidden
-        if self.encoder_norm is None or self.target_words is None:
-            memory = inputs[1]
-        else:
-            memory, hidden = self.encoder_norm(hidden), self.target_words(inputs[-1])
-        bias = self.decoder_distances(hidden.shape[1], causal=True).to(hidden.dtype)
-        for layer in self.decoders:
-            hidden = _run(layer, self.recompute, hidden, bias, memory)
-        return (hidden, memory) if self.head is None else self.head(hidden)
-
-
-class _Distances(nn.Module):
-    """What attention adds to its scores for how far two tokens are apart, one learned for each.
-
-    T5 shares one among far distances that are alike; looking it up costs the same.
-    """
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.values = nn.Embedding(2 * _FARTHEST + 1, heads)
-
-    def forward(self, length: int, *, causal: bool) -> torch.Tensor:
-        at = torch.arange(length, device=self.values.weight.device)
-        apart = at[None, :] - at[:, None]
-        near = apart.clamp(-_FARTHEST, _FARTHEST) + _FARTHEST
-        bias: torch.Tensor = self.values(near).permute(2, 0, 1)
-        return bias.masked_fill(apart > 0, float("-inf")) if causal else bias
-
-
-class _T5Layer(nn.Module):
-    """Attention to its own tokens, in the decoder to the encoder's, and a feed-forward part."""
-
-    def __init__(self, model: EncoderDecoderModel, how: How, *, cross: bool) -> None:
-        super().__init__()
-        width, inner = model.hidden_size, model.feed_forward_size // how.tensor_parallel
-        self.own = _Attention(model, how)
-        self.cross = _Attention(model, how) if cross else None
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.widen = nn.Linear(width, inner, bias=False)
-        self.narrow = nn.Linear(inner, width, bias=False)
-
-    def forward(
-        self, hidden: torch.Tensor, bias: torch.Tensor, memory: torch.Tensor | None
-    ) -> torch.Tensor:
-        hidden = hidden + self.own(hidden, None, bias)
-        if self.cross is not None:
-            hidden = hidden + self.cross(hidden, memory, None)
-        out: torch.Tensor = self.narrow(functional.relu(self.widen(self.norm(hidden))))
-        return hidden + out
-
-
-class _Attention(nn.Module):
-    """T5's: no biases, heads of their own width, scores not scaled.
-
-    The norm keeps the mean, which T5's does not take off: it moves the same bytes.
-    """
-
-    def __init__(self, model: EncoderDecoderModel, how: How) -> None:
-        super().__init__()
-        self.num_heads = model.num_heads // how.tensor_parallel
-        width, inner = model.hidden_size, self.num_heads * model.head_size
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.query = nn.Linear(width, inner, bias=False)
-        self.key_value = nn.Linear(width, 2 * inner, bias=False)
-        self.out = nn.Linear(inner, width, bias=False)
-
-    def forward(
-        self, hidden: torch.Tensor, memory: torch.Tensor | None, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        batch, length, _ = hidden.shape
-        normed = self.norm(hidden)
-        attended = normed if memory is None else memory
-        query = self.query(normed).view(batch, length, self.num_heads, -1).transpose(1, 2)
-        pairs = self.key_value(attended).view(batch, attended.shape[1], 2, self.num_heads, -1)
-        key, value = pairs.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, scale=1.0
-        )
-        out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return out
-
-
-def _resnet_stage(
-    model: ConvolutionalModel, begin: int, end: int, layers: int, how: How
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    """ResNet: images for the first stage, feature maps that shrink and deepen for others."""
-    blocks = model.bottlenecks()
-    stem = _Stem(model) if begin == 0 else None
-    head = _Classifier(blocks[-1].out, model.classes) if end == layers else None
-    chain = _Chain(stem, [_Bottleneck(block) for block in blocks[begin:end]], head, how.recompute)
-    batch, first = how.microbatch_size, blocks[begin]
-    if stem is not None:
-        size = model.image_size
-        return chain, (torch.randint(256, (batch, 3, size, size), dtype=torch.uint8),)
-    return chain, (torch.randn(batch, first.channels, first.size, first.size, dtype=how.dtype),)
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        if self.stem is not None:
+            maps = self.stem(maps)
+        for block in self.blocks:
+            maps = _run(block, self.recompute, maps)
+        return maps if self.classes is None else _loss(self.classes(maps.mean(dim=(2, 3))))
 
 
 class _Stem(nn.Module):
@@ -363,9 +330,7 @@ class _Stem(nn.Module):
 
     def __init__(self, model: ConvolutionalModel) -> None:
         super().__init__()
-        self.convolve = (
-            _convolution(3, 64, 7, stride=2) if model.downsampling_stem else _convolution(3, 64, 3)
-        )
+        self.convolve = _convolution(model.stem)
         self.pool = nn.MaxPool2d(3, 2, 1) if model.downsampling_stem else nn.Identity()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -375,16 +340,10 @@ class _Stem(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    def __init__(self, block: Bottleneck) -> None:
+    def __init__(self, block: Sequence[Convolution]) -> None:
         super().__init__()
-        self.narrow = _convolution(block.channels, block.width, 1)
-        self.look = _convolution(block.width, block.width, 3, stride=block.stride)
-        self.widen = _convolution(block.width, block.out, 1)
-        self.around = (
-            _convolution(block.channels, block.out, 1, stride=block.stride)
-            if block.projects
-            else nn.Identity()
-        )
+        self.narrow, self.look, self.widen, *around = map(_convolution, block)
+        self.around = around[0] if around else nn.Identity()
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         inner = functional.relu_(self.narrow(maps))
@@ -392,18 +351,8 @@ class _Bottleneck(nn.Module):
         return functional.relu_(self.widen(inner) + self.around(maps))
 
 
-def _convolution(channels: int, out: int, kernel: int, *, stride: int = 1) -> nn.Sequential:
+def _convolution(sizes: Convolution) -> nn.Sequential:
     """A convolution and its normalization."""
+    channels, out, kernel, stride, _ = sizes
     convolve = nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False)
     return nn.Sequential(convolve, nn.BatchNorm2d(out))
-
-
-class _Classifier(nn.Module):
-    """Mean over the image, product with the classes and loss, against made-up ones."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__()
-        self.classes = nn.Linear(channels, classes)
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        return _loss(self.classes(maps.mean(dim=(2, 3))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -21,13 +20,12 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profiling.explaining import explained
 from envplan.profiling.timers import EventTimer, Timer
 from envplan.profiling.torch_models import How, Stage, model_stages
 from envplan.profiling.waiting import Peers
-from envplan.profiling.workloads import ConvolutionalModel, EncoderDecoderModel, Model, stage_works
+from envplan.profiling.workloads import ConvolutionalModel, Model, stage_works
 
-__all__ = ["TorchWorkload", "nccl_available", "torch_workload"]
+__all__ = ["TorchWorkload", "torch_workload"]
 
 # By whose times layers are shared out; any GPU with tensor cores splits alike.
 _BALANCE: Final = "a100-sxm4-80gb"
@@ -65,7 +63,7 @@ class TorchWorkload:
         self._stages = stages
         self._device = torch.device(device)
         self._loaded: int | None = None
-        self._module: nn.Module | None = None
+        self._module = nn.Module()
         self._inputs: tuple[Any, ...] = ()
         self._outputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
@@ -85,26 +83,14 @@ class TorchWorkload:
         return None if self.peers is None else self.peers.description
 
     def forward(self, stage: int) -> None:
-        """Queue the stage's forward of a microbatch.
-
-        Raises:
-            InputError: the stage fails, or does not fit in the GPU's memory.
-        """
-        with self._explained(stage, "forward"):
-            if self._loaded != stage:
-                self._load(stage)
-            assert self._module is not None
-            self._forget()  # frees the graph of the last forward first
-            self._outputs = _differentiable(self._module(*self._inputs))
+        """Queue the stage's forward of a microbatch."""
+        if self._loaded != stage:
+            self._load(stage)
+        self._run_forward()
 
     def backward(self, stage: int) -> None:
-        """Queue the stage's backward for the last forward.
-
-        Raises:
-            InputError: the stage fails, or does not fit in the GPU's memory.
-        """
-        with self._explained(stage, "backward"):
-            torch.autograd.backward(self._outputs, self._ones(), retain_graph=True)
+        """Queue the stage's backward for the last forward."""
+        torch.autograd.backward(self._outputs, self._ones(), retain_graph=True)
 
     def backward_input(self, stage: int) -> None:
         """Queue the part of the backward that makes gradients of the inputs.
@@ -112,14 +98,13 @@ class TorchWorkload:
         The first call after a forward runs that again, to see where gradients begin.
 
         Raises:
-            InputError: as in backward.
+            InputError: gradients begin nowhere in it.
         """
-        with self._explained(stage, "backward_input"):
-            if not self._sources:
-                self._find_sources()
-            torch.autograd.grad(
-                self._outputs, self._sources, self._ones(), retain_graph=True, allow_unused=True
-            )
+        if not self._sources:
+            self._find_sources()
+        torch.autograd.grad(
+            self._outputs, self._sources, self._ones(), retain_graph=True, allow_unused=True
+        )
 
     def backward_weight(self, stage: int) -> None:
         """Queue the part of the backward that makes gradients of the weights.
@@ -127,15 +112,13 @@ class TorchWorkload:
         The first call after a forward also does all that comes before.
 
         Raises:
-            InputError: as in backward.
+            InputError: as in backward_input, or this torch cannot split a backward.
         """
-        with self._explained(stage, "backward_weight"):
-            if self._recorded is None:
-                self._find_sources()
-                assert self._module is not None
-                weights = [weight for weight in self._module.parameters() if weight.requires_grad]
-                self._recorded = _Recorded(self._outputs, self._ones(), self._sources, weights)
-            self._recorded.run()
+        if self._recorded is None:
+            self._find_sources()
+            weights = [weight for weight in self._module.parameters() if weight.requires_grad]
+            self._recorded = _Recorded(self._outputs, self._ones(), self._sources, weights)
+        self._recorded.run()
 
     def wait(self, seconds: float) -> None:
         """Have the GPU wait for about so long for a neighbour, or spin as one that waits does."""
@@ -148,19 +131,12 @@ class TorchWorkload:
             time.sleep(seconds)
 
     def synchronize(self) -> None:
-        """Return once the GPU has done everything asked for.
-
-        Raises:
-            InputError: what was queued has failed on the GPU.
-        """
+        """Return once the GPU has done everything asked for."""
         if self._device.type == "cuda":
-            with self._explained(self._loaded or 0, "queued work"):
-                torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self._device)
 
     def _find_sources(self) -> None:
         """Run the forward, and note what backward_input makes gradients of."""
-        assert self._module is not None
-        self._forget()
         sources = [one for one in self._inputs if _wants_gradient(one)]
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -170,13 +146,17 @@ class TorchWorkload:
         simple = [part for part in self._module.modules() if not any(part.children())]
         hooks = [part.register_forward_hook(note) for part in simple]
         try:
-            self._outputs = _differentiable(self._module(*self._inputs))
+            self._run_forward()
         finally:
             for hook in hooks:
                 hook.remove()
         if not sources:
             raise InputError("nothing in it passes gradients on, so its backward has one part only")
         self._sources = sources
+
+    def _run_forward(self) -> None:
+        self._forget()  # frees the graph of the last forward first
+        self._outputs = _differentiable(self._module(*self._inputs))
 
     def _forget(self) -> None:
         self._outputs, self._sources, self._recorded = [], [], None
@@ -189,7 +169,7 @@ class TorchWorkload:
 
     def _load(self, stage: int) -> None:
         self._forget()
-        self._module, self._inputs, self._gradients = None, (), []
+        self._module, self._inputs, self._gradients = nn.Module(), (), []
         self._loaded = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -203,13 +183,6 @@ class TorchWorkload:
             return value
         moved = value.detach().to(self._device)
         return moved.requires_grad_(moved.is_floating_point())
-
-    def _explained(self, stage: int, what: str) -> AbstractContextManager[None]:
-        return explained(
-            f"the {what} of stage {stage} fails",
-            f"stage {stage} does not fit in the GPU's memory; choose more stages or a smaller "
-            "microbatch",
-        )
 
 
 class _Recorded:
@@ -284,11 +257,6 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
-def nccl_available() -> bool:
-    """Whether this torch can send between GPUs through NCCL."""
-    return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
-
-
 def torch_workload(
     workload: str,
     model: Model,
@@ -340,7 +308,7 @@ def torch_workload(
     kind = "blocks" if isinstance(model, ConvolutionalModel) else "layers"
     parts = [
         f"{model.name} training, {num_stages} stages of {'-'.join(map(str, layers))} {kind}",
-        f"{microbatch_size} x {_sample(model)}",
+        f"{microbatch_size} x {model.sample}",
         *([f"1 of {tensor_parallel} tensor-parallel ranks"] if tensor_parallel > 1 else []),
         *(["activations recomputed"] if recompute else []),
         dtype,
@@ -348,11 +316,3 @@ def torch_workload(
     ]
     stages = model_stages(model, layers, how)
     return TorchWorkload(stages, description=", ".join(parts), device=device)
-
-
-def _sample(model: Any) -> str:
-    if isinstance(model, ConvolutionalModel):
-        return f"{model.image_size} x {model.image_size} pixels"
-    if isinstance(model, EncoderDecoderModel):
-        return f"{model.source_length} + {model.target_length} tokens"
-    return f"{model.sequence_length} tokens"

@@ -3,31 +3,24 @@
 One process waits to receive, on the GPU that is measured, while the other sleeps on a second GPU
 before it sends: just what a pipeline's stage does that is faster than its neighbour. Whoever reads
 the energy counter meanwhile has the blocking power.
-
-As a program this module is one of the two: python -m envplan.profiling.waiting BACKEND DEVICE RANK
-STORE. It says "ready" once both have met, then waits once for each number of seconds it reads.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import select
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import IO, Final, Self
+from multiprocessing.connection import Connection
+from typing import Final, Self
 
 from envplan.devices.base import DeviceError
 
-__all__ = ["Peers", "run"]
+__all__ = ["Peers"]
 
-_READY: Final = b"ready\n"
-_DONE: Final = b"done\n"
 _START_LIMIT: Final = 120.0  # loading CUDA and NCCL takes a while
 _GRACE: Final = 30.0  # on top of the seconds asked for
 _END_LIMIT: Final = 5.0
@@ -57,26 +50,20 @@ class Peers:
     ) -> None:
         self.description = f"of a GPU that waits to receive from another through {backend}"
         self._stack = ExitStack()
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="envplan-")))
-        self._said: list[IO[bytes]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="envplan-"))
+        spawning = multiprocessing.get_context("spawn")
+        self._processes = []
+        self._pipes: list[Connection] = []
         try:
             for rank, environment in enumerate(environments):
-                said = self._stack.enter_context((folder / f"stderr{rank}").open("wb+"))
-                self._said.append(said)
-                command = [sys.executable, "-m", __name__, backend, device, str(rank)]
-                process = subprocess.Popen(
-                    [*command, str(folder / "store")],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=said,
-                    bufsize=0,
-                    env={**os.environ, **environment},
-                    start_new_session=True,  # Ctrl-C is for the sweep, which ends them
-                )
-                self._stack.callback(_end, process)
+                ours, theirs = spawning.Pipe()
+                how = (backend, device, rank, f"{folder}/store", dict(environment), theirs)
+                process = spawning.Process(target=_run, args=how, daemon=True)
+                self._pipes.append(ours)
+                process.start()
+                theirs.close()
                 self._processes.append(process)
-            self._expect(_READY, _START_LIMIT)
+            self._expect(_START_LIMIT)
         except BaseException:
             self.close()
             raise
@@ -87,19 +74,19 @@ class Peers:
         Raises:
             DeviceError: one of them has failed.
         """
-        for process in self._processes:
-            assert process.stdin is not None
-            try:
-                process.stdin.write(f"{seconds}\n".encode())
-            except OSError:
-                raise self._failure() from None
-        self._expect(_DONE, seconds + _GRACE)
+        for pipe in self._pipes:
+            with suppress(OSError):  # what it said before it ended is read below
+                pipe.send(seconds)
+        self._expect(seconds + _GRACE)
 
     def close(self) -> None:
         """End both, whatever they are doing."""
-        for process in self._processes:  # both learn of it before either is waited for
-            assert process.stdin is not None
-            process.stdin.close()
+        for pipe in self._pipes:  # both learn of it before either is waited for
+            pipe.close()
+        for process in self._processes:
+            process.join(_END_LIMIT)
+            process.kill()
+            process.join()
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -108,52 +95,49 @@ class Peers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _expect(self, word: bytes, limit: float) -> None:
-        """Read until both have said the word, past whatever libraries print.
+    def _expect(self, limit: float) -> None:
+        """Read until both have said that all is well.
 
         Raises:
             DeviceError: one ends, or says nothing for too long.
         """
         deadline = time.monotonic() + limit
-        for process in self._processes:
-            assert process.stdout is not None
-            line = b""
-            while line != word:
-                left = max(0.0, deadline - time.monotonic())
-                if not select.select([process.stdout], [], [], left)[0]:
-                    raise self._failure()
-                line = process.stdout.readline()
-                if not line:
-                    raise self._failure()
-
-    def _failure(self) -> DeviceError:
-        """With the last line that either of them said."""
-        lines: list[str] = []
-        for file in self._said:
-            file.seek(0)
-            lines += file.read().decode("utf-8", errors="replace").strip().splitlines()[-1:]
-        reason = lines[0] if lines else "they did not answer in time"
-        return DeviceError(f"two processes cannot wait for each other: {reason}")
+        for pipe in self._pipes:
+            reason = "they did not answer in time"
+            with suppress(EOFError, OSError):
+                if pipe.poll(max(0.0, deadline - time.monotonic())):
+                    reason = "one of them ended"
+                    reason = pipe.recv()
+            if reason:
+                raise DeviceError(f"two processes cannot wait for each other: {reason}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _run(
+    backend: str,
+    device: str,
+    rank: int,
+    store: str,
+    environment: Mapping[str, str],
+    pipe: Connection,
+) -> None:
+    """Be one of the two: wait, or keep the other waiting, for each number of seconds asked for.
+
+    After each wait, and once both have met, "" is said; the reason, when something fails.
+    """
+    os.setsid()  # Ctrl-C is for the sweep, which ends them
+    os.environ.update(environment)
+    for stream in (1, 2):  # whatever libraries print
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     try:
-        process.wait(_END_LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+        _meet(backend, device, rank, store, pipe)
+    except Exception as error:
+        with suppress(OSError):
+            pipe.send(str(error).strip().splitlines()[-1] if str(error) else type(error).__name__)
 
 
-def run(backend: str, device: str, rank: int, store: str, asks: IO[bytes], says: IO[bytes]) -> None:
-    """Be one of the two: wait, or keep the other waiting, for each number of seconds asked for."""
+def _meet(backend: str, device: str, rank: int, store: str, pipe: Connection) -> None:
     import torch
     from torch import distributed
-
-    def say(word: bytes) -> None:
-        says.write(word)
-        says.flush()
 
     def transfer() -> None:
         if rank == _WAITER:
@@ -173,14 +157,10 @@ def run(backend: str, device: str, rank: int, store: str, asks: IO[bytes], says:
     )
     parcel = torch.ones(1, device=device)
     transfer()  # the first one connects them
-    say(_READY)
-    for line in asks:
-        if rank == _SENDER:
-            time.sleep(float(line))
-        transfer()
-        say(_DONE)
-
-
-if __name__ == "__main__":
-    name, where, number, meeting = sys.argv[1:]
-    run(name, where, int(number), meeting, sys.stdin.buffer, sys.stdout.buffer)
+    with suppress(EOFError):
+        while True:
+            pipe.send("")
+            seconds = pipe.recv()
+            if rank == _SENDER:
+                time.sleep(seconds)
+            transfer()

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from fractions import Fraction
-from functools import partial, reduce
-from itertools import accumulate
+from functools import reduce
+from itertools import accumulate, combinations
 from operator import add
-from typing import Any, Final, Protocol, Self
+from typing import ClassVar, Final, NamedTuple
 
 from envplan.errors import InputError
 
 __all__ = [
-    "Bottleneck",
+    "Convolution",
     "ConvolutionalModel",
-    "EncoderDecoderModel",
     "Experts",
     "LatentAttention",
     "Model",
@@ -110,21 +109,8 @@ class StageWork:
         return self.backward - self.backward_weight
 
     def __add__(self, other: StageWork) -> StageWork:
-        return StageWork(
-            self.num_layers + other.num_layers,
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.backward_weight + other.backward_weight,
-            self.parts + other.parts,
-        )
-
-    def __sub__(self, other: StageWork) -> StageWork:
-        return StageWork(
-            self.num_layers - other.num_layers,
-            self.forward - other.forward,
-            self.backward - other.backward,
-            self.backward_weight - other.backward_weight,
-        )
+        names = [field.name for field in fields(self)]
+        return StageWork(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def named(self, name: str) -> StageWork:
         """The same as a part of that name."""
@@ -141,20 +127,19 @@ class StageWork:
         return found
 
 
-class Model(Protocol):
-    """What can be split over pipeline stages."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def units(
-        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
-    ) -> list[StageWork]:
-        """The chain of units, in order, for one microbatch on one GPU, in half precision."""
-
-    def describe(self) -> str:
-        """Its sizes, in a sentence without a full stop."""
+def _products(
+    flops: float, weighted: float, activations: float, weights: float, *, num_layers: int = 0
+) -> StageWork:
+    """Products of so many FLOPs, those with weights among them, and the bytes they move."""
+    return StageWork(
+        num_layers,
+        forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
+        backward=Work(
+            _BACKWARD_FLOPS * flops,
+            _BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
+        ),
+        backward_weight=Work(weighted, _GRADIENT * weights),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,18 +179,29 @@ class LatentAttention:
     value_size: int
 
 
-@dataclass(frozen=True, kw_only=True)
+class _Attention(NamedTuple):
+    """Widths of what an attention's products make, all heads together, and all their weights."""
+
+    query: int
+    key: int
+    value: int
+    out: int
+    weights: int
+
+
+@dataclass(frozen=True)
 class TransformerModel:
-    """A stack of transformer layers: decoders (GPT-3, Llama, Mixtral) and encoders (BERT) alike.
+    """A stack of transformer layers: decoders (GPT-3, Llama), encoders (BERT), or both (T5).
 
     Attributes:
         name: for people.
-        num_layers: transformer layers.
+        num_layers: transformer layers; of the decoder, where there is an encoder, too.
         hidden_size: width h.
         num_heads: attention heads a.
         vocabulary_size: rows of the embedding and of the head, with padding; 0 where a benchmark
             leaves both out.
-        sequence_length: tokens s of a sample.
+        sequence_length: tokens s of a sample, on either side where there are two.
+        encoder_layers: layers before those, to whose result each of those attends, too.
         fused_attention: the scores never reach memory.
         key_value_heads: heads of keys and values, fewer with grouped-query attention; None: a.
         head_size: width of a head; None: h / a.
@@ -224,6 +220,8 @@ class TransformerModel:
     num_heads: int
     vocabulary_size: int
     sequence_length: int
+    _: KW_ONLY
+    encoder_layers: int = 0
     fused_attention: bool = False
     key_value_heads: int | None = None
     head_size: int | None = None
@@ -237,7 +235,7 @@ class TransformerModel:
     def units(
         self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
     ) -> list[StageWork]:
-        """The layers, with the embedding on the first and norm and head on the last.
+        """The layers, with the embedding on the first (of either part) and the head on the last.
 
         A layer: 24 B s h^2 + 4 B s^2 h FLOPs forward (Narayanan et al., SC 2021, appendix) and
         s b h (10 + 24 / t + 5 a s / (h t)) bytes of activations (Korthikanti et al., MLSys 2023,
@@ -246,13 +244,11 @@ class TransformerModel:
         tokens, rest = divmod(microbatch_size * self.sequence_length, context_parallel)
         if rest:
             raise InputError(f"--cp {context_parallel} does not divide {tokens} tokens")
-        layers = [
-            self._layer(tokens, tensor_parallel, sparse=number >= self._dense_layers)
-            for number in (0, self.num_layers - 1)
-        ]
-        units = [layers[number >= self._dense_layers] for number in range(self.num_layers)]
+        made = {kind: self._layer(tokens, tensor_parallel, *kind) for kind in set(self._layers)}
+        units = [made[kind] for kind in self._layers]
         if self.vocabulary_size:
-            units[0] = _embedding(tokens, self.hidden_size) + units[0]
+            for first in {0, self.encoder_layers}:
+                units[first] = _embedding(tokens, self.hidden_size) + units[first]
             units[-1] += _head(tokens, self.hidden_size, self.vocabulary_size, tensor_parallel)
         return units
 
@@ -260,22 +256,33 @@ class TransformerModel:
     def parameters(self) -> int:
         """Weights, without norms and biases."""
         ends = (1 if self.tied else 2) * self.vocabulary_size * self.hidden_size
-        dense = self._dense_layers
         return ends + sum(
-            count * (self._attention.weights + self._feed_forward_weights(sparse=sparse))
-            for count, sparse in ((dense, False), (self.num_layers - dense, True))
+            attentions * self._attention().weights + self._feed_forward(sparse)[1]
+            for sparse, attentions in self._layers
         )
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of a feed-forward part that is no expert."""
+        return self.feed_forward_size or 4 * self.hidden_size
 
     def describe(self) -> str:
         """Its sizes, in a sentence without a full stop."""
-        parts = [f"{self.num_layers} layers of {self.hidden_size} units and {self.num_heads} heads"]
+        count = f"{self.encoder_layers} encoder and {self.num_layers} decoder"
+        layers = f"{count if self.encoder_layers else self.num_layers} layers"
+        parts = [f"{layers} of {self.hidden_size} units and {self.num_heads} heads"]
         if self.latent is not None:
             parts.append(f"latent attention of rank {self.latent.rank}")
-        elif self._key_value_heads != self.num_heads:
-            parts.append(f"{self._key_value_heads} key-value heads")
+        elif self.key_value_heads not in (None, self.num_heads):
+            parts.append(f"{self.key_value_heads} key-value heads")
         if self.feed_forward_size is not None or self.gated:
             gated = "gated " if self.gated else ""
-            parts.append(f"{gated}feed-forward {self._feed_forward_size}")
+            parts.append(f"{gated}feed-forward {self.feed_forward_width}")
         if (experts := self.experts) is not None:
             shared = f" and {experts.shared_size} shared" if experts.shared_size else ""
             after = f" after {experts.dense_layers} layers" if experts.dense_layers else ""
@@ -283,7 +290,7 @@ class TransformerModel:
                 f"{experts.per_token} of {experts.count} experts of "
                 f"{experts.feed_forward_size}{shared}{after}, all on the GPUs of their stage"
             )
-        parts.append(f"{self.sequence_length} tokens")
+        parts.append(self.sample)
         if self.window is not None and self.window < self.sequence_length:
             parts.append(f"attention to {self.window}")
         parts.append(
@@ -295,135 +302,132 @@ class TransformerModel:
         return ", ".join(parts)
 
     @property
-    def _key_value_heads(self) -> int:
-        return self.key_value_heads or self.num_heads
+    def tokens(self) -> int | None:
+        """Tokens of a sample; None where it has two kinds of them."""
+        return None if self.encoder_layers else self.sequence_length
 
     @property
-    def _feed_forward_size(self) -> int:
-        return self.feed_forward_size or 4 * self.hidden_size
+    def sample(self) -> str:
+        """Size of a sample, for people."""
+        both = f"{self.sequence_length} + " if self.encoder_layers else ""
+        return f"{both}{self.sequence_length} tokens"
 
     @property
-    def _dense_layers(self) -> int:
-        return self.num_layers if self.experts is None else self.experts.dense_layers
+    def _layers(self) -> list[tuple[bool, int]]:
+        """Of each layer, whether it has experts, and how many attentions."""
+        dense = self.num_layers if self.experts is None else self.experts.dense_layers
+        attentions = 2 if self.encoder_layers else 1
+        decoder = [(number >= dense, attentions) for number in range(self.num_layers)]
+        return [(False, 1)] * self.encoder_layers + decoder
 
-    @property
-    def _attention(self) -> _Attention:
-        size = self.head_size or self.hidden_size // self.num_heads
-        if self.latent is None:
-            keys = self._key_value_heads * size
-            return _Attention(self.hidden_size, self.num_heads * size, keys, self.num_heads, size)
-        return _Attention.latent(self.hidden_size, self.num_heads, self.latent)
+    def _attention(self, gpus: int = 1) -> _Attention:
+        """Of an attention on so many GPUs together: each has a head of keys and values at least."""
+        h, heads = self.hidden_size, self.num_heads
+        if (sizes := self.latent) is None:
+            query = heads * self.head_width
+            key = max(self.key_value_heads or heads, gpus) * self.head_width
+            return _Attention(query, key, key, query, 2 * h * (query + key))
+        key, value = heads * (sizes.key_size + sizes.rotary_size), heads * sizes.value_size
+        # What makes the narrow vectors is on every GPU.
+        narrow = h * (sizes.query_rank + sizes.rank + sizes.rotary_size)
+        wide = (sizes.query_rank or h) * key + value * h
+        wide += heads * sizes.rank * (sizes.key_size + sizes.value_size)
+        return _Attention(key, key, value, value, gpus * narrow + wide)
 
-    def _feed_forward_weights(self, *, sparse: bool) -> int:
-        products = 3 if self.gated else 2
-        if not sparse or self.experts is None:
-            return products * self.hidden_size * self._feed_forward_size
-        experts = self.experts
-        width = experts.count * experts.feed_forward_size + experts.shared_size
-        return self.hidden_size * (products * width + experts.count)
+    def _feed_forward(self, sparse: bool) -> tuple[int, int]:
+        """Width that a token passes through, and weights of all experts together."""
+        products = (3 if self.gated else 2) * self.hidden_size
+        if not sparse or (experts := self.experts) is None:
+            return self.feed_forward_width, products * self.feed_forward_width
+        size, shared = experts.feed_forward_size, experts.shared_size
+        weights = products * (experts.count * size + shared) + self.hidden_size * experts.count
+        return experts.per_token * size + shared, weights
 
-    def _layer(self, tokens: int, tensor_parallel: int, *, sparse: bool) -> StageWork:
-        length = min(self.sequence_length, self.window or self.sequence_length)
-        width, weights = self._feed_forward_size, self._feed_forward_weights(sparse=sparse)
-        if sparse and self.experts is not None:
-            width = self.experts.per_token * self.experts.feed_forward_size
-            width += self.experts.shared_size
-        return _layer(
-            tokens,
-            [(tokens, length)],
-            self._attention,
-            feed_forward_size=width,
-            feed_forward_weights=weights,
-            gated=self.gated,
-            tensor_parallel=tensor_parallel,
-            fused=self.fused_attention,
-        )
+    def _layer(self, tokens: int, gpus: int, sparse: bool, attentions: int) -> StageWork:
+        """A layer: attentions, then a feed-forward part, with norms.
 
+        Args:
+            tokens: that pass through it; as many are attended to.
+            gpus: that share it (tensor parallelism).
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderDecoderModel:
-    """A transformer of encoder layers followed by decoder layers that attend to them (T5).
-
-    Attributes:
-        name: for people.
-        num_encoder_layers: encoder layers.
-        num_decoder_layers: decoder layers.
-        hidden_size: width h.
-        num_heads: attention heads.
-        head_size: width of a head; all heads together need not be as wide as h.
-        feed_forward_size: width between the two products of a feed-forward part.
-        vocabulary_size: rows of the embedding and of the head.
-        source_length: tokens that the encoder reads.
-        target_length: tokens that the decoder writes.
-    """
-
-    name: str
-    num_encoder_layers: int
-    num_decoder_layers: int
-    hidden_size: int
-    num_heads: int
-    head_size: int
-    feed_forward_size: int
-    vocabulary_size: int
-    source_length: int
-    target_length: int
-
-    def units(
-        self, microbatch_size: int, tensor_parallel: int, context_parallel: int = 1
-    ) -> list[StageWork]:
-        """Encoder layers, then decoder layers, each part with its embedding on its first layer.
-
-        Counts as for `TransformerModel`, with a second attention in each decoder layer whose keys
-        and values come from the encoder's tokens.
+        Raises:
+            InputError: the heads cannot be shared out evenly.
         """
-        _refuse_context_parallel(self.name, context_parallel)
-        source = microbatch_size * self.source_length
-        target = microbatch_size * self.target_length
-        inner = self.num_heads * self.head_size
-        layer = partial(
-            _layer,
-            attention=_Attention(self.hidden_size, inner, inner, self.num_heads, self.head_size),
-            feed_forward_size=self.feed_forward_size,
-            feed_forward_weights=2 * self.hidden_size * self.feed_forward_size,
-            tensor_parallel=tensor_parallel,
-        )
-        encoder = layer(source, [(source, self.source_length)])
-        decoder = layer(target, [(target, self.target_length), (source, self.source_length)])
-        units = [encoder] * self.num_encoder_layers + [decoder] * self.num_decoder_layers
-        decoders = self.num_encoder_layers
-        units[0] = _embedding(source, self.hidden_size) + units[0]
-        units[decoders] = _embedding(target, self.hidden_size) + units[decoders]
-        units[-1] += _head(target, self.hidden_size, self.vocabulary_size, tensor_parallel)
-        return units
-
-    def describe(self) -> str:
-        """Its sizes, in a sentence without a full stop."""
+        if self.num_heads % gpus:
+            raise InputError(f"--tp {gpus} does not divide the {self.num_heads} heads of the model")
+        widths = self._attention(gpus)
+        length = min(self.sequence_length, self.window or self.sequence_length)
+        inputs = tokens * self.hidden_size
+        pairs = tokens * length
+        projections = attentions * 2 * tokens * widths.weights / gpus
+        moved = attentions * 2 * tokens * sum(widths[:4]) / gpus
+        scores = 0.0 if self.fused_attention else attentions * 5 * self.num_heads * pairs / gpus
+        core = attentions * 2 * pairs * (widths.query + widths.out) / gpus
+        weights = attentions * widths.weights / gpus
+        # Three of four projections come before the attention's core, which reads what they make.
+        before = 0.75 * projections
+        projecting = _products(before, before, attentions * 4 * inputs, 0.75 * weights)
+        attending = _products(core, 0.0, 0.75 * moved + scores, 0.0)
+        width, stored = self._feed_forward(sparse)
+        products, kept = (3, 6) if self.gated else (2, 4)
+        after = 2 * products * inputs * width / gpus + 0.25 * projections
+        activations = (5 + attentions) * inputs + kept * tokens * width / gpus + 0.25 * moved
+        feeding = _products(after, after, activations, stored / gpus + 0.25 * weights, num_layers=1)
         return (
-            f"{self.num_encoder_layers} encoder and {self.num_decoder_layers} decoder layers of "
-            f"{self.hidden_size} units, {self.num_heads} heads of {self.head_size}, feed-forward "
-            f"{self.feed_forward_size}, {self.source_length} tokens in and {self.target_length} "
-            f"out, {self.vocabulary_size} words; encoder embedding on the first stage, decoder "
-            "embedding with the first decoder layer, vocabulary head on the last stage"
+            projecting.named("linear_qkv")
+            + attending.named("core_attention")
+            + feeding.named("mlp")
         )
 
 
-@dataclass(frozen=True)
-class Bottleneck:
-    """Sizes of a block of a ResNet.
+def _embedding(tokens: int, hidden_size: int) -> StageWork:
+    """The embedding: memory traffic alone."""
+    work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
+    return StageWork(0, work, work, work).named("embedding")
+
+
+def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
+    """The final norm, the product with the vocabulary, and the loss."""
+    logits = tokens * vocabulary_size / tensor_parallel
+    flops = 2 * hidden_size * logits
+    weights = hidden_size * vocabulary_size / tensor_parallel
+    traffic = _NORM_BYTES * tokens * hidden_size + _LOGIT_BYTES * logits + _HALF * weights
+    return StageWork(
+        0,
+        forward=Work(flops, traffic),
+        backward=Work(_BACKWARD_FLOPS * flops, traffic + _GRADIENT * weights),
+        backward_weight=Work(flops, _GRADIENT * weights),
+    ).named("head")
+
+
+class Convolution(NamedTuple):
+    """Sizes of a convolution with its normalization and activation.
 
     Attributes:
-        channels: coming in; width: in between; out: going out.
-        stride: of the 3x3 convolution.
+        channels, out: coming in and going out.
+        kernel: its width.
+        stride: of its steps.
         size: pixels on a side of the maps coming in.
-        projects: whether the way around the block has a convolution, too.
     """
 
     channels: int
-    width: int
     out: int
+    kernel: int
     stride: int
     size: int
-    projects: bool
+
+    def work(self, microbatch_size: int) -> StageWork:
+        """What it has to do, without a layer to its name."""
+        pixels = microbatch_size * (self.size // self.stride) ** 2
+        weights = self.channels * self.out * self.kernel**2
+        flops = 2.0 * pixels * weights
+        activations = _HALF * pixels * self.out
+        forward = Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
+        backward = Work(
+            _BACKWARD_FLOPS * flops,
+            _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
+        )
+        return StageWork(0, forward, backward, Work(flops, _GRADIENT * weights))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,40 +457,50 @@ class ConvolutionalModel:
         """The blocks, with the stem on the first and the head on the last.
 
         Raises:
-            InputError: tensor_parallel is not 1: ResNets are not split that way here.
+            InputError: GPUs shall share a stage: ResNets are not split that way here.
         """
-        _refuse_context_parallel(self.name, context_parallel)
-        if tensor_parallel != 1:
-            raise InputError(f"{self.name} cannot be split by tensor parallelism; leave --tp out")
-        units = []
-        for block in self.bottlenecks():
-            size = block.size // block.stride
-            convolutions = [
-                (block.channels, block.width, 1, block.size),
-                (block.width, block.width, 3, size),
-                (block.width, block.out, 1, size),
-            ]
-            if block.projects:
-                convolutions.append((block.channels, block.out, 1, size))
-            units.append(_convolved(convolutions, microbatch_size, num_layers=1))
-        stem = (3, 64, 3, self.image_size)
-        if self.downsampling_stem:
-            stem = (3, 64, 7, self.image_size // 2)
-        head = (block.out, self.classes, 1, 1)
-        units[0] += _convolved([stem], microbatch_size, num_layers=0)
-        units[-1] += _convolved([head], microbatch_size, num_layers=0)
+        if tensor_parallel * context_parallel != 1:
+            raise InputError(
+                f"{self.name} cannot be split by tensor or context parallelism; leave --tp and "
+                "--cp out"
+            )
+        blocks = self.bottlenecks()
+        nothing = Work(0.0, 0.0)
+        units = [
+            reduce(
+                add,
+                (convolution.work(microbatch_size) for convolution in block),
+                StageWork(1, nothing, nothing, nothing),
+            )
+            for block in blocks
+        ]
+        units[0] += self.stem.work(microbatch_size)
+        units[-1] += Convolution(blocks[-1][2].out, self.classes, 1, 1, 1).work(microbatch_size)
         return units
 
-    def bottlenecks(self) -> list[Bottleneck]:
-        """The blocks, in order."""
+    @property
+    def stem(self) -> Convolution:
+        """The first convolution."""
+        kernel, stride = (7, 2) if self.downsampling_stem else (3, 1)
+        return Convolution(3, 64, kernel, stride, self.image_size)
+
+    def bottlenecks(self) -> list[list[Convolution]]:
+        """The three convolutions of each block, and the one around them where there is one."""
         made = []
         channels = 64
         size = self.image_size // 4 if self.downsampling_stem else self.image_size
         for group, count in enumerate(self.blocks):
+            width, out = 64 * 2**group * self.width_factor, 256 * 2**group
             for number in range(count):
                 stride = 2 if group > 0 and number == 0 else 1
-                width, out = 64 * 2**group * self.width_factor, 256 * 2**group
-                made.append(Bottleneck(channels, width, out, stride, size, projects=number == 0))
+                block = [
+                    Convolution(channels, width, 1, 1, size),
+                    Convolution(width, width, 3, stride, size),
+                    Convolution(width, out, 1, 1, size // stride),
+                ]
+                if number == 0:
+                    block.append(Convolution(channels, out, 1, stride, size))
+                made.append(block)
                 channels, size = out, size // stride
         return made
 
@@ -500,172 +514,17 @@ class ConvolutionalModel:
             "first stage, pooling and classifier on the last"
         )
 
-
-def _refuse_context_parallel(name: str, context_parallel: int) -> None:
-    if context_parallel != 1:
-        raise InputError(f"{name} cannot be split by context parallelism; leave --cp out")
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """Widths of a layer's attention.
-
-    Attributes:
-        hidden_size: of the layer.
-        query_size: all queries together.
-        key_size: all keys together; values are as wide unless value_size says otherwise.
-        num_heads: of queries.
-        head_size: the least width of keys on a GPU, which holds a head at least.
-        value_size: all values that come out of the attention together; None: query_size.
-        narrow: weights that tensor parallelism does not split.
-        wide: weights that it does; None: those of queries, keys, values and output.
-    """
-
-    hidden_size: int
-    query_size: int
-    key_size: int
-    num_heads: int
-    head_size: int
-    value_size: int | None = None
-    narrow: int = 0
-    wide: int | None = None
-
-    @classmethod
-    def latent(cls, hidden_size: int, heads: int, sizes: LatentAttention) -> Self:
-        """Keys and values of full width, made from what all heads share."""
-        h, key = hidden_size, sizes.key_size + sizes.rotary_size
-        narrow = h * (sizes.query_rank + sizes.rank + sizes.rotary_size)
-        wide = heads * (
-            (sizes.query_rank or h) * key
-            + sizes.rank * (sizes.key_size + sizes.value_size)
-            + sizes.value_size * h
-        )
-        values = heads * sizes.value_size
-        return cls(h, heads * key, heads * key, heads, key, values, narrow, wide)
+    tokens: ClassVar[int | None] = None
 
     @property
-    def weights(self) -> int:
-        """Of all GPUs together."""
-        usual = 2 * self.hidden_size * (self.query_size + self.key_size)
-        return self.narrow + (usual if self.wide is None else self.wide)
+    def sample(self) -> str:
+        """Size of a sample, for people."""
+        return f"{self.image_size} x {self.image_size} pixels"
 
 
-def _layer(
-    tokens: int,
-    contexts: Sequence[tuple[int, int]],
-    attention: _Attention,
-    *,
-    feed_forward_size: int,
-    feed_forward_weights: int,
-    tensor_parallel: int,
-    gated: bool = False,
-    fused: bool = False,
-) -> StageWork:
-    """A transformer layer: an attention to each context, then a feed-forward part, with norms.
-
-    Args:
-        tokens: that pass through it.
-        contexts: tokens that it attends to, of all samples and of one.
-        feed_forward_size: width that a token passes through, of all experts that it takes.
-        feed_forward_weights: of all experts that there are.
-
-    Raises:
-        InputError: the heads cannot be shared out evenly.
-    """
-    h, f, t = attention.hidden_size, feed_forward_size, tensor_parallel
-    if attention.num_heads % t:
-        raise InputError(f"--tp {t} does not divide the {attention.num_heads} heads of the model")
-    products, kept = (3, 6) if gated else (2, 4)
-    flops = weighted = 2 * products * tokens * h * f / t
-    activations = 2 * (len(contexts) + 1) * tokens * h + 3 * tokens * h + kept * tokens * f / t
-    weights = feed_forward_weights / t
-    # With fewer heads of keys and values than GPUs, each GPU has one.
-    keys_size = max(attention.key_size, t * attention.head_size)
-    values = attention.query_size if attention.value_size is None else attention.value_size
-    projecting = attending = _weighted(0, 0.0, 0.0, 0.0, 0.0)
-    for keys, length in contexts:
-        if attention.wide is None:
-            each = 2 * h * (attention.query_size + keys_size)
-            projections = 4 * h * (attention.query_size * tokens + keys_size * keys) / t
-            moved = 4 * (tokens * attention.query_size + keys * keys_size)
-        else:
-            each = t * attention.narrow + attention.wide
-            projections = 2 * tokens * each / t
-            moved = 4 * tokens * (attention.query_size + values)
-        scores = 0.0 if fused else 5 * attention.num_heads * tokens * length
-        paired = 2 * tokens * length * (attention.query_size + values) / t
-        weighted += projections
-        flops += projections + paired
-        activations += 3 * tokens * h + (moved + scores) / t
-        weights += each / t
-        # Three of four projections come before the attention's core, which reads what they make.
-        before = 0.75 * projections
-        projecting += _weighted(0, before, before, 4 * tokens * h, 0.75 * each / t)
-        attending += _weighted(0, paired, 0.0, (0.75 * moved + scores) / t, 0.0)
-    layer = _weighted(1, flops, weighted, activations, weights)
-    parts = (
-        ("linear_qkv", projecting),
-        ("core_attention", attending),
-        ("mlp", layer - projecting - attending),
-    )
-    return replace(layer, parts=parts)
-
-
-def _weighted(
-    num_layers: int, flops: float, weighted: float, activations: float, weights: float
-) -> StageWork:
-    """Products of so many FLOPs, those with weights among them, and what they move."""
-    return StageWork(
-        num_layers=num_layers,
-        forward=Work(flops, _FORWARD_PASSES * activations + _HALF * weights),
-        backward=Work(
-            _BACKWARD_FLOPS * flops,
-            _BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
-        ),
-        backward_weight=Work(weighted, _GRADIENT * weights),
-    )
-
-
-def _embedding(tokens: int, hidden_size: int) -> StageWork:
-    """The embedding: memory traffic alone."""
-    work = Work(0.0, _EMBEDDING_BYTES * tokens * hidden_size)
-    whole = StageWork(num_layers=0, forward=work, backward=work, backward_weight=work)
-    return whole.named("embedding")
-
-
-def _head(tokens: int, hidden_size: int, vocabulary_size: int, tensor_parallel: int) -> StageWork:
-    """The final norm, the product with the vocabulary, and the loss."""
-    logits = tokens * vocabulary_size / tensor_parallel
-    flops = 2 * hidden_size * logits
-    weights = hidden_size * vocabulary_size / tensor_parallel
-    traffic = _NORM_BYTES * tokens * hidden_size + _LOGIT_BYTES * logits + _HALF * weights
-    return StageWork(
-        num_layers=0,
-        forward=Work(flops, traffic),
-        backward=Work(_BACKWARD_FLOPS * flops, traffic + _GRADIENT * weights),
-        backward_weight=Work(flops, _GRADIENT * weights),
-    ).named("head")
-
-
-def _convolved(
-    convolutions: Sequence[tuple[int, int, int, int]], microbatch_size: int, *, num_layers: int
-) -> StageWork:
-    """Convolutions (channels in and out, kernel, size of the output) with their normalization and
-    activation."""
-    none = Work(0.0, 0.0)
-    total = StageWork(num_layers, none, none, none)
-    for channels, out, kernel, size in convolutions:
-        pixels = microbatch_size * size**2
-        weights = channels * out * kernel**2
-        flops = 2.0 * pixels * weights
-        activations = _HALF * pixels * out
-        forward = Work(flops, _CONVOLUTION_FORWARD_PASSES * activations + _HALF * weights)
-        backward = Work(
-            _BACKWARD_FLOPS * flops,
-            _CONVOLUTION_BACKWARD_PASSES * activations + (_HALF + _GRADIENT) * weights,
-        )
-        total += StageWork(0, forward, backward, Work(flops, _GRADIENT * weights))
-    return total
+#: What can be split over pipeline stages: its `units` are the chain of units for one microbatch on
+#: one GPU, in half precision.
+Model = TransformerModel | ConvolutionalModel
 
 
 def stage_works(
@@ -764,29 +623,19 @@ def partition(costs: Sequence[float], num_stages: int) -> list[int]:
         )
     scale = _RESOLUTION / sum(costs)
     upto = [0, *accumulate(round(cost * scale) for cost in costs)]
-    least, most = _narrowest(upto, num_stages)
-    found = _best_split(upto, num_stages, least, most, lambda cost, rest: cost**2 + rest)
-    assert found is not None  # the bounds come from such a split
-    counts, rest = [], found[1]
-    while rest:
-        counts.append(rest[0])
-        rest = rest[1]
-    return counts
-
-
-def _narrowest(upto: Sequence[int], num_stages: int) -> tuple[int, int]:
-    """Costs of the fastest and of the slowest stage with the least ratio between them."""
-    number, mean = len(upto) - 1, Fraction(upto[-1], num_stages)
-    sums = {upto[j] - upto[i] for i in range(number) for j in range(i + 1, number + 1)}
-    best: tuple[int, int] | None = None
-    for least in sorted((cost for cost in sums if cost <= mean), reverse=True):
-        if best and mean / least >= Fraction(best[1], best[0]):
-            break  # the slowest stage takes the mean at least
+    mean = Fraction(upto[-1], num_stages)  # the slowest stage takes that at least
+    fastest = slowest = 0
+    for least in sorted({high - low for low, high in combinations(upto, 2)}, reverse=True):
+        if least > mean:
+            continue
+        if fastest and mean / least >= Fraction(slowest, fastest):
+            break
         found = _best_split(upto, num_stages, least, upto[-1], max)
-        if found is not None and (not best or found[0] * best[0] < best[1] * least):
-            best = least, found[0]
-    assert best is not None  # the least of all sums forbids nothing
-    return best
+        if found is not None and (not fastest or found[0] * fastest < slowest * least):
+            fastest, slowest = least, found[0]
+    best = _best_split(upto, num_stages, fastest, slowest, lambda cost, rest: cost**2 + rest)
+    assert best is not None  # the bounds come from such a split
+    return list(best[1])
 
 
 def _best_split(
@@ -795,7 +644,7 @@ def _best_split(
     least: int,
     most: int,
     join: Callable[[int, int], int],
-) -> tuple[int, Any] | None:
+) -> tuple[int, tuple[int, ...]] | None:
     """The split into stages that cost `least` to `most` each; None if there is none.
 
     Args:
@@ -804,19 +653,22 @@ def _best_split(
             equal ones fewer units on earlier stages win.
 
     Returns:
-        The figure, and units of the stages as (first, (second, ...)).
+        The figure, and units of the stages.
     """
     number = len(upto) - 1
-    best: list[tuple[int, Any] | None] = [*[None] * number, (0, ())]  # from each unit to the end
+    # From each unit to the end.
+    best: list[tuple[int, tuple[int, ...]] | None] = [*[None] * number, (0, ())]
     for _ in range(num_stages):
-        longer: list[tuple[int, Any] | None] = [None] * (number + 1)
-        for begin in range(number):
-            choices = (
-                (join(cost, rest[0]), (end - begin, rest[1]))
-                for end in range(begin + 1, number + 1)
-                if least <= (cost := upto[end] - upto[begin]) <= most
-                and (rest := best[end]) is not None
+        best = [
+            min(
+                (
+                    (join(cost, rest[0]), (end - begin, *rest[1]))
+                    for end in range(begin + 1, number + 1)
+                    if least <= (cost := upto[end] - upto[begin]) <= most
+                    and (rest := best[end]) is not None
+                ),
+                default=None,
             )
-            longer[begin] = min(choices, default=None)
-        best = longer
+            for begin in range(number + 1)
+        ]
     return best[0]

@@ -106,14 +106,8 @@ def _recorder(marker: Callable[[], Marker]) -> Callable[[], Marker]:
     return record
 
 
-def environment_number(who: str, name: str, variable: str, given: int | None) -> int:
+def environment_number(variable: str, given: int | None) -> int:
     """A number given, or else that of an environment variable.
-
-    Args:
-        who: has the argument.
-        name: of the argument.
-        variable: in the environment.
-        given: None: not given.
 
     Raises:
         InputError: neither is there.
@@ -123,6 +117,7 @@ def environment_number(who: str, name: str, variable: str, given: int | None) ->
     text = os.environ.get(variable, "")
     if not text.isdecimal():
         raise InputError(
-            f"give {who} {name}=, or start training with torchrun, which sets ${variable}"
+            f"${variable} is not set; start training with torchrun, which sets it, or give "
+            f"{variable.lower()}="
         )
     return int(text)

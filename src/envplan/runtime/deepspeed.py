@@ -16,21 +16,13 @@ DeepSpeed.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
-
-if TYPE_CHECKING:
-    from envplan.enforce.freqplan import FrequencyPlan
-    from envplan.runtime.frameworks import Recorder
-    from envplan.runtime.profiler import Profiler
-    from envplan.runtime.shim import Shim
+from envplan.runtime.frameworks import Hooks, Job, Listener, uses
 
 __all__ = ["attach", "follow", "profile", "record"]
 
@@ -38,40 +30,6 @@ __all__ = ["attach", "follow", "profile", "record"]
 _OPERATIONS: Final = {"ForwardPass": "forward", "BackwardPass": "backward"}
 #: The class of schedules that evaluate.
 _EVALUATION: Final = "InferenceSchedule"
-
-
-def follow(
-    plan: FrequencyPlan | str | os.PathLike[str], engine: Any, **options: Any
-) -> AbstractContextManager[Shim]:
-    """Run a pipeline engine under a frequency plan, while the context lasts; on every rank.
-
-    Args:
-        plan: a frequency plan, or the path of one.
-        engine: a deepspeed.PipelineEngine.
-        options: as for followed: `stragglers=False`, and those of Shim.
-
-    Raises:
-        InputError: as for Shim.
-    """
-    return followed(plan, _job(engine), **options)
-
-
-def profile(
-    engine: Any, path: str | os.PathLike[str] = "profile.csv", **options: Any
-) -> AbstractContextManager[Profiler]:
-    """Measure the profile of a job while it trains; on every rank. Options are those of Profiler.
-
-    Raises:
-        InputError: as for Profiler.
-    """
-    return profiled(path, _job(engine), **options)
-
-
-def record(
-    engine: Any, path: str | os.PathLike[str] = "pipeline.dag.json"
-) -> AbstractContextManager[Recorder]:
-    """Write the order in which a job really runs its operations as a DAG file."""
-    return recorded(path, _job(engine))
 
 
 def _job(engine: Any) -> Job:
@@ -83,10 +41,11 @@ def _job(engine: Any) -> Job:
     return Job(partial(attach, engine=engine), engine.device, lambda: known, [engine.module])
 
 
-def attach(
-    listener: Listener, *, engine: Any, after_step: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Tell a shim or a profiler what a pipeline engine does; evaluation runs at full speed.
+follow, profile, record = uses(_job)
+
+
+def attach(listener: Listener, engine: Any) -> Hooks:
+    """Tell a listener what a pipeline engine does, until the hooks are closed.
 
     This is where the engine executes a schedule, which a train_batch that was taken before does,
     too.
@@ -94,12 +53,8 @@ def attach(
     Args:
         listener: who is told.
         engine: a deepspeed.PipelineEngine.
-        after_step: called after each training step.
-
-    Returns:
-        What undoes it.
     """
-    hooks = Hooks(listener, after_step, "the engine's train_batch")
+    hooks = Hooks(listener, "the engine's train_batch")
     done: Counter[str] = Counter()
     execute = engine._exec_schedule
 
@@ -122,4 +77,4 @@ def attach(
     }
     hooks.replace(engine, "_INSTRUCTION_MAP", instructions)
     hooks.replace(engine, "_exec_schedule", execute_schedule)
-    return hooks.detach
+    return hooks

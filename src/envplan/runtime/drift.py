@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from envplan.errors import InputError
-from envplan.pipeline import Pipeline
 from envplan.plan import Plan, as_referenced
 from envplan.profile import BLOCKING, INCLUDES_RECOMPUTATION, Profile
 from envplan.solve import solve, trace_job
@@ -62,7 +61,11 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
         InputError: the lines do not fit the plan, or hold no times at clocks that were set.
     """
     profile = as_referenced(plan.profile, profile)
-    planned = _planned_times(plan.job.pipeline(), profile)
+    planned = {
+        (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
+        for op in plan.job.pipeline().operations
+    }
+    time_at = {key: _time_at(profile, *key) for key in set(planned.values())}
     factors: dict[_TableKey, list[float]] = defaultdict(list)
     samples: dict[_TableKey, int] = defaultdict(int)
     for line in lines:
@@ -75,8 +78,8 @@ def measure_drift(plan: Plan, profile: Profile, lines: Iterable[Mapping[str, Any
                     f"the run log has {instruction} on stage {stage}, chunk {chunk}, which the "
                     "plan has not; is it another plan's?"
                 )
-            key, at_clock = planned[stage, instruction, chunk]
-            expected = at_clock(mhz, *config)
+            key = planned[stage, instruction, chunk]
+            expected = time_at[key](mhz, *config)
             if mhz and expected > 0 and mean > 0:
                 factors[key].append(mean / expected)
                 samples[key] += count
@@ -99,10 +102,11 @@ def rescale(profile: Profile, drifts: Iterable[Drift]) -> Profile:
     factors = {(drift.stage, drift.instruction): drift.factor for drift in drifts}
     rows: list[tuple[object, ...]] = []
     for stage in range(profile.num_stages):
-        for instruction in profile.instructions:
-            if profile.has(stage, instruction):
-                factor = factors.get((stage, instruction), 1.0)
-                rows += _scaled_rows(profile, stage, instruction, factor)
+        for table in profile.tables(stage):
+            factor = factors.get((stage, table.instruction), 1.0)
+            for mhz, config, time, energy in table.rows():
+                scaled = s_from_ns(round(time * factor)), j_from_fj(round(energy * factor))
+                rows.append((stage, table.instruction, mhz, *scaled, config))
         if profile.blocking_power_w is not None:
             rows.append((stage, BLOCKING, 0, 1.0, profile.blocking_power_w[stage], ""))
     known = profile.metadata
@@ -132,17 +136,6 @@ def replan(
     return solve(trace_job(plan.job, profile, progress), plan.request)
 
 
-def _planned_times(
-    pipeline: Pipeline, profile: Profile
-) -> dict[tuple[int, str, int], tuple[_TableKey, Callable[..., float]]]:
-    """For each kind of operation its profile table, and time (s) by clock (MHz) and config."""
-    kinds = {
-        (op.stage, op.instruction, op.chunk): (op.profile_stage, op.instruction)
-        for op in pipeline.operations
-    }
-    return {kind: (key, _time_at(profile, *key)) for kind, key in kinds.items()}
-
-
 def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., float]:
     """Time (s) by clock (MHz) and config, between the profile's clocks linear in 1 / f; 0: unknown.
 
@@ -150,27 +143,14 @@ def _time_at(profile: Profile, stage: int, instruction: str) -> Callable[..., fl
     """
     fastest: dict[str | None, dict[int, int]] = defaultdict(dict)
     for mhz, config, time_ns, _ in profile.table(stage, instruction).rows():
-        for key in (config, None):
+        for key in (config, None) if mhz else ():
             fastest[key][mhz] = min(time_ns, fastest[key].get(mhz, MAX_INTEGER))
 
     def at(mhz: int, config: str = "") -> float:
-        times = fastest.get(config, fastest[None])
-        clocks = sorted((clock for clock in times if clock), reverse=True)
-        if not mhz or not clocks:
+        times = sorted(fastest.get(config, fastest[None]).items(), reverse=True)
+        if not mhz or not times:
             return 0.0
-        periods = [1 / clock for clock in clocks]
-        return float(np.interp(1 / mhz, periods, [s_from_ns(times[clock]) for clock in clocks]))
+        periods = [1 / clock for clock, _ in times]
+        return float(np.interp(1 / mhz, periods, [s_from_ns(time_ns) for _, time_ns in times]))
 
     return at
-
-
-def _scaled_rows(
-    profile: Profile, stage: int, instruction: str, factor: float
-) -> list[tuple[object, ...]]:
-    return [
-        (
-            *(stage, instruction, mhz),
-            *(s_from_ns(round(time * factor)), j_from_fj(round(energy * factor)), config),
-        )
-        for mhz, config, time, energy in profile.table(stage, instruction).rows()
-    ]

@@ -1,9 +1,8 @@
 """What all frameworks on torch.distributed share: following a plan, profiling, recording the order
 of operations, and stragglers.
 
-A framework's module says where operations begin and end, in a function `attach`; everything else is
-here. A further framework is one module with `attach`, and `follow`, `profile` and `record` that
-hand a Job on.
+A framework's module says where operations begin and end, in a function `attach`, and makes a Job of
+what its users have; `uses` makes its `follow`, `profile` and `record` of that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +23,8 @@ import torch.distributed as dist
 from envplan.devices.visible import Counted
 from envplan.errors import InputError
 from envplan.pipeline import Pipeline
-from envplan.pipeline.imports.steps import Place, Step, walk
+from envplan.pipeline.dependencies import Place
+from envplan.pipeline.imports.steps import Step, scheduled
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
@@ -33,7 +33,7 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
-__all__ = ["Attach", "Hooks", "Job", "Listener", "followed", "profiled", "recorded"]
+__all__ = ["Hooks", "Job", "Listener", "uses"]
 
 _logger = logging.getLogger("envplan.runtime")
 
@@ -57,48 +57,33 @@ class Listener(Protocol):
         """Operations run that it cannot be told of."""
 
 
-class Attach(Protocol):
-    """Lets a framework tell a listener what it does; returns what undoes that."""
-
-    def __call__(
-        self, listener: Listener, *, after_step: Callable[[], None] | None = None
-    ) -> Callable[[], None]: ...
-
-
-class Hooks:
-    """Functions of a framework that are replaced for a while by ones that tell a listener.
+class Hooks(ExitStack):
+    """Functions of a framework that are replaced by ones that tell a listener, until it is closed.
 
     Args:
         listener: who is told.
-        after_step: called after each training step.
         entry: what runs an iteration, by the name that users know.
 
     Attributes:
         training: whether a training iteration runs.
+        after_step: called after each training step.
     """
 
-    def __init__(
-        self, listener: Listener, after_step: Callable[[], None] | None, entry: str
-    ) -> None:
+    def __init__(self, listener: Listener, entry: str) -> None:
+        super().__init__()
         self.training = False
+        self.after_step: Callable[[], None] | None = None
         self._inside = False
         self._listener = listener
-        self._after_step = after_step
         self._entry = entry
-        self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, function: Any) -> None:
         """Put something in the place of an attribute of an object or a module."""
         if name in vars(owner):
-            self._undo.append(partial(setattr, owner, name, vars(owner)[name]))
+            self.callback(setattr, owner, name, vars(owner)[name])
         else:
-            self._undo.append(partial(delattr, owner, name))
+            self.callback(delattr, owner, name)
         setattr(owner, name, function)
-
-    def detach(self) -> None:
-        """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
 
     def iteration(self, run: Callable[[], Any], *, training: bool) -> Any:
         """Run an iteration and tell of its end; an evaluation runs at full speed."""
@@ -111,8 +96,8 @@ class Hooks:
             self._inside = self.training = False
         if training:
             self._listener.step()
-            if self._after_step is not None:
-                self._after_step()
+            if self.after_step is not None:
+                self.after_step()
         return result
 
     def operation(
@@ -136,7 +121,7 @@ class Job:
     """What all three uses of a framework need to know of it.
 
     Attributes:
-        attach: to the framework.
+        attach: lets the framework tell a listener what it does.
         device: that this rank computes on.
         known: what only a running job can say, asked when it is needed: `stages` of this rank, by
             chunk, `num_stages` of the model, and `metadata` for a profile's sidecar.
@@ -144,87 +129,96 @@ class Job:
             has it.
     """
 
-    attach: Attach
+    attach: Callable[[Listener], Hooks]
     device: torch.device
     known: Callable[[], dict[str, Any]]
     model: Sequence[torch.nn.Module] = ()
 
 
-@contextmanager
-def followed(
-    plan: FrequencyPlan | str | os.PathLike[str],
-    job: Job,
-    *,
-    stragglers: bool = True,
-    model: Sequence[torch.nn.Module] = (),
-    **options: Any,
-) -> Iterator[Shim]:
-    """Run any framework on torch.distributed under a frequency plan.
+def uses(
+    job: Callable[[Any], Job],
+) -> tuple[
+    Callable[..., AbstractContextManager[Shim]],
+    Callable[..., AbstractContextManager[Profiler]],
+    Callable[..., AbstractContextManager[Recorder]],
+]:
+    """A framework's `follow`, `profile` and `record`. Every rank must enter them.
 
     Args:
-        plan: a frequency plan, or the path of one.
-        job: which is run.
-        stragglers: look for slow pipelines, where the plan has a ladder and there are several.
-        model: chunks of the model that this rank runs, where the job does not know them.
-        options: for Shim.
-
-    Raises:
-        InputError: as for Shim, or a part of the plan's operations is no module of the model.
+        job: the job of what the framework runs it by, such as its schedule or engine.
     """
-    with Shim(plan, **_with_known(job.device, options)) as shim:
-        watch = None
-        if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
-            watch = StragglerWatch(shim)
-        detach = job.attach(shim, after_step=watch.step if watch else None)
-        try:
-            with hook_parts(shim, model or job.model):
+
+    @contextmanager
+    def follow(
+        plan: FrequencyPlan | str | os.PathLike[str],
+        runs: Any = None,
+        *,
+        stragglers: bool = True,
+        model: Sequence[torch.nn.Module] = (),
+        **options: Any,
+    ) -> Iterator[Shim]:
+        """Run a job under a frequency plan, while the context lasts.
+
+        torch.distributed must have been initialized.
+
+        Args:
+            plan: a frequency plan, or the path of one.
+            runs: the framework's schedule or engine.
+            stragglers: look for slow pipelines, where the plan has a ladder and there are several.
+            model: chunks of the model that this rank runs, where the job does not know them.
+            options: for Shim.
+
+        Raises:
+            InputError: as for Shim, or a part of the plan's operations is no module of the model.
+        """
+        one = job(runs)
+        with Shim(plan, **_with_known(one.device, options)) as shim, one.attach(shim) as hooks:
+            if stragglers and shim.has_ladder and len(set(shim.pipelines)) > 1:
+                hooks.after_step = StragglerWatch(shim).step
+            with hook_parts(shim, model or one.model):
                 yield shim
-        finally:
-            detach()
 
+    @contextmanager
+    def profile(
+        runs: Any,
+        path: str | os.PathLike[str] = "profile.csv",
+        *,
+        model: Sequence[torch.nn.Module] = (),
+        **options: Any,
+    ) -> Iterator[Profiler]:
+        """Measure the profile of a job while it trains; see envplan.runtime.profiler.
 
-@contextmanager
-def profiled(
-    path: str | os.PathLike[str],
-    job: Job,
-    *,
-    model: Sequence[torch.nn.Module] = (),
-    **options: Any,
-) -> Iterator[Profiler]:
-    """Profile any framework on torch.distributed while it trains.
+        Args:
+            runs: the framework's schedule or engine.
+            path: of the profile, in a folder that all ranks see.
+            model: chunks of the model that this rank runs, where the job does not know them.
+            options: for Profiler.
 
-    Args:
-        path: of the profile, in a folder that all ranks see.
-        job: which is run.
-        model: chunks of the model that this rank runs, where the job does not know them.
-        options: for Profiler.
+        Raises:
+            InputError: as for Profiler, or a part is no module of the model.
+        """
+        one = job(runs)
+        with (
+            Profiler(path, **_with_known(one.device, one.known() | options)) as profiler,
+            one.attach(profiler),
+            hook_parts(profiler, model or one.model),
+        ):
+            yield profiler
 
-    Raises:
-        InputError: as for Profiler, or a part is no module of the model.
-    """
-    with Profiler(path, **_with_known(job.device, job.known() | options)) as profiler:
-        detach = job.attach(profiler)
-        try:
-            with hook_parts(profiler, model or job.model):
-                yield profiler
-        finally:
-            detach()
+    @contextmanager
+    def record(runs: Any, path: str | os.PathLike[str] = "pipeline.dag.json") -> Iterator[Recorder]:
+        """Write the order of a job's first training iteration, as it really runs, as a DAG file.
 
+        Args:
+            runs: the framework's schedule or engine.
+            path: of the DAG file, which rank 0 writes.
+        """
+        one = job(runs)
+        recorder = Recorder(path, one.known)
+        with one.attach(recorder):
+            yield recorder
 
-@contextmanager
-def recorded(path: str | os.PathLike[str], job: Job) -> Iterator[Recorder]:
-    """Write the order of a job's first training iteration, as it really runs, as a DAG file.
-
-    Args:
-        path: of the DAG file, which rank 0 writes.
-        job: which is run.
-    """
-    recorder = Recorder(path, job.known)
-    detach = job.attach(recorder)
-    try:
-        yield recorder
-    finally:
-        detach()
+    return follow, profile, record
 
 
 class Recorder:
@@ -254,6 +248,9 @@ class Recorder:
     def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
         """It has ended."""
 
+    def full_speed(self) -> None:
+        """Something else runs, such as an evaluation."""
+
     def step(self) -> None:
         """An iteration is over: the first one is written."""
         if self._done:
@@ -269,9 +266,6 @@ class Recorder:
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
-    def full_speed(self) -> None:
-        """Something else runs, such as an evaluation."""
-
     def missed(self, why: str) -> None:
         """Operations run that it cannot be told of."""
         if not self._done and dist.get_rank() == 0:
@@ -286,10 +280,9 @@ class Recorder:
                 (Place(f"{name} {m} of stage {stage}"), Step(name, m, stage))
                 for name, m, stage in one
             ]
-            for one in (orders[first] for first in sorted(orders))
+            for _, one in sorted(orders.items())
         ]
-        schedule = walk(ranks, lambda _rank, _place, step: [step])
-        self.pipeline = Pipeline.from_imported(schedule, by_name=True)
+        self.pipeline = Pipeline.from_imported(scheduled(ranks))
         self.pipeline.save_dag(self._path)
         _logger.warning("%s: %r", self._path, self.pipeline)
 
@@ -298,16 +291,12 @@ def _with_known(device: torch.device, options: dict[str, Any]) -> dict[str, Any]
     """Options, and those that a running job knows itself."""
     known: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     if device.type == "cuda":
-        known["marker"] = _cuda_event
+        # Blocking: else a thread that waits for one spins, on a core that training may need.
+        known["marker"] = partial(torch.cuda.Event, enable_timing=True, blocking=True)
         if "device" not in options:
             number = torch.cuda.current_device() if device.index is None else device.index
             known |= {"device": number, "counted": Counted.BY_CUDA}
     return known | options
-
-
-def _cuda_event() -> Any:
-    # Blocking: else a thread that waits for one spins, on a core that training may need.
-    return torch.cuda.Event(enable_timing=True, blocking=True)
 
 
 class StragglerWatch:
@@ -323,11 +312,10 @@ class StragglerWatch:
 
     Args:
         shim: whose plan has a ladder.
-        detector: how sure to be; default: see StragglerDetector.
     """
 
-    def __init__(self, shim: Shim, detector: StragglerDetector | None = None) -> None:
-        self.detector = detector or StragglerDetector()
+    def __init__(self, shim: Shim) -> None:
+        self._detector = StragglerDetector()
         self._shim = shim
         self._pipelines = shim.pipelines
         self._group = dist.new_group(backend="gloo")
@@ -358,5 +346,5 @@ class StragglerWatch:
         ours = slowest.pop(self._pipelines[self._shim.rank])
         if math.isnan(sum(times)) or ours <= 0:
             return
-        late = self.detector.observe(ours, max(slowest.values()))
+        late = self._detector.observe(ours, max(slowest.values()))
         self._shim.set_straggler_time(late * self._shim.planned_time if late > 1 else None)

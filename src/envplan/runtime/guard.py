@@ -37,6 +37,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -92,6 +93,7 @@ class Guard:
 
     Attributes:
         info: of the GPU.
+        done: the number of the last request that was carried out, of those that `problems` saw.
         lost: whether it ended without having been closed.
         silent: whether it has said its last.
         lags: how long each request took to be carried out, ns, by its number, counted from 1; not
@@ -99,38 +101,28 @@ class Guard:
         readings: of the energy counter, mJ, each after its moment of perf_counter_ns. Likewise.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        requests: socket.socket,
-        info: DeviceInfo,
-        arguments: Mapping[str, Any],
-    ) -> None:
-        assert process.stdout is not None
+    def __init__(self, process: _Program, info: DeviceInfo, arguments: Mapping[str, Any]) -> None:
         self.info = info
         self.lost = self.silent = False
         self.lags: dict[int, int] = {}
         self.readings: list[tuple[int, int]] = []
         self._process = process
-        self._requests = requests
-        self._reports = process.stdout.fileno()
         self._arguments = arguments
         self._owner = os.getpid()
         self._closed = False
         self._ending = threading.Lock()
         self._lock = threading.Lock()  # what is below, but for the numbers of requests
 
-        self._requested = self._done = 0
+        self._requested = self.done = 0
         self._waiting_since = 0
         self._unsent: bytes | None = None
-        self._lost = 0
-        self._unread = b""
+        self._dropped = 0
         self._problems: list[str] = []
         self._complained = self._overdue = False
         # What the guard says, and not its exit status: whoever ignores SIGCHLD does not get that.
         self._ended: dict[str, str | None] = {}
 
-        watched = os.dup(self._reports)
+        watched = os.dup(process.reports)
         threading.Thread(
             target=_watch, args=(weakref.ref(self), watched), name="envplan-guard", daemon=True
         ).start()
@@ -175,20 +167,18 @@ class Guard:
             "owner": os.getpid(),
             "handover": _HANDOVER_S,
         }
-        process, requests = _start_process(arguments)
+        process = _Program(arguments)
         try:
-            fields = _heard(process, "info", _START_TIMEOUT_S)
+            fields = process.says("info", _START_TIMEOUT_S)
             clocks = tuple(fields["supported_clocks"])
             info = DeviceInfo(**{**fields, "supported_clocks": clocks})
             if check is not None:
                 check(info)
-            requests.send(_REQUEST.pack(0, 0, _RESET), socket.MSG_NOSIGNAL)
-            _heard(process, "ready", _START_TIMEOUT_S)
+            process.requests.send(_REQUEST.pack(0, 0, _RESET), socket.MSG_NOSIGNAL)
+            process.says("ready", _START_TIMEOUT_S)
         except BaseException as error:
             process.kill()
-            _close_ends(process, requests)
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the driver
-                process.wait(_KILL_TIMEOUT_S)
+            process.leave()
             if isinstance(error, OSError):
                 raise DeviceError("the clock guard did not start; it was killed") from error
             raise
@@ -197,7 +187,7 @@ class Guard:
                 "training is process 1 of its container, whose end kills the clock guard as well: "
                 "start the container with --init, or run envplan reset afterwards"
             )
-        return cls(process, requests, info, {**arguments, "device": info.index})
+        return cls(process, info, {**arguments, "device": info.index})
 
     @property
     def pid(self) -> int:
@@ -214,28 +204,15 @@ class Guard:
         """Whether, when `problems` was last asked, the clock was not what was asked for."""
         return self._complained or self._overdue
 
-    @property
-    def done(self) -> int:
-        """The number of the last request that was carried out, of those that `problems` saw."""
-        return self._done
-
     def request(self, mhz: int) -> None:
         """Have the clock set soon; 0 gives it back. Never blocks, never raises; see `problems`."""
         if self._closed or os.getpid() != self._owner:
             return
         now = time.perf_counter_ns()
-        if self._done == self._requested:
+        if self.done == self._requested:
             self._waiting_since = now
         self._requested += 1
-        try:
-            self._write(_REQUEST.pack(self._requested, now, mhz))
-        except struct.error:
-            with self._lock:
-                self._problems.append(f"{mhz} MHz is not a clock")
-
-    def reset(self) -> None:
-        """Have the clock given back to the driver soon, until the next request."""
-        self.request(_RESET)
+        self._write(_REQUEST.pack(self._requested, now, mhz))
 
     def problems(self) -> list[str]:
         """What went wrong since last asked, a line each. Never blocks."""
@@ -245,11 +222,11 @@ class Guard:
                 if self._unsent is not None:
                     self._write(self._unsent)
                 self._look_at_the_time()
-            if self._lost:
+            if self._dropped:
                 self._problems.append(
-                    f"the clock guard does not keep up: {self._lost} requests were dropped"
+                    f"the clock guard does not keep up: {self._dropped} requests were dropped"
                 )
-                self._lost = 0
+                self._dropped = 0
             problems, self._problems = self._problems, []
         return problems
 
@@ -262,7 +239,7 @@ class Guard:
         if os.getpid() == self._owner:
             self._end(asked=True)
             # Not by `_watch`: a request on its way would go to whatever gets its number next.
-            self._requests.close()
+            self._process.requests.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -272,14 +249,14 @@ class Guard:
 
     def __del__(self) -> None:
         # subprocess keeps a process that runs, and so its pipes, when nobody else does.
-        _close_ends(self._process, self._requests)
+        self._process.let_go()
 
     def _write(self, request: bytes) -> None:
         self._unsent = None
         try:
-            self._requests.send(request, socket.MSG_NOSIGNAL)
+            self._process.requests.send(request, socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._lost += 1
+            self._dropped += 1
             self._unsent = request
         except OSError:
             pass  # it is gone, and `_watch` deals with that
@@ -287,7 +264,7 @@ class Guard:
     def _look_at_the_time(self) -> None:
         """Notice requests that have not been acknowledged for too long."""
         late = (time.perf_counter_ns() - self._waiting_since) / 1e9
-        overdue = self._done != self._requested and late > _IN_TIME_S
+        overdue = self.done != self._requested and late > _IN_TIME_S
         if overdue and not self._overdue:
             self._problems.append(
                 f"GPU {self.info.index}: the clock asked for {late:.1f} s ago is not set yet; the "
@@ -303,8 +280,8 @@ class Guard:
             self._closed, self.lost = True, not asked
             if asked:
                 with suppress(OSError):  # it has so much to read that the end must do
-                    self._requests.send(_REQUEST.pack(0, 0, _CLOSE), socket.MSG_NOSIGNAL)
-                self._requests.close()
+                    self._process.requests.send(_REQUEST.pack(0, 0, _CLOSE), socket.MSG_NOSIGNAL)
+                self._process.requests.close()
                 self._process.send_signal(signal.SIGCONT)  # it may be stopped
             try:
                 self._process.wait(_CLOSE_TIMEOUT_S)
@@ -313,19 +290,16 @@ class Guard:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_KILL_TIMEOUT_S)
             with self._lock:
-                with suppress(OSError):
-                    self._read_reports()
+                self._read_reports()
                 assert self._process.stdout is not None
                 self._process.stdout.close()
                 self.silent = True
             problem = self._unrestored()
             if not asked:
-                self._say(
-                    "the clock guard is gone; "
-                    + ("its clock was given back" if problem is None else problem)
-                )
-            elif problem is not None:
-                self._say(problem)
+                problem = f"the clock guard is gone; {problem or 'its clock was given back'}"
+            if problem is not None:
+                with self._lock:
+                    self._problems.append(problem)
 
     def _unrestored(self) -> str | None:
         """Why the clock may still be set now that the guard has ended, or None."""
@@ -337,30 +311,22 @@ class Guard:
             problem = _recover(self._arguments)
         return problem and f"the clock may still be set: {problem}; run: envplan reset"
 
-    def _say(self, problem: str) -> None:
-        with self._lock:
-            self._problems.append(problem)
-
     def _read_reports(self) -> None:
         """Take in what the guard has said."""
-        with suppress(BlockingIOError):
-            while chunk := os.read(self._reports, 65536):
-                self._unread += chunk
-        *lines, self._unread = self._unread.split(b"\n")
-        for said in map(_said, lines):
-            if "set" in said:
-                self._done = said["set"]
-                self.lags[self._done] = said["lag"]
-                self._waiting_since = time.perf_counter_ns()
-                self._complained = False
-            elif "problem" in said:
-                if not said["again"]:  # once for each failure that lasts
-                    self._problems.append(said["problem"])
-                self._complained = True
-            elif "energy" in said:
-                self.readings.append((said["at"], said["energy"]))
-            elif "ended" in said:
-                self._ended = {"problem": said["ended"]}
+        for said in self._process.heard():
+            match said:
+                case {"set": number, "lag": lag}:
+                    self.done, self.lags[number] = number, lag
+                    self._waiting_since = time.perf_counter_ns()
+                    self._complained = False
+                case {"problem": problem, "again": again}:
+                    if not again:  # once for each failure that lasts
+                        self._problems.append(problem)
+                    self._complained = True
+                case {"energy": energy, "at": at}:
+                    self.readings.append((at, energy))
+                case {"ended": problem}:
+                    self._ended = {"problem": problem}
 
 
 def _watch(guard: weakref.ref[Guard], reports: int) -> None:
@@ -380,99 +346,104 @@ def _recover(arguments: Mapping[str, Any]) -> str | None:
     It is not waited for without a limit, and goes on.
     """
     try:
-        process, requests = _start_process(
-            {**arguments, "counted": Counted.BY_DRIVER, "recover": True}
-        )
+        process = _Program({**arguments, "counted": Counted.BY_DRIVER, "recover": True})
+        try:
+            process.says("recovered", _CLOSE_TIMEOUT_S)
+        finally:
+            process.leave()
     except DeviceError as error:
         return str(error)
-    try:
-        _heard(process, "recovered", _CLOSE_TIMEOUT_S)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_TIMEOUT_S)
-    except DeviceError as error:
-        return str(error)
-    finally:
-        _close_ends(process, requests)
     return None
 
 
-def _start_process(arguments: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the guard's program.
+class _Program(subprocess.Popen[bytes]):
+    """The guard's program, as its owner sees it. Its standard output are its reports.
 
-    Returns:
-        The process, whose standard output are its reports, and what takes requests for it. A pipe
-        for these would end an owner that leaves SIGPIPE at its default, once the guard is gone.
+    Attributes:
+        requests: what takes requests for it. A pipe for these would end an owner that leaves
+            SIGPIPE at its default, once the guard is gone.
+        reports: the descriptor of its reports.
 
     Raises:
         DeviceError: it cannot be started.
     """
-    _open_standard_streams()
-    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    requests.setblocking(False)
-    requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING_BYTES)
-    # Signals wait until the guard can deal with them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        # -P: files in the folder that training was started in are no modules of ours. Its own
-        # session: what a terminal sends to the training's processes is not for the guard.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
-            stdin=theirs.fileno(),
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-    except OSError as error:
-        requests.close()
-        raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    return process, requests
 
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        _open_standard_streams()
+        self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requests.setblocking(False)
+        self.requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING_BYTES)
+        self._unread = b""
+        self._lines: deque[bytes] = deque()
+        self._over = False
+        # Signals wait until the guard can deal with them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            # -P: files in the folder that training was started in are no modules of ours. Its own
+            # session: what a terminal sends to the training's processes is not for the guard.
+            super().__init__(
+                [sys.executable, "-P", "-m", "envplan.runtime.guard", json.dumps(arguments)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.requests.close()
+            raise DeviceError(f"the clock guard cannot be started: {error.strerror}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        assert self.stdout is not None
+        self.reports = self.stdout.fileno()
+        os.set_blocking(self.reports, False)
 
-def _heard(process: subprocess.Popen[bytes], word: str, timeout: float) -> Any:
-    """What a guard that starts says under a word, which it soon does.
+    def heard(self) -> Iterator[dict[str, Any]]:
+        """What it has said and nobody has heard; nothing that something else in it printed."""
+        with suppress(OSError):  # there is nothing, for now
+            while chunk := os.read(self.reports, 65536):
+                self._unread += chunk
+            self._over = True
+        *lines, self._unread = self._unread.split(b"\n")
+        self._lines.extend(lines)
+        while self._lines:
+            with suppress(ValueError):
+                said = json.loads(self._lines.popleft())
+                if isinstance(said, dict):
+                    yield said
 
-    Raises:
-        DeviceError: it says why it cannot start, or says nothing in time.
-    """
-    deadline = time.monotonic() + timeout
-    while word not in (said := _said(_read_line(process, deadline))):
-        if "refused" in said:
-            raise DeviceError(said["refused"])
-    return said[word]
+    def says(self, word: str, timeout: float) -> Any:
+        """What it says under a word, which it soon does.
 
+        Raises:
+            DeviceError: it says why it cannot start, or says nothing in time.
+        """
+        deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self.reports, select.POLLIN)
+        while True:
+            for said in self.heard():
+                if "refused" in said:
+                    raise DeviceError(said["refused"])
+                if word in said:
+                    return said[word]
+            if self._over:
+                raise DeviceError("the clock guard did not start; what it wrote is above")
+            if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
+                raise DeviceError("the clock guard does not answer; the driver may hang, see dmesg")
 
-def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """A line and nothing behind it.
+    def let_go(self) -> None:
+        """Tell it nothing more, and hear nothing."""
+        for end in (self.requests, self.stdout):
+            if end is not None:
+                with suppress(OSError):
+                    end.close()
 
-    Raises:
-        DeviceError: none came in time, or the guard ended.
-    """
-    assert process.stdout is not None
-    line = b""
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    while not line.endswith(b"\n"):
-        if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
-            raise DeviceError("the clock guard does not answer; the driver may hang, see dmesg")
-        byte = os.read(process.stdout.fileno(), 1)
-        if not byte:
-            raise DeviceError("the clock guard did not start; what it wrote is above")
-        line += byte
-    return line
-
-
-def _said(line: bytes) -> dict[str, Any]:
-    """What a line of the guard says; nothing, where something else in its process printed it."""
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
+    def leave(self) -> None:
+        """Let go of it, and wait a little for its end: it may hang in the driver."""
+        self.let_go()
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(_KILL_TIMEOUT_S)
 
 
 def _open_standard_streams() -> None:
@@ -485,35 +456,24 @@ def _open_standard_streams() -> None:
     os.close(descriptor)
 
 
-def _close_ends(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
-    for end in (requests, process.stdout):
-        if end is not None:
-            with suppress(OSError):
-                end.close()
-
-
 class _GuardProcess:
     """The guard's own side.
 
     Args:
         device: the GPU.
-        owner: the process it works for, its parent.
-        every_request: see `Guard.start`.
-        meter: likewise.
+        wanted: the program's arguments.
         stop: becomes readable when the guard is asked to stop.
 
     Attributes:
         before: the clock that somebody else had set, MHz; 0: none.
     """
 
-    def __init__(
-        self, device: Device, owner: int, *, every_request: bool, meter: bool, stop: int
-    ) -> None:
+    def __init__(self, device: Device, wanted: Mapping[str, Any], stop: int) -> None:
         self.before = 0
         self._device = device
-        self._owner = owner
-        self._every_request = every_request
-        self._read_next = 0.0 if meter else math.inf
+        self._owner = wanted["owner"]
+        self._every_request = wanted["every_request"]
+        self._read_next = 0.0 if wanted["meter"] else math.inf
         self._stop = stop
         self._requests = socket.socket(fileno=0)
         self._requests.setblocking(False)
@@ -587,39 +547,27 @@ def _report(**line: Any) -> None:
         os.write(1, b"\n" + json.dumps(line).encode() + b"\n")
 
 
-def _main(arguments: Sequence[str]) -> int:
-    """The guard's program.
-
-    Returns:
-        0 if the clock was given back, 1 if not, 2 if the guard could not start.
-    """
+def _main(arguments: Sequence[str]) -> None:
+    """The guard's program."""
     wanted = json.loads(arguments[0])
     stop = _stop_signals()
     os.set_blocking(1, False)
+    lock = None
     try:
         source = backend(wanted["backend"], **wanted["options"])
         device = choose(source, wanted["device"], Counted(wanted["counted"]))
-        if wanted.get("recover", False):
+        if "recover" in wanted:
             if source.real:
                 recover(device)
-            _report(recovered=True)
-            return 0
+            return _report(recovered=True)
         _report(info=asdict(device.info))
-        guard = _GuardProcess(
-            device,
-            wanted["owner"],
-            every_request=wanted["every_request"],
-            meter=wanted["meter"] and source.real,
-            stop=stop,
-        )
+        guard = _GuardProcess(device, {**wanted, "meter": wanted["meter"] and source.real}, stop)
         if not guard.told_to_start():
-            return 2
-        lock = _take(device, wanted) if source.real else None
+            return None
+        if source.real:
+            lock, guard.before = _take(device, wanted)
     except EnvplanError as error:
-        _report(refused=str(error))
-        return 2
-    mark = lock.mark if lock is not None else None
-    guard.before = mark.before if mark is not None else 0
+        return _report(refused=str(error))
     _report(ready=True)
     problem = None
     try:
@@ -633,11 +581,10 @@ def _main(arguments: Sequence[str]) -> int:
                 insist(device.reset_clock)
             else:
                 lock.restore(device)
-                lock.close()
         except DeviceError as error:
             problem = str(error)
         _report(ended=problem)
-    return 0 if problem is None else 1
+    return None
 
 
 def _stop_signals() -> int:
@@ -653,13 +600,16 @@ def _stop_signals() -> int:
     return readable
 
 
-def _take(device: Device, wanted: Mapping[str, Any]) -> LockFile:
+def _take(device: Device, wanted: Mapping[str, Any]) -> tuple[LockFile, int]:
     """Mark a GPU as ours, its clock given back.
 
     Args:
         device: the GPU.
         wanted: the arguments of this guard; `handover` is how long to wait for the guard of a
             training that has ended, s.
+
+    Returns:
+        The mark's file, and the clock that somebody else had set, MHz; 0: none.
 
     Raises:
         DeviceError: its clock may not be set, or another guard has it.
@@ -682,8 +632,9 @@ def _take(device: Device, wanted: Mapping[str, Any]) -> LockFile:
     own = Mark(os.getpid(), wanted["owner"], device.held_at(), wanted["backend"])
     lock.set_mark(own)
     if own.before and not _is_held(device, own.before):
-        lock.set_mark(replace(own, before=0))
-    return lock
+        own = replace(own, before=0)
+        lock.set_mark(own)
+    return lock, own.before
 
 
 def _is_held(device: Device, mhz: int) -> bool:
@@ -698,4 +649,4 @@ def _is_held(device: Device, mhz: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    _main(sys.argv[1:])

@@ -28,17 +28,6 @@ from typing import Final, Self
 
 from envplan.devices import DEFAULT_BACKEND, Device, DeviceError, PermissionDeniedError, within
 
-__all__ = [
-    "GivenBack",
-    "LockFile",
-    "Mark",
-    "give_back",
-    "give_back_all",
-    "insist",
-    "places",
-    "recover",
-]
-
 MARK_BYTES: Final = 256
 RETRY_S: Final = 0.05
 _LAST_TRIES: Final = 40

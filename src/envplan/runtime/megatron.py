@@ -20,24 +20,16 @@ Schedules that overlap the forward of one microbatch with the backward of anothe
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from envplan.errors import InputError
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
-
-if TYPE_CHECKING:
-    from envplan.enforce.freqplan import FrequencyPlan
-    from envplan.runtime.frameworks import Recorder
-    from envplan.runtime.profiler import Profiler
-    from envplan.runtime.shim import Shim
+from envplan.runtime.frameworks import Hooks, Job, Listener, uses
 
 __all__ = ["attach", "follow", "profile", "record"]
 
@@ -48,48 +40,7 @@ _SCHEDULES: Final = (
 )
 
 
-def follow(
-    plan: FrequencyPlan | str | os.PathLike[str], **options: Any
-) -> AbstractContextManager[Shim]:
-    """Run Megatron's pipeline schedules under a frequency plan; on every rank.
-
-    torch.distributed must have been initialized.
-
-    Args:
-        plan: a frequency plan, or the path of one.
-        options: as for followed: `stragglers=False`, and those of Shim.
-
-    Raises:
-        InputError: as for Shim, or Megatron is not installed.
-    """
-    return followed(plan, _job(), **options)
-
-
-def profile(
-    path: str | os.PathLike[str] = "profile.csv", **options: Any
-) -> AbstractContextManager[Profiler]:
-    """Measure the profile of a job while it trains; on every rank. Options are those of Profiler.
-
-    Megatron's model parallelism must have been initialized.
-
-    Raises:
-        InputError: as for Profiler, or Megatron is not installed.
-    """
-    return profiled(path, _job(), **options)
-
-
-def record(
-    path: str | os.PathLike[str] = "pipeline.dag.json",
-) -> AbstractContextManager[Recorder]:
-    """Write the order in which a job really runs its operations as a DAG file.
-
-    Raises:
-        InputError: Megatron is not installed.
-    """
-    return recorded(path, _job())
-
-
-def _job() -> Job:
+def _job(_: None) -> Job:
     _schedules()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Job(attach, device, _known)
@@ -111,23 +62,18 @@ def _known() -> dict[str, Any]:
     }
 
 
-def attach(
-    listener: Listener, *, after_step: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Tell a shim or a profiler what Megatron does; evaluation runs at full speed.
+follow, _profile, _record = uses(_job)
+profile, record = partial(_profile, None), partial(_record, None)
 
-    Args:
-        listener: who is told.
-        after_step: called after each training step.
 
-    Returns:
-        What undoes it.
+def attach(listener: Listener) -> Hooks:
+    """Tell a listener what Megatron does, until the hooks are closed.
 
     Raises:
         InputError: Megatron is not installed.
     """
     schedules = _schedules()
-    hooks = Hooks(listener, after_step, "what get_forward_backward_func returns")
+    hooks = Hooks(listener, "what get_forward_backward_func returns")
     forward, backward = schedules.forward_step, schedules.backward_step
     chunks: dict[int, int] = {}  # of a model, by its id
     forwards: Counter[int] = Counter()  # so far, of a chunk
@@ -162,7 +108,7 @@ def attach(
     hooks.replace(schedules, "backward_step", backward_step)
     for name in _SCHEDULES:
         hooks.replace(schedules, name, hooked(getattr(schedules, name)))
-    return hooks.detach
+    return hooks
 
 
 def _tensor(value: Any) -> Any:

@@ -23,13 +23,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envplan.devices import Device, DeviceError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = ["METHOD", "EnergyLog", "Powers", "Seen", "powers"]
 
@@ -165,8 +164,6 @@ def powers(seen: Seen, edges: Sequence[float], kinds: Sequence[int], count: int)
     Returns:
         None where there are fewer than two readings, or no energy was used between them.
     """
-    import numpy as np
-
     times, joules = np.array(seen.times), np.array(seen.joules)
     if len(times) < 2 or joules[-1] <= joules[0]:
         return None

@@ -7,18 +7,20 @@ import math
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 
+from envplan._documents import read_document
 from envplan._files import atomic_write
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
+from envplan.profiling.sweep_file import COLUMNS
 from envplan.runtime.metering import METHOD
 from envplan.runtime.windows import PartRow
 
-__all__ = ["Part", "merge_parts", "unfinished_parts"]
+__all__ = ["Part", "merge_parts", "part_path", "unfinished_parts"]
 
 #: A power while waiting that is less sure than this, relative to it, is not written.
 _SURE: Final = 0.2
@@ -28,49 +30,50 @@ _TELLING: Final = 0.5
 PART_SCHEMA: Final = "envplan/profile-part/v1"
 
 
+@dataclass
 class Part:
-    """The file with what one rank measured, written anew after every clock."""
+    """What one rank measured: a file beside the profile, written anew after every clock.
 
-    def __init__(self, path: Path, rank: int, world_size: int, num_stages: int) -> None:
-        self.profile = path
-        self.rank = rank
-        self.world_size = world_size
-        self.rows: list[PartRow] = []
-        self.facts: dict[str, Any] = {"world_size": world_size, "num_stages": num_stages}
-        self._path = _part_path(path, rank)
-        self._write(complete=False, problem=None)  # a part that an earlier job left is no more
+    Attributes:
+        rank: which; world_size: of how many.
+        num_stages: model stages of the job.
+        complete: whether there is nothing more to come.
+        problem: why there is not more.
+        num_microbatches: of an iteration; None before it was measured.
+        energy_source: as in DeviceInfo.
+        metadata: for the profile's sidecar.
+        rows: what was measured so far.
+    """
 
-    def add(self, rows: Iterable[PartRow]) -> None:
-        """Keep the rows of one more clock.
+    rank: int
+    world_size: int
+    num_stages: int
+    schema: str = PART_SCHEMA
+    complete: bool = False
+    problem: str | None = None
+    num_microbatches: int | None = None
+    energy_source: str = ""
+    metadata: ProfileMetadata = field(default_factory=ProfileMetadata)
+    rows: list[PartRow] = field(default_factory=list)
+
+    def save(self, profile: Path) -> None:
+        """Write it beside the profile.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: it cannot be written there.
         """
-        self.rows += rows
-        self._write(complete=False, problem=None)
+        atomic_write(part_path(profile, self.rank), json.dumps(asdict(self)) + "\n")
 
-    def finish(self, problem: str | None) -> None:
-        """There is nothing more to come.
+    @classmethod
+    def load(cls, profile: Path, rank: int) -> Self:
+        """That of a rank, beside the profile.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: it cannot be read, is damaged or of another version.
         """
-        self._write(complete=True, problem=problem)
-
-    def remove(self) -> None:
-        """There will be no profile."""
-        self._path.unlink(missing_ok=True)
-
-    def _write(self, *, complete: bool, problem: str | None) -> None:
-        document = {
-            "schema": PART_SCHEMA,
-            "rank": self.rank,
-            "complete": complete,
-            "problem": problem,
-            **self.facts,
-            "rows": [asdict(row) for row in self.rows],
-        }
-        atomic_write(self._path, json.dumps(document) + "\n")
+        return read_document(
+            part_path(profile, rank), cls, kind="part of a profile", schema=PART_SCHEMA
+        )
 
 
 def merge_parts(path: str | os.PathLike[str]) -> Profile:
@@ -86,41 +89,36 @@ def merge_parts(path: str | os.PathLike[str]) -> Profile:
         InputError: parts are missing, not complete or damaged, or make no profile.
     """
     path = Path(path)
-    first = _read_part(path, 0)
-    parts = [first, *(_read_part(path, rank) for rank in range(1, first["world_size"]))]
+    first = Part.load(path, 0)
+    parts = [first, *(Part.load(path, rank) for rank in range(1, first.world_size))]
     for rank, part in enumerate(parts):
-        if not part["complete"]:
+        if not part.complete:
             raise InputError(
-                f"rank {rank} has not finished it; let the job go on",
-                path=_part_path(path, rank),
+                f"rank {rank} has not finished it; let the job go on", path=part_path(path, rank)
             )
-    rows = [row for rank, part in enumerate(parts) for row in _rows(path, rank, part)]
-    if len({row.stage for row in rows}) < first["num_stages"]:
-        rank = next((rank for rank, part in enumerate(parts) if not part["rows"]), 0)
+    rows = [row for part in parts for row in part.rows]
+    if len({row.stage for row in rows}) < first.num_stages:
+        rank = next((rank for rank, part in enumerate(parts) if not part.rows), 0)
         raise InputError(
-            f"rank {rank} measured nothing: {parts[rank]['problem'] or 'the job ended too soon'}",
-            path=_part_path(path, rank),
+            f"rank {rank} measured nothing: {parts[rank].problem or 'the job ended too soon'}",
+            path=part_path(path, rank),
         )
-    columns = [field.name for field in fields(PartRow)]
-    if not any(row.part for row in rows):
-        columns.remove("part")
+    columns = [*COLUMNS, *(["part"] if any(row.part for row in rows) else [])]
+    extra = {
+        "measured": "inside a training job",
+        "energy_method": METHOD,
+        "energy_source": first.energy_source,
+    }
     profile = Profile.from_rows(
-        [tuple(asdict(row).values())[: len(columns)] for row in _averaged(_sure(rows))],
+        [tuple(getattr(row, name) for name in columns) for row in _averaged(_sure(rows))],
         columns=columns,
         name=path.stem,
-        metadata=_merged_metadata(first),
+        metadata=replace(first.metadata, num_microbatches=first.num_microbatches, extra=extra),
     )
     profile.save_csv(path)
     for rank in range(len(parts)):
-        _part_path(path, rank).unlink(missing_ok=True)
+        part_path(path, rank).unlink(missing_ok=True)
     return profile
-
-
-def _rows(path: Path, rank: int, part: Mapping[str, Any]) -> list[PartRow]:
-    try:
-        return [PartRow(**row) for row in part["rows"]]
-    except TypeError:
-        raise InputError("is damaged; profile again", path=_part_path(path, rank)) from None
 
 
 def _sure(rows: Sequence[PartRow]) -> list[PartRow]:
@@ -163,10 +161,8 @@ def _mean(rows: Sequence[PartRow]) -> PartRow:
     def mean(value: Callable[[PartRow], float]) -> float:
         return math.fsum(value(row) * row.samples for row in rows) / total
 
-    return PartRow(
-        stage=rows[0].stage,
-        instruction=rows[0].instruction,
-        frequency=rows[0].frequency,
+    return replace(
+        rows[0],
         time=mean(lambda row: row.time),
         energy=mean(lambda row: row.energy),
         time_std=math.sqrt(mean(lambda row: row.time_std**2)),
@@ -174,47 +170,21 @@ def _mean(rows: Sequence[PartRow]) -> PartRow:
         samples=total,
         clock=round(statistics.median(row.clock for row in rows)),
         throttle="+".join(sorted({reason for reason in reasons if reason})),
-        part=rows[0].part,
     )
-
-
-def _merged_metadata(part: Mapping[str, Any]) -> ProfileMetadata:
-    return ProfileMetadata(
-        **part["metadata"],
-        num_microbatches=part["num_microbatches"],
-        extra={
-            "measured": "inside a training job",
-            "energy_method": METHOD,
-            "energy_source": part["energy_source"],
-        },
-    )
-
-
-def _read_part(path: Path, rank: int) -> dict[str, Any]:
-    part = _part_path(path, rank)
-    try:
-        document = json.loads(part.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", path=part) from None
-    except ValueError:
-        raise InputError("is damaged; profile again", path=part) from None
-    if not isinstance(document, dict) or document.get("schema") != PART_SCHEMA:
-        raise InputError("is not a part of a profile of this version; profile again", path=part)
-    return document
 
 
 def unfinished_parts(path: Path, world_size: int) -> list[int]:
     """Ranks whose parts are not there yet, or not complete."""
-    missing = []
-    for rank in range(world_size):
+
+    def is_complete(rank: int) -> bool:
         try:
-            complete = _read_part(path, rank)["complete"]
+            return Part.load(path, rank).complete
         except InputError:
-            complete = False
-        if not complete:
-            missing.append(rank)
-    return missing
+            return False
+
+    return [rank for rank in range(world_size) if not is_complete(rank)]
 
 
-def _part_path(path: Path, rank: int) -> Path:
+def part_path(path: Path, rank: int) -> Path:
+    """Where the part of a rank is."""
     return path.with_name(f"{path.stem}.rank{rank}.part.json")

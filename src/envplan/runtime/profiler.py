@@ -29,13 +29,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -43,7 +43,7 @@ from envplan.devices import (
     Device,
     DeviceError,
     DeviceInfo,
-    backend,
+    opened,
     within,
 )
 from envplan.devices.visible import Counted, choose
@@ -54,7 +54,7 @@ from envplan.profiling.sweep import Valley
 from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
 from envplan.runtime.metering import EnergyLog
-from envplan.runtime.profile_parts import Part, merge_parts, unfinished_parts
+from envplan.runtime.profile_parts import Part, merge_parts, part_path, unfinished_parts
 from envplan.runtime.runlog import Marker, Moment
 from envplan.runtime.windows import Span, Window, measure, on_host
 
@@ -73,12 +73,12 @@ _WRITE_S: Final = 10.0
 _DRAIN_S: Final = 30.0
 _CLOSE_S: Final = 1.0
 #: How long the driver may take to say what the GPU is, s.
-_OPEN_S: Final = 60.0
+_OPEN_S: Final = 30.0
 
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Measures the operations of one rank at one clock after another while it trains.
 
     It is called as a Shim is, and like one must not be used by several threads at once.
@@ -132,65 +132,62 @@ class Profiler:
         parts: Sequence[str] = (),
     ) -> None:
         self.part_names = frozenset(parts)
-        self.rank = environment_number("Profiler", "rank", "RANK", rank)
-        world = environment_number("Profiler", "world_size", "WORLD_SIZE", world_size)
+        self.rank = environment_number("RANK", rank)
+        world = environment_number("WORLD_SIZE", world_size)
         self._stages = tuple(stages if stages is not None else [self.rank])
         if not all(0 <= stage < num_stages for stage in self._stages):
             raise InputError(
                 f"rank {self.rank} has stage {max(self._stages)} of {num_stages}; give Profiler "
                 "stages=, the model stage of each chunk of this rank"
             )
-        self._iterations = _at_least(1, "iterations_per_frequency", iterations_per_frequency)
-        self._settle = _at_least(0, "settle", settle)
-        self._skip = _at_least(0, "warm_up", warm_up)
+        if min(iterations_per_frequency - 1, settle, warm_up) < 0:
+            raise InputError(
+                "iterations_per_frequency must be at least 1, settle and warm_up at least 0"
+            )
+        self._iterations, self._settle, self._skip = iterations_per_frequency, settle, warm_up
         self.path = Path(path)
-        self._part = Part(self.path, self.rank, world, num_stages)
+        self._part = Part(self.rank, world, num_stages)
+        self._part.save(self.path)  # one that an earlier job left is no more
 
-        self._spans: list[Span] = []
+        self._spans: list[Span[Moment]] = []
         self._begun: Moment | None = None
         self._is_backward = False
         self._begins: list[tuple[str, Moment]] = []
-        self._window: list[list[Span]] = []
+        self._window: list[list[Span[Moment]]] = []
         self._at = self._tries = self._problems = 0
         self._frequencies: list[int | None] = [None]
-        self._source: Backend | None = None
+        self._driver = ExitStack()
+        self._clocks = Clocks(None, None)
         self._worker: _Worker | None = None
-        self._ending: threading.Thread | None = None
         self._closed = self._missed = False
         if device is None:
             local_rank = self.rank if "LOCAL_RANK" not in os.environ else None
-            device = environment_number("Profiler", "device", "LOCAL_RANK", local_rank)
+            device = environment_number("LOCAL_RANK", local_rank)
             counted = Counted.BY_CUDA
-        guard = None
         try:
-            found = within(_OPEN_S, lambda: self._open(device, counted), "the driver")
+            source = self._driver.enter_context(opened(DEFAULT_BACKEND))
+            found = within(_OPEN_S, lambda: _own_gpu(source, device, counted), "the driver")
             wanted = _frequencies(found.info, frequencies, step)
-            if lock:
-                guard = self._start_guard(found.info.index, wanted)
+            guard = self._start_guard(found.info.index, wanted) if lock else None
+            self._clocks = Clocks(guard, marker)
+            self._part.metadata = _described(metadata or ProfileMetadata(), found.info)
+            self._part.energy_source = found.info.energy_source
             self._worker = _Worker(
-                found, self._part, self._stages, rises, metadata or ProfileMetadata()
+                found, self._part, self.path, self._stages, rises, self._give_back
             )
         except DeviceError as error:
             _logger.warning("rank %d: nothing is profiled: %s", self.rank, error)
-            self._part.finish(str(error))
+            self._part.complete, self._part.problem = True, str(error)
+            self._part.save(self.path)
         except InputError:
-            self._part.remove()
-            self._close_source()
+            part_path(self.path, self.rank).unlink(missing_ok=True)
+            self._driver.close()
             raise
         self._done = self._worker is None
-        self._clocks = Clocks(guard, marker)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         # Where training failed, the others' parts may never come.
-        self.close(_MERGE_WAIT_S if error is None else 0.0)
+        self.close(0.0 if any(raised) else _MERGE_WAIT_S)
 
     @property
     def done(self) -> bool:
@@ -268,32 +265,13 @@ class Profiler:
         if self._closed:
             return
         self._closed = True
-        self._finish(_CLOSE_S)
-        if self._ending is not None:
-            self._ending.join()
-        self._clocks.close()
+        patience = _DRAIN_S if self._done else _CLOSE_S
+        self._finish()
         if self._worker is not None:
+            self._worker.drained.wait(patience)
+            self._give_back()
             self._worker.close(wait)
-        self._close_source()
-
-    def _open(self, device: int, counted: Counted) -> Device:
-        """The GPU, its facts read.
-
-        Raises:
-            DeviceError: there is no such GPU, or its energy is not its own.
-        """
-        self._source = backend(DEFAULT_BACKEND)
-        found = choose(self._source, device, counted)
-        if found.info.mig:
-            raise DeviceError(
-                f"GPU {found.info.index}: MIG is on, so its energy is that of all parts together"
-            )
-        return found
-
-    def _close_source(self) -> None:
-        if self._source is not None:
-            with suppress(DeviceError):
-                within(_CLOSE_S, self._source.close, "the driver")
+        self._driver.close()
 
     def _start_guard(self, index: int, frequencies: Sequence[int]) -> Guard | None:
         """The guard, without which only the current clock is measured."""
@@ -322,26 +300,16 @@ class Profiler:
         if self._tries == _TRIES:
             self._next_clock()
 
-    def _finish(self, patience: float = _DRAIN_S) -> None:
-        """Measure no more and give the clock back, without waiting for that.
-
-        Args:
-            patience: how long the device may take to get to the end of what is measured, s.
-        """
+    def _finish(self) -> None:
+        """Measure no more and have the clock given back, without waiting for that."""
         if self._done:
             return
         self._done = True
         self._spans, self._window = [], []
         assert self._worker is not None
-        self._worker.finish()
-        self._ending = threading.Thread(
-            target=self._give_back, args=(patience,), name="envplan-close"
-        )
-        self._ending.start()
+        self._worker.measure(None)
 
-    def _give_back(self, patience: float) -> None:
-        assert self._worker is not None
-        self._worker.drained.wait(patience)
+    def _give_back(self) -> None:
         self._clocks.close()
         self._listen()
 
@@ -353,78 +321,78 @@ class Profiler:
             _logger.warning("rank %d: while profiling: %s", self.rank, problem)
 
 
+def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
+    """The GPU, its facts read.
+
+    Raises:
+        DeviceError: there is no such GPU, or its energy is not its own.
+    """
+    found = choose(source, device, counted)
+    if found.info.mig:
+        raise DeviceError(
+            f"GPU {found.info.index}: MIG is on, so its energy is that of all parts together"
+        )
+    return found
+
+
+def _described(metadata: ProfileMetadata, info: DeviceInfo) -> ProfileMetadata:
+    """What the sidecar says, of the job and the GPU."""
+    found: dict[str, Any] = {"gpu": info.name, "driver": info.driver, "source": info.source}
+    today = date.today().isoformat()
+    return replace(metadata, **found, date=today, envplan_version=version("envplan"))
+
+
 def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
     """Clocks to measure at, from the highest down, MHz.
 
     Raises:
         InputError: the GPU does not have one of those asked for.
     """
-    if frequencies is None:
+    if not frequencies:
         return spaced_clocks(info.supported_clocks, step)
-    lacking = sorted(set(frequencies) - set(info.supported_clocks))
-    if lacking or not frequencies:
-        raise InputError(
-            f"frequencies has {lacking[0]} MHz, which the {info.name} does not support"
-            if lacking
-            else "frequencies is empty; leave it out to measure at all that the GPU supports"
-        )
+    for lacking in sorted(set(frequencies) - set(info.supported_clocks)):
+        raise InputError(f"frequencies has {lacking} MHz, which the {info.name} does not support")
     return sorted(set(frequencies), reverse=True)
-
-
-def _at_least(least: int, name: str, value: int) -> int:
-    """Raises: InputError: it is less."""
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, not {value}")
-    return value
 
 
 class _Worker:
     """A thread that makes rows of windows, decides when it is enough, and merges on rank 0.
 
+    Args:
+        path: of the profile.
+        stages: the model stage of each chunk.
+        give_back: gives the clock back, once the device has got to the end of what is measured.
+
     Attributes:
         enough: whether energy has risen often enough.
-        drained: set once the device has got to the end of what is measured.
+        drained: set once the device has got there.
     """
 
     def __init__(
         self,
         device: Device,
         part: Part,
+        path: Path,
         stages: tuple[int, ...],
         rises: int,
-        metadata: ProfileMetadata,
+        give_back: Callable[[], None],
     ) -> None:
         self.enough = False
+        self.drained = threading.Event()
         self._part = part
+        self._path = path
         self._stages = stages
         self._valley = Valley(rises)
+        self._give_back = give_back
         self._energy = EnergyLog(device)
         self._queue: SimpleQueue[Window | None] = SimpleQueue()
         self._deadline = math.inf
-        self.drained = threading.Event()
-        info = device.info
-        part.facts["energy_source"] = info.energy_source
-        part.facts["metadata"] = {
-            "gpu": info.name,
-            "driver": info.driver,
-            "source": info.source,
-            "workload": metadata.workload,
-            "microbatch_size": metadata.microbatch_size,
-            "tensor_parallel": metadata.tensor_parallel,
-            "date": date.today().isoformat(),
-            "envplan_version": version("envplan"),
-            "schedule": metadata.schedule,
-        }
         self._thread = threading.Thread(target=self._run, name="envplan-profile", daemon=True)
         self._thread.start()
 
-    def measure(self, window: Window) -> None:
-        """Make rows of it, later."""
+    def measure(self, window: Window | None) -> None:
+        """Make rows of it, later; None: there are no more."""
         self._queue.put(window)
-
-    def finish(self) -> None:
-        """There are no more windows."""
-        self._queue.put(None)
 
     def close(self, wait: float) -> None:
         """Wait for the rows to be written and, on rank 0, merged; so long for the others, s."""
@@ -432,18 +400,19 @@ class _Worker:
         self._thread.join(wait + _WRITE_S)
 
     def _run(self) -> None:
-        problem = None
         try:
             while (window := self._queue.get()) is not None:
                 self._measure(window)
         except Exception as error:  # profiling must not end what it profiles
-            problem = str(error)
-            _logger.warning("rank %d: profiling is given up: %s", self._part.rank, problem)
+            self._part.problem = str(error)
+            _logger.warning("rank %d: profiling is given up: %s", self._part.rank, error)
             self.enough = True
         self.drained.set()
         self._energy.close()
+        self._give_back()
+        self._part.complete = True
         try:
-            self._part.finish(problem)
+            self._part.save(self._path)
             if self._part.rank == 0:
                 self._merge()
         except EnvplanError as error:
@@ -456,15 +425,12 @@ class _Worker:
         begin, end = iterations[0][0].begin, iterations[-1][-1].end
         seen = self._energy.take(begin, end)
         measured = measure(iterations, seen, self._stages, window.clock)
-        if measured is None or (window.clock and seen.clock > _IN_FORCE * window.clock):
-            _logger.warning(
-                "rank %d: %s was passed over: %s",
-                self._part.rank,
-                f"{window.clock} MHz" if window.clock else "the current clock",
-                self._energy.problem or "its iterations are too short for the energy counter"
-                if measured is None
-                else f"the clock was at {seen.clock} MHz",
-            )
+        why = self._energy.problem or "its iterations are too short for the energy counter"
+        if measured is not None and window.clock and seen.clock > _IN_FORCE * window.clock:
+            measured, why = None, f"the clock was at {seen.clock} MHz"
+        if measured is None:
+            clock = f"{window.clock} MHz" if window.clock else "the current clock"
+            _logger.warning("rank %d: %s was passed over: %s", self._part.rank, clock, why)
             return
         if measured.energy_error > _SURE * measured.energy:
             _logger.warning(
@@ -474,8 +440,9 @@ class _Worker:
                 measured.rows[0].frequency,
                 100 * measured.energy_error / measured.energy,
             )
-        self._part.facts["num_microbatches"] = measured.microbatches
-        self._part.add(measured.rows)
+        self._part.num_microbatches = measured.microbatches
+        self._part.rows += measured.rows
+        self._part.save(self._path)
         self.enough = self._valley.passed(measured.energy, measured.energy_error)
         _logger.info(
             "rank %d: profiled at %d MHz: %.4g J and %.4g s of work an iteration",
@@ -487,19 +454,19 @@ class _Worker:
 
     def _merge(self) -> None:
         """Merge once all parts are there; after the job has ended, wait only so long for them."""
-        while missing := unfinished_parts(self._part.profile, self._part.world_size):
+        while missing := unfinished_parts(self._path, self._part.world_size):
             if time.monotonic() > self._deadline:
                 raise InputError(
                     f"the parts of ranks {', '.join(map(str, missing))} are not there or not "
                     "complete; once they are, call envplan.runtime.profiler.merge_parts"
-                    f"({str(self._part.profile)!r})"
+                    f"({str(self._path)!r})"
                 )
             time.sleep(_MERGE_PAUSE_S)
-        profile = merge_parts(self._part.profile)
-        _logger.info("%s: the profile of all ranks", self._part.profile)
+        profile = merge_parts(self._path)
+        _logger.info("%s: the profile of all ranks", self._path)
         if profile.blocking_power_w is None:
             _logger.warning(
                 "%s: the power while waiting cannot be told from that of operations; planning "
                 "takes --blocking-power",
-                self._part.profile,
+                self._path,
             )

@@ -20,20 +20,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Full, Queue
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
+
+from pydantic import Field, Strict, ValidationError
 
 from envplan._files import append_line, read_bounded
+from envplan._model import Model
 from envplan.errors import InputError
 
 RUN_SCHEMA: Final = "envplan/run/v1"
 MAX_LOG_BYTES: Final = 2**30
 
-_LONGEST_S: Final = 1e9
 _WAITING_STEPS: Final = 256
 _CLOSE_S: Final = 10.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _logger = logging.getLogger("envplan.runtime")
+
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class _StepLine(Model, extra="ignore"):
+    """What is read of a `step` line."""
+
+    stage: _Count
+    step: _Count
+    operations: list[
+        Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds], Strict(False)]
+        | Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds, str], Strict(False)]
+    ]
 
 
 class Marker(Protocol):
@@ -63,8 +79,6 @@ class Iteration:
         operations: (instruction, chunk, MHz, config) of each, in order; 0 MHz where no clock was
             set, "" where there is no config.
         spans: when each of them began and ended.
-        alone: how many of them, from the first on, other pipelines cannot hold up; see
-            `before_reduction`.
         facts: more for its line of the log.
     """
 
@@ -72,7 +86,6 @@ class Iteration:
     planned_s: float
     operations: Sequence[tuple[str, int, int, str]]
     spans: Sequence[tuple[Moment, Moment]]
-    alone: int
     facts: Mapping[str, object]
 
 
@@ -112,6 +125,8 @@ class RunLog:
         rank: global rank, on every line.
         stage: its pipeline stage, on every `step` line.
         limit: bytes after which a rank goes on in another file.
+        alone: how many operations of an iteration, from the first on, other pipelines cannot hold
+            up; see `before_reduction`.
         on_time: called from the thread with the planned time of each iteration and what it took
             until other pipelines could hold it up, s.
         on_step: called from the thread with the line of each iteration.
@@ -124,12 +139,14 @@ class RunLog:
         rank: int,
         stage: int,
         limit: int,
+        alone: int,
         on_time: Callable[[float, float], None],
         on_step: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._rank = rank
         self._stage = stage
         self._limit = self._left = limit
+        self._alone = alone
         self._start = b""
         self._path = None if path is None else Path(path)
         self._on_time = on_time
@@ -174,20 +191,16 @@ class RunLog:
     def _handle(self, item: Iteration | dict[str, Any]) -> None:
         if isinstance(item, dict):
             self._write(item)
-        elif item.spans:
-            line = self._describe(item)
-            self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[item.alone - 1][1]))
-            self._write(line)
-            self._hand_over(line)
-
-    def _hand_over(self, line: dict[str, Any]) -> None:
-        if self._on_step is None:
             return
-        try:
-            self._on_step(line)
-        except Exception:  # it is not ours, and must not end training or its log
-            _logger.exception("on_step is not called again")
-            self._on_step = None
+        line = self._describe(item)
+        self._on_time(item.planned_s, seconds(item.spans[0][0], item.spans[self._alone - 1][1]))
+        self._write(line)
+        if self._on_step is not None:
+            try:
+                self._on_step(line)
+            except Exception:  # it is not ours, and must not end training or its log
+                _logger.exception("on_step is not called again")
+                self._on_step = None
 
     def _describe(self, iteration: Iteration) -> dict[str, Any]:
         groups: dict[tuple[str, int, int, str], list[float]] = {}
@@ -268,38 +281,16 @@ def read_run_log(paths: Iterable[str | os.PathLike[str]]) -> Iterator[dict[str, 
                 event = rank = None
             if not isinstance(event, str) or not isinstance(rank, int):
                 raise InputError("is not a line of a run log", path=path, line=number)
-            if event == "step" and not _is_step(line):
-                raise InputError(
-                    "a step line of the run log is not as the shim writes them",
-                    path=path,
-                    line=number,
-                )
+            if event == "step":
+                try:
+                    _StepLine.model_validate(line)
+                except ValidationError:
+                    raise InputError(
+                        "a step line of the run log is not as the shim writes them",
+                        path=path,
+                        line=number,
+                    ) from None
             yield line
-
-
-def _is_step(line: Mapping[str, Any]) -> bool:
-    operations = line.get("operations")
-    return (
-        _is_count(line.get("stage"))
-        and _is_count(line.get("step"))
-        and isinstance(operations, list)
-        and all(map(_is_operation, operations))
-    )
-
-
-def _is_operation(value: object) -> bool:
-    if not isinstance(value, list) or not 6 <= len(value) <= 7:
-        return False
-    name, chunk, mhz, count, mean, least, *config = value
-    return (
-        all(isinstance(text, str) for text in (name, *config))
-        and all(map(_is_count, (chunk, mhz, count)))
-        and all(isinstance(s, int | float) and 0 <= s <= _LONGEST_S for s in (mean, least))
-    )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def steps_of_plan(lines: Iterable[Mapping[str, Any]], sha256: str) -> Iterator[Mapping[str, Any]]:

@@ -17,19 +17,18 @@ operation is logged with its clock once the guard has said that it was set, and 
 from __future__ import annotations
 
 import logging
-import math
 import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from envplan.devices import DEFAULT_BACKEND, DeviceError, DeviceInfo
+from envplan.devices import DEFAULT_BACKEND, DeviceError
 from envplan.devices.visible import Counted
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
@@ -87,7 +86,7 @@ class _Step:
     asks: list[tuple[int, int]]
 
 
-class Shim:
+class Shim(AbstractContextManager["Shim"]):
     """Follows a frequency plan on one rank. Not for use by several threads at once.
 
     Args:
@@ -133,11 +132,9 @@ class Shim:
     ) -> None:
         path = None if isinstance(plan, FrequencyPlan) else Path(plan)
         self.plan = plan if isinstance(plan, FrequencyPlan) else FrequencyPlan.load(plan)
-        self.rank = environment_number("Shim", "rank", "RANK", rank)
+        self.rank = environment_number("RANK", rank)
         if world_size is not None or "WORLD_SIZE" in os.environ:
-            self.plan.check_world(
-                environment_number("Shim", "world_size", "WORLD_SIZE", world_size)
-            )
+            self.plan.check_world(environment_number("WORLD_SIZE", world_size))
         mine = self.plan.rank_plan(self.rank)
         self.stage = mine.stage
         self.steps = 0
@@ -149,7 +146,6 @@ class Shim:
         self._end = len(mine.operations)
         self._is_backward = [key[0].startswith("backward") for key in self._keys if key]
         self._config = ""
-        self._alone = before_reduction([key for key in self._keys if key is not None])
         self._rungs = _rungs(self.plan, mine)
         self._rung = self._next_rung = self._rungs[0]
         self._at = 0
@@ -160,15 +156,13 @@ class Shim:
         self._unlogged: deque[_Step] = deque()
         self._lost = False
         self._lost_in_a_row = self._silent = 0
-        self._heard_of_any = False
         self._missed = ""
 
         self.clock_errors = 0
         self._first_error = ""
         self._closed = False
         self._max_clock = mine.clocks_mhz[-1] if mine.clocks_mhz else 0
-        guard: Guard | None = None
-        refusal = None
+        guard = refusal = None
         if device is None:
             device, counted = mine.device, Counted.BY_PLAN
         try:
@@ -178,9 +172,10 @@ class Shim:
                 counted=counted,
                 every_request=every_request,
                 meter=True,
-                check=self._check_gpu,
+                check=lambda gpu: self.plan.check_gpu(gpu.name, gpu.supported_clocks, self.stage),
                 **options,
             )
+            self._max_clock = guard.info.max_clock
         except DeviceError as error:
             refusal = str(error)
         self._clocks = Clocks(guard, marker)
@@ -191,6 +186,7 @@ class Shim:
             rank=self.rank,
             stage=self.stage,
             limit=log_limit,
+            alone=before_reduction([key for key in self._keys if key is not None]),
             on_time=self._took,
             on_step=on_step,
         )
@@ -205,15 +201,7 @@ class Shim:
             _logger.warning("rank %d: clocks are left alone: %s", self.rank, refusal)
             self._log.event("clock_error", step=0, message=refusal)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
@@ -278,16 +266,17 @@ class Shim:
         if 0 < self._at < self._end or self._begun is not None:
             self._stray("step", None)
         done = None
-        if not self._lost and not self._spans:
-            self._note_silence()
-        else:
-            self._heard_of_any, self._silent = True, 0
         if self._lost:
+            self._silent = 0
             self._lost_in_a_row += 1
         elif self._spans:
-            self._lost_in_a_row = 0
+            self._silent = self._lost_in_a_row = 0
             host_ns = (self._began_ns, perf_counter_ns())
             done = _Step(self.steps, self._rung, self._spans, host_ns, self._asks)
+        else:
+            self._silent += 1
+            if self._silent == _PATIENCE and not self._missed:
+                self._warn_first_rank(self._silence())
         self._clocks.then(partial(self._hear, done))
         self.steps += 1
         self._asks = [(0, self._clocks.requests)]
@@ -343,11 +332,7 @@ class Shim:
     def pipelines(self) -> list[int]:
         """For each global rank, which of the data-parallel pipelines it belongs to."""
         layout = self.plan.layout
-        if layout.dp == 1:
-            return [0] * self.plan.world_size
-        names, sizes = layout.rank_order.split("-"), layout.sizes
-        inner = math.prod(sizes[name] for name in names[: names.index("dp")])
-        return [rank // inner % layout.dp for rank in range(self.plan.world_size)]
+        return [layout.place(rank).get("dp", 0) for rank in range(self.plan.world_size)]
 
     def close(self) -> None:
         """Give the clock back, finish the log and say in one line what went wrong, if anything."""
@@ -356,8 +341,8 @@ class Shim:
         self._closed = True
         self._clocks.close()
         self._hear(None)
-        heard_of_any = self._heard_of_any or self._spans or self._lost
-        if self._missed or not heard_of_any or self._silent >= _PATIENCE:
+        nothing = self._silent == self.steps and not self._spans and not self._lost
+        if self._missed or nothing or self._silent >= _PATIENCE:
             self._warn_first_rank(self._silence())
         if self.clock_errors:
             _logger.warning(
@@ -377,11 +362,6 @@ class Shim:
             **self._joules.facts,
         )
 
-    def _check_gpu(self, info: DeviceInfo) -> None:
-        """Raises: InputError: the GPU is not what the plan is for."""
-        self.plan.check_gpu(info.name, info.supported_clocks, self.stage)
-        self._max_clock = info.max_clock
-
     def _ask(self, clock: int, moment: Moment, delay_ns: int = 0) -> None:
         self._clocks.ask(clock, moment, delay_ns)
         self._asks.append((self._at, self._clocks.requests))
@@ -391,14 +371,14 @@ class Shim:
         if done is not None:
             self._unlogged.append(done)
         guard = self._clocks.guard
-        for problem in guard.problems() if guard is not None else []:
-            self.clock_errors += 1
-            self._first_error = self._first_error or problem
-            if self.clock_errors <= _LOGGED_ERRORS:
-                self._log.event("clock_error", step=self.steps, message=problem)
-        for reading in guard.readings if guard is not None else []:
-            self._joules.read(*reading)
         if guard is not None:
+            for problem in guard.problems():
+                self.clock_errors += 1
+                self._first_error = self._first_error or problem
+                if self.clock_errors <= _LOGGED_ERRORS:
+                    self._log.event("clock_error", step=self.steps, message=problem)
+            for reading in guard.readings:
+                self._joules.read(*reading)
             guard.readings.clear()
         while self._unlogged:
             *_, (_, last) = self._unlogged[0].asks
@@ -408,12 +388,6 @@ class Shim:
             if guard is not None:
                 for request in [request for request in guard.lags if request < last]:
                     del guard.lags[request]
-
-    def _note_silence(self) -> None:
-        """A step had no operation; say so when there were some of these in a row."""
-        self._silent += 1
-        if self._silent == _PATIENCE and not self._missed:
-            self._warn_first_rank(self._silence())
 
     def _silence(self) -> str:
         if self._missed:
@@ -473,7 +447,6 @@ class Shim:
             planned_s=rung.iteration_s,
             operations=operations,
             spans=step.spans,
-            alone=self._alone,
             facts={
                 "asked": asked,
                 "in_force": in_force,
@@ -489,17 +462,15 @@ class Shim:
 
 def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
     """The plan and its ladder, by ascending iteration time, for one rank."""
-    rungs = [_rung(plan.iteration_time_s, mine.frequencies, mine.configs)]
-    for rung in plan.ladder or []:
-        configs = None if rung.configs is None else rung.configs[mine.stage]
-        clocks = rung.frequencies_mhz[mine.stage]
-        rungs.append(_rung(rung.iteration_time_s, clocks, configs))
+    found = [(plan.iteration_time_s, mine.frequencies, mine.configs)]
+    for slower in plan.ladder or []:
+        clocks, configs = slower.frequencies_mhz[mine.stage], slower.configs_of(mine.stage)
+        found.append((slower.iteration_time_s, clocks, configs))
+    rungs = []
+    for seconds, clocks, given in found:
+        named = (*(given or [""] * len(clocks)), "")
+        rungs.append(_Rung(seconds, (*clocks, 0), named, tuple(map(_parts, named))))
     return rungs
-
-
-def _rung(iteration_s: float, clocks: Sequence[int], configs: Sequence[str] | None) -> _Rung:
-    configs = (*(configs or [""] * len(clocks)), "")
-    return _Rung(iteration_s, (*clocks, 0), configs, tuple(map(_parts, configs)))
 
 
 @lru_cache(maxsize=65536)

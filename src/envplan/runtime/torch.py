@@ -23,20 +23,12 @@ and `record` writes the order of operations of the first one as a DAG file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from envplan.profile import ProfileMetadata
-from envplan.runtime.frameworks import Hooks, Job, Listener, followed, profiled, recorded
-
-if TYPE_CHECKING:
-    from envplan.enforce.freqplan import FrequencyPlan
-    from envplan.runtime.frameworks import Recorder
-    from envplan.runtime.profiler import Profiler
-    from envplan.runtime.shim import Shim
+from envplan.runtime.frameworks import Hooks, Job, Listener, uses
 
 __all__ = ["SCHEDULE_NAMES", "attach", "follow", "profile", "record"]
 
@@ -59,44 +51,6 @@ _OPERATIONS: Final = {
 }
 
 
-def follow(
-    plan: FrequencyPlan | str | os.PathLike[str], schedule: Any, **options: Any
-) -> AbstractContextManager[Shim]:
-    """Run a pipeline schedule under a frequency plan, while the context lasts.
-
-    torch.distributed must have been initialized, and every rank must do this.
-
-    Args:
-        plan: a frequency plan, or the path of one.
-        schedule: of torch.distributed.pipelining.
-        options: as for followed: `stragglers=False`, and those of Shim.
-
-    Raises:
-        InputError: as for Shim.
-    """
-    return followed(plan, _job(schedule), **options)
-
-
-def profile(
-    schedule: Any, path: str | os.PathLike[str] = "profile.csv", **options: Any
-) -> AbstractContextManager[Profiler]:
-    """Measure the profile of a job while it trains; see envplan.runtime.profiler.
-
-    As follow; options are those of Profiler.
-
-    Raises:
-        InputError: as for Profiler.
-    """
-    return profiled(path, _job(schedule), **options)
-
-
-def record(
-    schedule: Any, path: str | os.PathLike[str] = "pipeline.dag.json"
-) -> AbstractContextManager[Recorder]:
-    """Write the order in which a job really runs its operations as a DAG file."""
-    return recorded(path, _job(schedule))
-
-
 def _job(schedule: Any) -> Job:
     stages = _stages(schedule)
     known = {
@@ -112,20 +66,17 @@ def _job(schedule: Any) -> Job:
     )
 
 
-def attach(
-    listener: Listener, schedule: Any, *, after_step: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Tell a shim or a profiler what a pipeline schedule does; evaluation runs at full speed.
+follow, profile, record = uses(_job)
+
+
+def attach(listener: Listener, schedule: Any) -> Hooks:
+    """Tell a listener what a pipeline schedule does, until the hooks are closed.
 
     Args:
         listener: who is told.
         schedule: of torch.distributed.pipelining.
-        after_step: called after each training step.
-
-    Returns:
-        What undoes it.
     """
-    hooks = Hooks(listener, after_step, "the schedule's step")
+    hooks = Hooks(listener, "the schedule's step")
     for chunk, stage in enumerate(_stages(schedule)):
         for method, instruction in _OPERATIONS.items():
             hooks.replace(stage, method, _hooked(hooks, getattr(stage, method), chunk, instruction))
@@ -135,7 +86,7 @@ def attach(
         return hooks.iteration(partial(run, *args, **kwargs), training=schedule._has_backward)
 
     hooks.replace(schedule, "step", step)
-    return hooks.detach
+    return hooks
 
 
 def _stages(schedule: Any) -> Sequence[Any]:

@@ -6,18 +6,21 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from envplan.errors import InputError
 from envplan.profile import BLOCKING
 from envplan.profiling.sweep_file import Row
 from envplan.runtime.metering import Powers, Seen, powers
-from envplan.runtime.runlog import Moment
+from envplan.runtime.runlog import Moment, seconds
 
-__all__ = ["HostSpan", "Measured", "PartRow", "Span", "Window", "measure", "on_host"]
+__all__ = ["Measured", "PartRow", "Span", "Window", "measure", "on_host"]
 
 #: Work that is no operation's: between iterations, and backwards that may hold an all-reduce.
 _OUTSIDE: Final = "outside"
@@ -25,24 +28,20 @@ _OUTSIDE: Final = "outside"
 Kind = tuple[int, str, str]  # model stage, instruction, part
 
 
-class Span(NamedTuple):
-    """An operation as it ran, and the begins of its parts where it has some."""
+M = TypeVar("M")
+
+
+class Span(NamedTuple, Generic[M]):
+    """An operation as it ran, and the begins of its parts where it has some.
+
+    Its moments are Moments, or s of perf_counter.
+    """
 
     instruction: str
     chunk: int
-    begin: Moment
-    end: Moment
-    parts: tuple[tuple[str, Moment], ...] = ()
-
-
-class HostSpan(NamedTuple):
-    """The same, in s of perf_counter."""
-
-    instruction: str
-    chunk: int
-    begin: float
-    end: float
-    parts: tuple[tuple[str, float], ...] = ()
+    begin: M
+    end: M
+    parts: tuple[tuple[str, M], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Window:
     """Iterations at one clock; None: at whatever clock the driver chooses."""
 
     clock: int | None
-    iterations: list[list[Span]]
+    iterations: list[list[Span[Moment]]]
 
 
 @dataclass(frozen=True)
@@ -78,34 +77,30 @@ class Measured:
     microbatches: int
 
 
-def on_host(iterations: Sequence[Sequence[Span]]) -> list[list[HostSpan]]:
+def on_host(iterations: Sequence[Sequence[Span[Moment]]]) -> list[list[Span[float]]]:
     """Spans by the host's clock, s, of perf_counter; waits until the device has got there."""
-    first = iterations[0][0][2]
+    first = iterations[0][0].begin
     if isinstance(first, int):
-        return [
-            [_shifted(span, lambda at: at * 1e-9, 0.0) for span in spans] for spans in iterations
-        ]
-    # The host learns of a moment just after it has come, some time or other soonest of all.
-    offset = math.inf
-    for spans in iterations:
-        for span in spans:
-            assert not isinstance(span.end, int)
-            span.end.synchronize()
-            offset = min(offset, time.perf_counter() - first.elapsed_time(span.end) / 1e3)
+        offset = first / 1e9
+    else:
+        # The host learns of a moment just after it has come, some time or other soonest of all.
+        ends = [span.end for spans in iterations for span in spans]
+        offset = min(-seconds(first, end) + time.perf_counter() for end in ends)
+
+    def host(at: Moment) -> float:
+        return offset + seconds(first, at)
+
     return [
-        [_shifted(span, lambda at: first.elapsed_time(at) / 1e3, offset) for span in spans]
+        [
+            Span(name, chunk, host(begin), host(end), tuple((part, host(at)) for part, at in parts))
+            for name, chunk, begin, end, parts in spans
+        ]
         for spans in iterations
     ]
 
 
-def _shifted(span: Span, seconds: Callable[[Any], float], offset: float) -> HostSpan:
-    name, chunk, begin, end, parts = span
-    begins = tuple((part, seconds(at) + offset) for part, at in parts)
-    return HostSpan(name, chunk, seconds(begin) + offset, seconds(end) + offset, begins)
-
-
 def measure(
-    iterations: Sequence[Sequence[HostSpan]],
+    iterations: Sequence[Sequence[Span[float]]],
     seen: Seen,
     stages: Sequence[int],
     clock: int | None,
@@ -149,8 +144,8 @@ def measure(
                 edges.append(until)
                 labels.append(kind)
                 taken[kind] += until - at
-            for kind, seconds in taken.items():
-                kinds[kind].append(seconds)
+            for kind, time_s in taken.items():
+                kinds[kind].append(time_s)
     known: list[Kind | str] = [*kinds, BLOCKING, _OUTSIDE]
     places = {label: k for k, label in enumerate(known)}
     found = powers(seen, edges, [places[label] for label in labels], len(places))
@@ -159,7 +154,7 @@ def measure(
     return _rows(kinds, found, seen, clock or seen.clock, iterations)
 
 
-def _reducing(spans: Sequence[HostSpan]) -> set[int]:
+def _reducing(spans: Sequence[Span[float]]) -> set[int]:
     """Positions of backwards that may hold an all-reduce: the last of each chunk.
 
     Only where there are others of the same kind to go by.
@@ -178,56 +173,44 @@ def _rows(
     found: Powers,
     seen: Seen,
     clock: int,
-    iterations: Sequence[Sequence[HostSpan]],
+    iterations: Sequence[Sequence[Span[float]]],
 ) -> Measured:
-    throttle = "+".join(sorted(seen.throttle))
+    row = partial(
+        PartRow, frequency=clock, clock=seen.clock, throttle="+".join(sorted(seen.throttle))
+    )
     rows: list[PartRow] = []
     shares: list[float] = []
     time_variance = 0.0
-    for k, ((stage, name, part), times) in enumerate(kinds.items()):
+    errors = np.sqrt(np.diag(found.covariance)).tolist()
+    for (stage, name, part), times, watts, error in zip(
+        kinds, kinds.values(), found.watts.tolist(), errors, strict=False
+    ):
         mean, spread = statistics.fmean(times), statistics.pstdev(times)
-        watts, error = float(found.watts[k]), math.sqrt(found.covariance[k, k])
         variance = (watts * spread) ** 2 / len(times) + (error * mean) ** 2
         shares.append(math.fsum(times) / len(iterations))
         time_variance += (watts * spread) ** 2 * len(times) / len(iterations) ** 2
         rows.append(
-            PartRow(
+            row(
                 stage=stage,
                 instruction=name,
-                frequency=clock,
+                part=part,
                 time=mean,
                 energy=watts * mean,
                 time_std=spread,
                 energy_std=math.sqrt(variance * len(times)),
                 samples=len(times),
-                clock=seen.clock,
-                throttle=throttle,
-                part=part,
             )
         )
     count = len(kinds)
-    energy = float(found.watts[:count] @ shares)
+    # Of waiting, energy over time is all that counts.
+    waiting: dict[str, Any] = {"time": 1.0, "time_std": 0.0, "energy": float(found.watts[count])}
+    waiting["energy_std"] = errors[count]
+    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
     power_variance = float(shares @ found.covariance[:count, :count] @ shares)
-    waiting, unsure = float(found.watts[count]), math.sqrt(found.covariance[count, count])
-    rows.append(
-        PartRow(
-            stage=rows[0].stage,
-            instruction=BLOCKING,
-            frequency=clock,
-            time=1.0,
-            energy=waiting,  # energy over time is all that counts of it
-            time_std=0.0,
-            energy_std=unsure,
-            samples=1,
-            clock=seen.clock,
-            throttle=throttle,
-        )
-    )
-    forwards = sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0])
     return Measured(
         rows=rows,
-        energy=energy,
+        energy=float(found.watts[:count] @ shares),
         energy_error=math.sqrt(power_variance + time_variance),
         busy=math.fsum(shares),
-        microbatches=forwards,
+        microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
     )

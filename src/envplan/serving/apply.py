@@ -14,14 +14,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envplan._model import Model
+from envplan._model import Document, Model
 from envplan.devices import DeviceError
 from envplan.devices.modelled import GPUS
 from envplan.enforce.clocks import Clocks, modelled_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
-from envplan.serving.document import Document
-from envplan.serving.plan import Group, Pool, ServingPlan
+from envplan.serving.plan import Count, Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
 __all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks", "hold_clocks"]
@@ -30,7 +29,6 @@ __all__ = ["Instance", "ServingApplied", "apply_serving_plan", "default_clocks",
 _NOMINAL: Final = 0.02
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Instance(Model):
@@ -67,6 +65,7 @@ class ServingApplied(Document):
 
     kind: ClassVar[str] = "file of serving clocks"
     schema_name: ClassVar[str] = "envplan/serving-clocks/v1"
+    writes_null: ClassVar[bool] = True
 
     schema_id: Literal["envplan/serving-clocks/v1"] = Field(alias="schema")
     plan_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -79,23 +78,17 @@ class ServingApplied(Document):
 
     @model_validator(mode="after")
     def _has_gpus(self) -> Self:
-        taken: dict[tuple[int, int], int] = {}
+        taken = set[tuple[int, int]]()
         for each in self.instances:
-            there = len(set(each.devices)) == len(each.devices) == each.tp
-            there = there and max(each.devices) < self.gpus_per_node and each.node < self.nodes
-            if not there:
+            gpus = {(each.node, device) for device in each.devices}
+            there = each.node < self.nodes and max(each.devices, default=0) < self.gpus_per_node
+            if not there or not len(gpus) == len(each.devices) == each.tp or gpus & taken:
                 raise ValueError(
-                    f"instance {each.instance} is to have {each.tp} different GPUs of one of "
-                    f"{self.nodes} nodes with {self.gpus_per_node} each, not {each.devices} of "
-                    f"node {each.node}"
+                    f"instance {each.instance} is to have {each.tp} different GPUs, which no other "
+                    f"has, of one of {self.nodes} nodes with {self.gpus_per_node} each, not "
+                    f"{each.devices} of node {each.node}"
                 )
-            for device in each.devices:
-                other = taken.setdefault((each.node, device), each.instance)
-                if other != each.instance:
-                    raise ValueError(
-                        f"instances {other} and {each.instance} share GPU {device} of node "
-                        f"{each.node}"
-                    )
+            taken |= gpus
         return self
 
     def clocks_of(self, node: int) -> dict[int, int]:
@@ -162,7 +155,7 @@ def apply_serving_plan(
             Instance(
                 instance=len(instances),
                 pool=pool.request_class,
-                serves=[served.request_class for served in pool.serves],
+                serves=pool.classes,
                 tp=group.tp,
                 node=node,
                 devices=list(range(free[node], free[node] + group.tp)),

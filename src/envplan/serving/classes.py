@@ -27,6 +27,7 @@ __all__ = [
     "Slo",
     "check_class",
     "classify_all",
+    "hosts",
     "serves",
 ]
 
@@ -54,10 +55,6 @@ class Slo:
     def covers(self, other: Slo) -> bool:
         """Whether meeting this one meets the other, too."""
         return self.ttft_s <= other.ttft_s and self.tbt_s <= other.tbt_s
-
-    def scaled(self, factor: float) -> Slo:
-        """So many times as long."""
-        return Slo(self.ttft_s * factor, self.tbt_s * factor)
 
     @staticmethod
     def strictest(slos: Iterable[Slo]) -> Slo:
@@ -116,6 +113,11 @@ def classify_all(
 def serves(pool: str, request: str) -> bool:
     """Whether requests of a class may be served by another's pool: it is longer in no respect."""
     return all(_LENGTHS.index(r) <= _LENGTHS.index(p) for p, r in zip(pool, request, strict=True))
+
+
+def hosts(name: str, *, merge: bool = True) -> list[str]:
+    """The classes whose pools may serve a class, itself first; only itself without `merge`."""
+    return [name, *(c for c in CLASSES if merge and c != name and serves(c, name))]
 
 
 def check_class(name: str, **where: Any) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from envplan.errors import InputError, NoAnswerError
-from envplan.serving.classes import CLASSES, Slo, check_class, serves
+from envplan.serving.classes import CLASSES, check_class, hosts
 from envplan.serving.profile import ServingProfile
 
-__all__ = ["LEAST_LOAD", "check_demand", "check_reachable", "hosts", "too_few"]
+__all__ = ["LEAST_LOAD", "check_demand", "check_reachable", "too_few"]
 
 #: tokens/s: what is less is none, and what is more than MOST_LOAD no planner could tell apart.
 LEAST_LOAD: Final = 0.01
@@ -32,18 +32,13 @@ def check_demand(loads: Mapping[str, float], gpus: int) -> dict[str, float]:
                 f"the load of {name} must be 0, or from {LEAST_LOAD:g} to {MOST_LOAD:g} tokens/s, "
                 f"not {load:g}"
             )
-    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name, 0.0) > 0}
+    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
     if not wanted:
         raise InputError("there is no load; give at least one class tokens/s above 0")
     return wanted
 
 
-def hosts(name: str, *, merge: bool) -> list[str]:
-    """The classes whose pools may serve a class, itself first."""
-    return [name, *(c for c in CLASSES if c != name and serves(c, name))] if merge else [name]
-
-
-def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool) -> None:
+def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
     """Every class has a configuration that meets its SLO at some load.
 
     Raises:
@@ -57,27 +52,15 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
                 f"no configuration of profile {profile.name} serves {name}"
                 + (" or a higher class" if merge else "")
             )
-        if not any(curve.segments(slo) for curve in curves):
-            raise NoAnswerError(_missed(name, slo, [(c.ttft_s[0], c.tbt_s[0]) for c in curves]))
-
-
-def _missed(name: str, slo: Slo, reached: list[tuple[float, float]]) -> str:
-    ttft, tbt = min(t for t, _ in reached), min(t for _, t in reached)
-    if ttft > slo.ttft_s:
-        return (
-            f"no configuration gives {name} its first token within {slo.ttft_s:g} s; the best "
-            f"takes {ttft:g} s"
-        )
-    if tbt > slo.tbt_s:
-        return (
-            f"no configuration gives {name} its tokens {slo.tbt_s:g} s apart; the best takes "
-            f"{tbt:g} s"
-        )
-    first = min(t for t, between in reached if between <= slo.tbt_s)
-    return (
-        f"no configuration keeps both SLOs of {name}, {slo.ttft_s:g} s to the first token and "
-        f"{slo.tbt_s:g} s between tokens; with the second kept, the best takes {first:g} s"
-    )
+        if any(curve.segments(slo) for curve in curves):
+            continue
+        apart = f"its tokens {slo.tbt_s:g} s apart"
+        if paced := [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]:
+            missed = f"its first token within {slo.ttft_s:g} s"
+            best = f"the best that keeps {apart} takes {min(paced):g} s"
+        else:
+            missed, best = apart, f"the best takes {min(curve.tbt_s[0] for curve in curves):g} s"
+        raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
 
 
 def too_few(

@@ -4,12 +4,11 @@ DynamoLLM's problem, min sum_i N_i x Energy_i,f(L_i) subject to GPUs, loads and 
 all classes at once, with two liberties that only make it better: instances of a pool may carry
 different loads and, unless `one_frequency`, run at different clocks.
 
-Power is piecewise linear in an instance's load, so the program can be exact. Take two instances of
-one pool that both lie inside a straight stretch of their curves, and shift load from one to the
-other: the power changes linearly, so in one direction it does not rise, and one of them reaches the
-end of its stretch. Hence some optimum has at most one instance per pool inside a stretch, and all
-others at ends of stretches. The program counts instances at ends, and places the one elsewhere.
-Stretches on which another clock with the same TP never draws more are left out.
+Power is piecewise linear in an instance's load, so the program can be exact. On a straight stretch
+of a configuration's curve, the power of several instances depends only on how many they are and on
+what they carry together. So the program has two variables for each stretch, a number of instances
+and their load, and alike instances share that load evenly. Stretches on which another clock with
+the same TP never draws more are left out.
 
 SLOs are kept by cutting curves to the loads that meet them. A class may go to the pool of a class
 that is longer in no respect; its requests then count as that class's own. A pool promises one SLO
@@ -23,27 +22,19 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from envplan.errors import NoAnswerError
-from envplan.serving.classes import CLASSES, Slo, serves
+from envplan.serving.classes import CLASSES, Slo, hosts, serves
 from envplan.serving.demand import check_demand, check_reachable, too_few
-from envplan.serving.hierarchy import hierarchical_fleet
-from envplan.serving.plan import (
-    Fleet,
-    Pool,
-    ServingPlan,
-    main_class,
-    make_plan,
-    make_pool,
-    needed_for,
-)
+from envplan.serving.hierarchy import hierarchical_pools
+from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
 from envplan.serving.profile import Curve, Segment, ServingProfile
 
 __all__ = ["TIME_LIMIT_S", "exact_plan"]
@@ -58,6 +49,8 @@ _WHOLE: Final = 1e-6  # what a bound on GPUs may lie above a whole number for ro
 _KILO: Final = 1e3  # the program counts kW and thousands of tokens/s, or less for small loads
 _FINEST: Final = 100.0  # but never more of the least load than this
 _NEGLIGIBLE: Final = 1e-7  # of a load: what the solver's tolerance makes out of zero
+
+Stretch = tuple[Curve, Segment]
 
 
 def exact_plan(
@@ -87,37 +80,42 @@ def exact_plan(
     check_reachable(profile, wanted, merge=merge)
     program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
     begin = time.monotonic()
-    fleet, bound = program.least_power(gpus, time_limit)
+    found, bound = program.least_power(gpus, time_limit)
+    fleets = [] if found is None else [found]
     with suppress(NoAnswerError):  # what the solver finds in time may be worse than the managers'
-        near = hierarchical_fleet(profile, wanted, gpus, merge=merge)
-        fleet = near if fleet is None or near.power_w < fleet.power_w else fleet
-    if fleet is None:
+        fleets.append(hierarchical_pools(profile, wanted, gpus, merge=merge))
+    if not fleets:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        fleet = _any_fleet(program, gpus, left)
-    if fleet is None:
+        fleets.append(_any_fleet(program, gpus, left))
+    pools = min(fleets, key=_power)
+    if not pools:
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
         )
-    proved = bound > 0 or fleet.power_w == 0
-    fleet = replace(fleet, planner="exact", bound_w=min(bound, fleet.power_w) if proved else None)
-    return make_plan(fleet, profile, wanted, gpus, merge=merge, one_frequency=one_frequency)
+    least = min(bound, _power(pools)) if bound > 0 or _power(pools) == 0 else None
+    return make_plan(
+        "exact", pools, least, profile, wanted, gpus, merge=merge, one_frequency=one_frequency
+    )
 
 
-def _any_fleet(program: _Program, gpus: int, time_limit: float) -> Fleet | None:
-    """The smallest fleet that was found, if it fits.
+def _power(pools: Sequence[Pool]) -> float:
+    return sum(pool.power_w for pool in pools)
+
+
+def _any_fleet(program: _Program, gpus: int, time_limit: float) -> list[Pool]:
+    """The smallest fleet that was found, if it fits; otherwise no pools.
 
     Raises:
         NoAnswerError: none can.
     """
-    smallest, needed = program.fewest_gpus(time_limit)
+    pools, needed = program.fewest_gpus(time_limit)
     if needed > gpus:
-        by_class: dict[str, int] = {}
-        for pool in () if smallest is None else smallest.pools:
+        by_class = Counter[str]()
+        for pool in pools:
             served = {part.request_class: part.load_tokens_s for part in pool.serves}
-            name = main_class(program.profile, pool.request_class, served)
-            by_class[name] = by_class.get(name, 0) + pool.gpus
+            by_class[main_class(program.profile, pool.request_class, served)] += pool.gpus
         raise too_few(gpus, needed, by_class)
-    return smallest if smallest and smallest.gpus <= gpus else None
+    return pools if sum(pool.gpus for pool in pools) <= gpus else []
 
 
 def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
@@ -130,14 +128,6 @@ def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> l
     return sorted(found, key=lambda slo: (slo.ttft_s, slo.tbt_s))
 
 
-class _End(NamedTuple):
-    """An instance at an end of a stretch."""
-
-    curve: Curve
-    load: float
-    power: float
-
-
 @dataclass(frozen=True)
 class _Site:
     """A pool that might be, with the variables that the program has for it.
@@ -146,18 +136,16 @@ class _Site:
         name: the class whose configurations it runs.
         slo: what it promises.
         stretches: on which power is straight, each with its configuration.
-        ends: of these: where any number of instances may run.
-        counts: how many instances run at each end.
-        placed: of each stretch, whether one more is there, and how far into it.
+        counts: instances on each stretch.
+        loads: what they carry together.
         routed: load of each class that is sent here.
     """
 
     name: str
     slo: Slo
-    stretches: Sequence[tuple[Curve, Segment]]
-    ends: Sequence[_End]
+    stretches: Sequence[Stretch]
     counts: list[Any] = field(default_factory=list)
-    placed: list[tuple[Any, Any]] = field(default_factory=list)
+    loads: list[Any] = field(default_factory=list)
     routed: dict[str, Any] = field(default_factory=dict)
 
 
@@ -177,17 +165,11 @@ def _sites(
                 known.append(pairs)
                 if not one_frequency:
                     pairs = [pair for pair in pairs if not _beaten(pair, pairs)]
-                ends = {
-                    (curve, load): _End(curve, load, power)
-                    for curve, (low, high, at_low, at_high) in pairs
-                    for load, power in ((low, at_low), (high, at_high))
-                    if load > 0
-                }
-                sites.append(_Site(name, slo, pairs, list(ends.values())))
+                sites.append(_Site(name, slo, pairs))
     return sites
 
 
-def _beaten(pair: tuple[Curve, Segment], pairs: Sequence[tuple[Curve, Segment]]) -> bool:
+def _beaten(pair: Stretch, pairs: Sequence[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
     for other, segment in pairs:
@@ -225,12 +207,10 @@ class _Program:
         self._sites = _sites(profile, loads, merge=merge, one_frequency=one_frequency)
         self._unit = min(_KILO, _FINEST * min(loads.values()))
         self._model = mathopt.Model(name="fleet")
-        power: list[Any] = []
-        gpus: list[Any] = []
+        self._power: Any = 0.0  # kW
+        self._gpus: Any = 0
         for site in self._sites:
-            self._add_site(site, power, gpus)
-        for site, following in pairwise(self._sites):
-            self._limit_company(site, following)
+            self._add_site(site)
         if one_frequency:
             self._tie_clocks()
         for name, load in loads.items():
@@ -241,179 +221,144 @@ class _Program:
                     "it carries"
                 )
             self._model.add_linear_constraint(sum(shares) == load / self._unit)
-        self._power, self._gpus = sum(power), sum(gpus)
 
-    def least_power(self, gpus: int, time_limit: float) -> tuple[Fleet | None, float]:
+    def least_power(self, gpus: int, time_limit: float) -> tuple[list[Pool] | None, float]:
         """The fleet of at most so many GPUs with the least power, if any was found.
 
         Returns:
-            The fleet, and what none draws less than, W; 0 where nothing was proved.
+            Its pools, and what no fleet draws less than, W; 0 where nothing was proved.
         """
         limit = self._model.add_linear_constraint(self._gpus <= gpus)
         self._model.minimize(self._power)
-        result = self._solve(time_limit)
+        found, bound = self._solve(time_limit)
         self._model.delete_linear_constraint(limit)
-        bound = result.termination.objective_bounds.dual_bound * _KILO
-        bound = bound if 0 < bound < math.inf else 0.0
-        found = result.has_primal_feasible_solution()
-        return Fleet("exact", tuple(self._pools(result))) if found else None, bound
+        return found, bound * _KILO
 
-    def fewest_gpus(self, time_limit: float) -> tuple[Fleet | None, int]:
+    def fewest_gpus(self, time_limit: float) -> tuple[list[Pool], int]:
         """The fleet with the fewest GPUs found, if any, and how many any fleet needs at least."""
         self._model.minimize(self._gpus)
-        result = self._solve(time_limit)
-        bound = result.termination.objective_bounds.dual_bound
-        needed = math.ceil(bound - _WHOLE) if 0 < bound < math.inf else 0
-        if not result.has_primal_feasible_solution():
-            return None, needed
-        return Fleet("exact", tuple(self._pools(result))), needed
+        found, bound = self._solve(time_limit)
+        return found or [], math.ceil(bound - _WHOLE)
 
-    def _add_site(self, site: _Site, power: list[Any], gpus: list[Any]) -> None:
-        """Its variables and constraints; terms of its power (kW) and GPUs go to the lists."""
-        model, carried = self._model, []
-        for end in site.ends:
-            count = model.add_integer_variable(lb=0)
-            site.counts.append(count)
-            carried.append(end.load / self._unit * count)
-            power.append(end.power / _KILO * count)
-            gpus.append(end.curve.tp * count)
+    def _add_site(self, site: _Site) -> None:
+        """Its variables and constraints."""
+        model = self._model
         for curve, (low, high, at_low, at_high) in site.stretches:
-            there, extra = model.add_binary_variable(), model.add_variable(lb=0)
-            model.add_linear_constraint(extra <= (high - low) / self._unit * there)
-            carried.append(low / self._unit * there + extra)
+            count, load = model.add_integer_variable(lb=0), model.add_variable(lb=0)
+            site.counts.append(count)
+            site.loads.append(load)
+            if low > 0:
+                model.add_linear_constraint(load >= low / self._unit * count)
+            model.add_linear_constraint(load <= high / self._unit * count)
             slope = (at_high - at_low) / (high - low)
-            power.append(at_low / _KILO * there + slope * self._unit / _KILO * extra)
-            gpus.append(curve.tp * there)
-            site.placed.append((there, extra))
-        model.add_linear_constraint(sum(there for there, _ in site.placed) <= 1)
+            self._power += (at_low - slope * low) / _KILO * count
+            self._power += slope * self._unit / _KILO * load
+            self._gpus += curve.tp * count
         for name in self._loads:
-            able = serves(site.name, name) if self._merge else name == site.name
+            able = site.name in hosts(name, merge=self._merge)
             if able and site.slo.covers(self.profile.classes[name].slo):
                 site.routed[name] = model.add_variable(lb=0)
-        brought = sum(self._needed(site, name) * share for name, share in site.routed.items())
-        model.add_linear_constraint(sum(carried) == brought)
+        model.add_linear_constraint(sum(site.loads) == self._brought(site, site.routed))
 
-    def _needed(self, site: _Site, name: str) -> float:
-        return needed_for(self.profile, name, site.name)
-
-    def _limit_company(self, site: _Site, following: _Site) -> None:
-        """No more that the next looser pool of this class could serve than one instance carries.
-
-        Put load that only this pool can serve into as few of its instances as it takes: at most one
-        of them has other load beside it, and instances without any could be in the looser pool, at
-        the same load and power. So this excludes no power, only copies of the same fleet. It holds
-        where SLOs can be put in a row from strict to loose.
-        """
-        slos = {name: self.profile.classes[name].slo for name in self._loads}
-        ordered = all(a.covers(b) or b.covers(a) for a, b in combinations(slos.values(), 2))
-        company = [
-            self._needed(site, name) * share
-            for name, share in site.routed.items()
-            if following.name == site.name and following.slo.covers(slos[name])
-        ]
-        if ordered and company:
-            most = max(end.load for end in site.ends)
-            self._model.add_linear_constraint(sum(company) <= most / self._unit)
+    def _brought(self, site: _Site, loads: Mapping[str, Any]) -> Any:
+        """What loads of classes come to at a site."""
+        needed = (needed_for(self.profile, name, site.name) for name in loads)
+        return sum(each * load for each, load in zip(needed, loads.values(), strict=True))
 
     def _tie_clocks(self) -> None:
         """One clock for all instances of a class's pools with the same TP."""
-        model = self._model
         chosen: dict[tuple[str, int], dict[int, Any]] = {}
-
-        def used(curve: Curve) -> Any:
-            clocks = chosen.setdefault((curve.name, curve.tp), {})
-            if curve.frequency_mhz not in clocks:
-                clocks[curve.frequency_mhz] = model.add_binary_variable()
-            return clocks[curve.frequency_mhz]
-
         for site in self._sites:
-            # However much is routed here, no more instances of an end are needed than carry it all.
-            total = sum(self._loads[name] * self._needed(site, name) for name in site.routed)
-            for end, count in zip(site.ends, site.counts, strict=True):
-                model.add_linear_constraint(count <= math.ceil(total / end.load) * used(end.curve))
-            for (curve, _), (there, _) in zip(site.stretches, site.placed, strict=True):
-                model.add_linear_constraint(there <= used(curve))
+            # However much is routed here, no more instances of a stretch are needed than this.
+            total = self._brought(site, {name: self._loads[name] for name in site.routed})
+            for (curve, segment), count in zip(site.stretches, site.counts, strict=True):
+                clocks = chosen.setdefault((curve.name, curve.tp), {})
+                if curve.frequency_mhz not in clocks:
+                    clocks[curve.frequency_mhz] = self._model.add_binary_variable()
+                most = math.ceil(total / (segment.low or segment.high))
+                self._model.add_linear_constraint(count <= most * clocks[curve.frequency_mhz])
         for clocks in chosen.values():
-            model.add_linear_constraint(sum(clocks.values()) <= 1)
+            self._model.add_linear_constraint(sum(clocks.values()) <= 1)
 
-    def _solve(self, time_limit: float) -> Any:
-        """What the solver finds; without presolve if its best was lost on the way back from it.
+    def _solve(self, time_limit: float) -> tuple[list[Pool] | None, float]:
+        """The pools that the solver finds, if any, and a bound on the objective; 0: none proved.
 
-        HiGHS then claims an optimum whose bounds lie further apart than was asked for.
+        Where its best is lost on the way back from presolve, HiGHS claims an optimum whose bounds
+        lie further apart than was asked for. Then it is asked again without.
         """
-        begin = time.monotonic()
-        result = self._solve_once(time_limit)
-        if not self._claims_too_much(result):
-            return result
-        left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        again = self._solve_once(left, presolve=self._mathopt.Emphasis.OFF)
-        return again if again.has_primal_feasible_solution() else result
+        mathopt, begin = self._mathopt, time.monotonic()
 
-    def _solve_once(self, time_limit: float, presolve: Any = None) -> Any:
-        mathopt = self._mathopt
-        parameters = mathopt.SolveParameters(
-            time_limit=timedelta(seconds=time_limit),
-            relative_gap_tolerance=_RELATIVE_GAP,
-            random_seed=1,
-            presolve=presolve,
-        )
-        with _silenced():
-            return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
+        def solved(seconds: float, presolve: Any = None) -> Any:
+            parameters = mathopt.SolveParameters(
+                time_limit=timedelta(seconds=seconds),
+                relative_gap_tolerance=_RELATIVE_GAP,
+                random_seed=1,
+                presolve=presolve,
+            )
+            with _silenced():
+                return mathopt.solve(self._model, mathopt.SolverType.HIGHS, params=parameters)
 
-    def _claims_too_much(self, result: Any) -> bool:
-        if result.termination.reason != self._mathopt.TerminationReason.OPTIMAL:
-            return False
+        result = solved(time_limit)
         bounds = result.termination.objective_bounds
-        allowed: float = max(2 * _RELATIVE_GAP * abs(bounds.primal_bound), _NO_GAP)
-        return bool(bounds.primal_bound - bounds.dual_bound > allowed)
+        allowed = max(2 * _RELATIVE_GAP * abs(bounds.primal_bound), _NO_GAP)
+        claims = result.termination.reason == mathopt.TerminationReason.OPTIMAL
+        if claims and bounds.primal_bound - bounds.dual_bound > allowed:
+            left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
+            again = solved(left, presolve=mathopt.Emphasis.OFF)
+            result = again if again.has_primal_feasible_solution() else result
+        bound = result.termination.objective_bounds.dual_bound
+        found = result.has_primal_feasible_solution()
+        pools = self._pools(result.variable_values()) if found else None
+        return pools, bound if 0 < bound < math.inf else 0.0
 
-    def _pools(self, result: Any) -> list[Pool]:
-        values = result.variable_values()
-        pools: dict[tuple[str, Slo], tuple[dict[str, float], list[tuple[Curve, int, float]]]] = {}
+    def _pools(self, values: Mapping[Any, float]) -> list[Pool]:
+        pools: dict[tuple[str, Slo], tuple[Counter[str], list[tuple[Curve, int, float]]]] = {}
         for site, served in zip(self._sites, self._shares(values), strict=True):
-            if not served:
-                continue
-            brought = sum(load * self._needed(site, name) for name, load in served.items())
-            # What it must promise may be less than what it could: then it is one with its like.
-            slo = Slo.strictest(self.profile.classes[name].slo for name in served)
-            all_served, all_instances = pools.setdefault((site.name, slo), ({}, []))
-            all_instances += _instances(site, values, brought)
-            for name, load in served.items():
-                all_served[name] = all_served.get(name, 0.0) + load
-        return [
-            make_pool(name, slo, served, _merged(instances))
-            for (name, slo), (served, instances) in pools.items()
-        ]
+            if served:
+                # What it must promise may be less than what it could: then it is one with its like.
+                slo = Slo.strictest(self.profile.classes[name].slo for name in served)
+                key = site.name, slo
+                all_served, all_instances = pools.setdefault(key, (Counter(), []))
+                all_served.update(served)
+                all_instances += self._instances(site, values, self._brought(site, served))
+        return [make_pool(*key, *known) for key, known in pools.items()]
 
     def _shares(self, values: Mapping[Any, float]) -> list[dict[str, float]]:
         """What goes to each site, tokens/s, adding up to the loads but for rounding."""
         shares: list[dict[str, float]] = [{} for _ in self._sites]
         for name, load in self._loads.items():
-            mine = {
-                k: values[site.routed[name]]
-                for k, site in enumerate(self._sites)
-                if name in site.routed
-                and values[site.routed[name]] * self._unit > _NEGLIGIBLE * load
+            routed = {
+                k: values[s.routed[name]] for k, s in enumerate(self._sites) if name in s.routed
             }
-            for k, value in mine.items():
-                shares[k][name] = value * (load / sum(mine.values()))
+            least = _NEGLIGIBLE * load / self._unit
+            total = sum(value for value in routed.values() if value > least)
+            for k, value in routed.items():
+                if value > least:
+                    shares[k][name] = value * (load / total)
         return shares
 
+    def _instances(
+        self, site: _Site, values: Mapping[Any, float], brought: float
+    ) -> list[tuple[Curve, int, float]]:
+        """The instances of a site: curve, number, load of each.
 
-def _instances(
-    site: _Site, values: Mapping[Any, float], brought: float
-) -> list[tuple[Curve, int, float]]:
-    """The instances of a site, with loads that add up to what is brought but for rounding."""
-    instances = [
-        (end.curve, count, end.load)
-        for end, variable in zip(site.ends, site.counts, strict=True)
-        if (count := round(values[variable]))
-    ]
-    rest = brought - sum(count * load for _, count, load in instances)
-    for (curve, segment), (there, _) in zip(site.stretches, site.placed, strict=True):
-        if round(values[there]):
-            instances.append((curve, 1, min(max(rest, segment.low), segment.high)))
-    return instances
+        The solver keeps stretches and sums to within a tolerance. Here loads lie within their
+        stretches, and add up to what is brought but for rounding.
+        """
+        found = [
+            (curve, segment, number, values[load] * self._unit / number)
+            for (curve, segment), count, load in zip(
+                site.stretches, site.counts, site.loads, strict=True
+            )
+            if (number := round(values[count]))
+        ]
+        rest = brought - sum(number * load for *_, number, load in found)
+        instances = []
+        for curve, segment, number, load in found:
+            kept = min(max(load + rest / number, segment.low), segment.high)
+            rest -= number * (kept - load)
+            instances.append((curve, number, kept))
+        return sorted(instances, key=lambda of: (-of[0].tp, -of[0].frequency_mhz, -of[2]))
 
 
 @contextmanager
@@ -435,12 +380,3 @@ def _silenced() -> Iterator[None]:
         libc.fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _merged(instances: Sequence[tuple[Curve, int, float]]) -> list[tuple[Curve, int, float]]:
-    """Alike instances together, by falling TP, clock and load."""
-    counts: dict[tuple[int, int, float], tuple[Curve, int]] = {}
-    for curve, count, load in instances:
-        key = (-curve.tp, -curve.frequency_mhz, -load)
-        counts[key] = (curve, counts.get(key, (curve, 0))[1] + count)
-    return [(curve, count, -key[2]) for key, (curve, count) in sorted(counts.items())]

@@ -1,11 +1,11 @@
 """The hierarchical planner: three managers that each decide one thing, as DynamoLLM does.
 
-- The pool manager sizes the pools. For the predicted peak and at maximum frequency, it looks at one
-  TP degree at a time, leaves out those that miss the SLO or take both more GPUs and more power than
-  another, and takes the one with the least power. A pool that costs less inside a higher one is
-  merged into it. Where GPUs run short, pools go over to denser choices.
+- The pool manager sizes the pools. At maximum frequency, it looks at one TP at a time, leaves out
+  those that miss the SLO or take both more GPUs and more power than another, and takes the one with
+  the least power. A pool that costs less inside a higher one is merged into it. Where GPUs run
+  short, pools go over to denser choices.
 - The instance manager re-shards a pool's GPUs: into instances of one or two TP degrees such that
-  they draw the least at the load it expects and still carry the peak.
+  they draw the least at the load.
 - The GPU manager picks the clock of each instance: the one that draws the least at its present load
   within the SLO.
 
@@ -21,24 +21,23 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from envplan.errors import NoAnswerError
-from envplan.serving.classes import CLASSES, Slo
-from envplan.serving.demand import check_demand, check_reachable, hosts, too_few
-from envplan.serving.plan import Fleet, ServingPlan, main_class, make_plan, make_pool, needed_for
+from envplan.serving.classes import CLASSES, Slo, hosts
+from envplan.serving.demand import check_demand, check_reachable, too_few
+from envplan.serving.phases import FloatArray
+from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
 from envplan.serving.profile import Curve, ServingProfile
 
 __all__ = [
     "PoolModel",
     "SizedPool",
-    "hierarchical_fleet",
     "hierarchical_plan",
+    "hierarchical_pools",
     "reshard",
     "size_pools",
 ]
 
-FloatArray = npt.NDArray[np.float64]
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
 
 
@@ -124,25 +123,25 @@ def _sizes(profile: ServingProfile, name: str, served: Mapping[str, float]) -> l
 
 
 def size_pools(
-    profile: ServingProfile, peaks: Mapping[str, float], gpus: int, *, merge: bool = True
+    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
 ) -> list[SizedPool]:
     """The pool manager.
 
     Args:
         profile: with the SLOs to be met.
-        peaks: tokens/s by class, all above 0.
+        loads: tokens/s by class, all above 0.
         gpus: at most.
         merge: whether pools may be merged into higher ones.
 
     Raises:
         NoAnswerError: no configuration meets an SLO, or GPUs run short.
     """
-    check_reachable(profile, peaks, merge=merge)
+    check_reachable(profile, loads, merge=merge)
     options: dict[str, list[SizedPool]] = {}
-    for name, load in peaks.items():
+    for name, load in loads.items():
         # The first is its own; without a configuration that meets its SLO, the lowest that has one.
         for host in hosts(name, merge=merge):
-            own = {host: peaks[host]} if host in peaks else {}
+            own = {host: loads[host]} if host in loads else {}
             there = options[host][0].served if options.get(host) else own
             if found := _sizes(profile, host, {**there, name: load}):
                 options[host] = found
@@ -163,7 +162,7 @@ def _merge(profile: ServingProfile, options: dict[str, list[SizedPool]]) -> None
         if name not in options:
             continue
         alone, gains = options[name][0], []
-        for host in hosts(name, merge=True)[1:]:
+        for host in hosts(name)[1:]:
             if host in options:
                 joint = Counter(options[host][0].served)
                 joint.update(alone.served)
@@ -199,64 +198,54 @@ def _fit(
     return now()
 
 
-def reshard(model: PoolModel, gpus: int, load: float, peak: float) -> dict[int, int] | None:
+def reshard(model: PoolModel, gpus: int, load: float) -> dict[int, int] | None:
     """The instance manager: how many instances of each TP draw the least.
 
     Args:
         model: of the pool.
         gpus: that it has.
-        load: tokens/s to expect.
-        peak: tokens/s that must be carried, too.
+        load: tokens/s.
 
     Returns:
-        Instances by TP; None if the GPUs cannot carry the peak.
+        Instances by TP; None if the GPUs cannot carry the load.
     """
-    best: tuple[float, dict[int, int]] | None = None
+    best: tuple[float, dict[int, int]] = (np.inf, {})
     degrees = sorted(model.most)
-    pairs: list[Sequence[int]] = [*combinations(degrees, 2)] if len(degrees) > 1 else [degrees]
-    for pair in pairs:
-        found = _best_of(model, pair, gpus, load, max(load, peak))
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
-    return None if best is None else best[1]
+    pairs: list[Sequence[int]] = [*combinations(degrees, 2)]
+    for pair in pairs or [degrees]:
+        # More than enough to carry twice the load cannot draw less: idle instances draw, too.
+        ranges = [
+            np.arange(min(gpus // tp, 1 + int(2 * load // model.most[tp])) + 1) for tp in pair
+        ]
+        counts = dict(zip(pair, (grid.ravel() for grid in np.meshgrid(*ranges)), strict=True))
+        carried = np.asarray(sum(n * model.most[tp] for tp, n in counts.items()))
+        used = np.asarray(sum(n * tp for tp, n in counts.items()))
+        fits = np.flatnonzero((used <= gpus) & (carried * _ROOM >= load) & (used > 0))
+        share, power = load / carried[fits], np.zeros(len(fits))
+        for tp, n in counts.items():
+            each = model.least_power(tp, share * model.most[tp])
+            power += np.where(n[fits] > 0, n[fits] * each, 0.0)
+        if len(fits) and power.min() < best[0]:
+            at = fits[power.argmin()]
+            best = (power.min(), {tp: int(n[at]) for tp, n in counts.items() if n[at]})
+    return best[1] or None
 
 
-def _best_of(
-    model: PoolModel, degrees: Sequence[int], gpus: int, load: float, peak: float
-) -> tuple[float, dict[int, int]] | None:
-    # More than enough to carry twice the peak cannot draw less: idle instances draw, too.
-    ranges = [np.arange(min(gpus // tp, 1 + int(2 * peak // model.most[tp])) + 1) for tp in degrees]
-    counts = [grid.ravel() for grid in np.meshgrid(*ranges, indexing="ij")]
-    carried = sum(n * model.most[tp] for n, tp in zip(counts, degrees, strict=True))
-    used = sum(n * tp for n, tp in zip(counts, degrees, strict=True))
-    fits = np.flatnonzero((used <= gpus) & (carried * _ROOM >= peak) & (used > 0))
-    if not len(fits):
-        return None
-    share = load / np.asarray(carried)[fits]
-    power = np.zeros(len(fits))
-    for n, tp in zip(counts, degrees, strict=True):
-        each = model.least_power(tp, share * model.most[tp])
-        power += np.where(n[fits] > 0, n[fits] * each, 0.0)
-    at = int(np.argmin(power))
-    chosen = {tp: int(n[fits[at]]) for n, tp in zip(counts, degrees, strict=True)}
-    return float(power[at]), {tp: n for tp, n in chosen.items() if n}
-
-
-def hierarchical_fleet(
+def hierarchical_pools(
     profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
-) -> Fleet:
-    """All three managers for one load, which is also its peak; raises as size_pools."""
+) -> list[Pool]:
+    """What all three managers decide for one load; raises as size_pools."""
     pools = []
     for sized in size_pools(profile, loads, gpus, merge=merge):
         model = sized.model
-        counts = reshard(model, sized.gpus, sized.load, sized.load) or {sized.tp: sized.instances}
+        counts = reshard(model, sized.gpus, sized.load) or {sized.tp: sized.instances}
         carried = sum(n * model.most[tp] for tp, n in counts.items())
         instances = []
         for tp, count in sorted(counts.items(), reverse=True):
             load = min(model.most[tp], sized.load / carried * model.most[tp])
             instances.append((model.best(tp, load), count, load))
         pools.append(make_pool(model.name, model.slo, sized.served, instances))
-    return Fleet("hierarchical", tuple(pools))
+    return pools
 
 
 def hierarchical_plan(
@@ -264,5 +253,5 @@ def hierarchical_plan(
 ) -> ServingPlan:
     """The plan of the three managers; arguments and errors as exact_plan."""
     wanted = check_demand(loads, gpus)
-    fleet = hierarchical_fleet(profile, wanted, gpus, merge=merge)
-    return make_plan(fleet, profile, wanted, gpus, merge=merge)
+    pools = hierarchical_pools(profile, wanted, gpus, merge=merge)
+    return make_plan("hierarchical", pools, None, profile, wanted, gpus, merge=merge)

@@ -8,18 +8,17 @@ how fast it answers under a steady load of one class follows from them, for the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from envplan.serving.classes import RequestClass
 
-__all__ = ["Phases", "Steady", "steady"]
+__all__ = ["Phases", "steady"]
 
 FloatArray = npt.NDArray[np.float64]
 
-_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the highest load at any clock
 _BUSIEST: Final = 0.9  # share of an instance's time that prompts may take
 _TAIL: Final = float(np.log(100.0))  # waits are exponential: the 99th percentile, in means
 _ROUNDS: Final = 30  # of the fixed point between batch and pace
@@ -53,21 +52,12 @@ class Phases:
         slope = 0.0
         if len(self.prompt_tokens) > 1:
             (low, high), (first, last) = self.prompt_tokens[-2:], self.prompt_s[-2:]
-            slope = (last - first) / (high - low)
+            slope = max(0.0, (last - first) / (high - low))
         return np.interp(tokens, self.prompt_tokens, self.prompt_s) + slope * beyond
-
-    def prompt_work(self, tokens: Any) -> Any:
-        """s that a prompt takes of an instance, in iterations of at most chunk_tokens."""
-        chunks = np.asarray(tokens) / self.chunk_tokens * self.prompt_time(self.chunk_tokens)
-        return np.maximum(self.prompt_time(tokens), np.where(chunks > 0, chunks, 0.0))
 
     def step_time(self, batch: Any) -> Any:
         """s of a decode step with so many requests, at least one."""
         return np.interp(np.maximum(batch, 1.0), self.batch, self.step_s)
-
-    def most_requests(self, tokens: float) -> float:
-        """Requests of so many tokens each that fit at once."""
-        return min(float(self.batch[-1]), self.kv_tokens / max(tokens, 1.0))
 
     def tables(self, grid: int = 32) -> tuple[float, Any, Any, float, Any, Any]:
         """The tables of csrc/serving.hpp: by whole requests, and every `grid` tokens."""
@@ -79,23 +69,12 @@ class Phases:
                 self.prompt_time(tokens), prompt_w)  # fmt: skip
 
 
-class Steady(NamedTuple):
-    """An instance under steady loads of one class; arrays of one length, loads ascend from 0."""
-
-    load: FloatArray
-    power_w: FloatArray
-    ttft_s: FloatArray
-    tbt_s: FloatArray
-
-    def points(self, most: float) -> Steady:
-        """A few of them: at shares of a load, which several clocks have in common, and the last."""
-        at = most * np.array(_SHARES)
-        at = np.append(at[at < self.load[-1] * (1 - 1e-9)], self.load[-1])
-        return Steady(at, *(np.interp(at, self.load, values) for values in self[1:]))
-
-
-def steady(phases: Phases, request: RequestClass) -> Steady | None:
+def steady(phases: Phases, request: RequestClass) -> FloatArray | None:
     """An instance under steady loads of one class; None if it has no memory for a request.
+
+    Returns:
+        (4, n): loads (tokens/s, ascending from 0), power (W), time to first token (s) and time
+        between tokens (s).
 
     At r requests per second, prompts take r times their work of the instance's time; the rest is
     decode steps. A decoding request gets a token with each iteration of either kind, so that, by
@@ -104,14 +83,16 @@ def steady(phases: Phases, request: RequestClass) -> Steady | None:
     arrivals and constant service at its 99th percentile. An instance without decoding requests is
     idle, for Poisson numbers of them.
     """
-    work = float(phases.prompt_work(request.input_tokens))
-    chunks = max(1.0, request.input_tokens / phases.chunk_tokens)
-    most = phases.most_requests(request.input_tokens + request.output_tokens)
+    given, chunk = request.input_tokens, phases.chunk_tokens
+    # of a prompt, in iterations of at most so many tokens
+    work = float(max(phases.prompt_time(given), given / chunk * phases.prompt_time(chunk)))
+    chunks = max(1.0, given / chunk)
+    most = min(float(phases.batch[-1]), phases.kv_tokens / max(request.tokens, 1.0))
     rate = np.linspace(0.0, _BUSIEST / work, 200)
     steps = max(0.0, request.output_tokens - 1)
     batch = np.zeros_like(rate)
     for _ in range(_ROUNDS):
-        more = phases.step_time(batch) - phases.step_s[0]
+        more = np.maximum(0.0, phases.step_time(batch) - phases.step_s[0])
         busy = np.minimum(rate * (work + chunks * more), 0.999)
         pace = (1 - busy) / phases.step_time(batch) + busy / (work / chunks + more)
         batch = 0.5 * (batch + np.minimum(rate * steps / pace, 1e6))
@@ -128,4 +109,4 @@ def steady(phases: Phases, request: RequestClass) -> Steady | None:
         decoding * step_w + (1 - decoding) * phases.idle_w
     )
     kept = slice(0, top + 1)
-    return Steady(rate[kept] * request.tokens, power[kept], ttft[kept], 1 / pace[kept])
+    return np.array([rate[kept] * request.tokens, power[kept], ttft[kept], 1 / pace[kept]])

@@ -6,27 +6,25 @@ A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1").
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from envplan._files import is_file
-from envplan._model import Model
+from envplan._model import Document, Model
 from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Positive, Slo, serves
-from envplan.serving.document import Document
-from envplan.serving.profile import Curve, ServingProfile, builtin_names
+from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
 
 __all__ = [
-    "Fleet",
+    "Count",
     "Group",
     "Pool",
     "Served",
     "ServingPlan",
     "main_class",
     "make_plan",
-    "max_frequency_fleet",
+    "make_pool",
     "needed_for",
 ]
 
@@ -67,6 +65,9 @@ class Group(Model):
         """GPUs of all its instances."""
         return self.tp * self.instances
 
+    def __str__(self) -> str:
+        return f"TP{self.tp} at {self.frequency_mhz} MHz"
+
 
 class Pool(Model):
     """Instances that serve a class and, maybe, lower ones as if they were of it.
@@ -82,6 +83,11 @@ class Pool(Model):
     slo: Slo
     serves: list[Served]
     groups: list[Group]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of what it serves."""
+        return [served.request_class for served in self.serves]
 
     @property
     def gpus(self) -> int:
@@ -153,6 +159,7 @@ class ServingPlan(Document):
 
     kind: ClassVar[str] = "serving plan"
     schema_name: ClassVar[str] = "envplan/serving-plan/v1"
+    writes_null: ClassVar[bool] = True
 
     schema_id: Literal["envplan/serving-plan/v1"] = Field(alias="schema")
     planner: str
@@ -182,7 +189,7 @@ class ServingPlan(Document):
     def _names_classes(self) -> Self:
         names = {*self.asked.loads_tokens_s, *self.asked.slos}
         for pool in self.pools:
-            names |= {pool.request_class, *(served.request_class for served in pool.serves)}
+            names |= {pool.request_class, *pool.classes}
         for name in names - set(CLASSES):
             raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
         return self
@@ -200,7 +207,7 @@ class ServingPlan(Document):
             return ServingProfile.open(given)
         if self.profile.path is not None and is_file(self.profile.path):
             return ServingProfile.read_csv(self.profile.path)
-        if self.profile.name in builtin_names():
+        if self.profile.name in builtin_profiles():
             return ServingProfile.builtin(self.profile.name)
         raise InputError(
             f"the plan's profile {self.profile.name} is not where it was; name it with --profile",
@@ -224,9 +231,8 @@ class ServingPlan(Document):
                 f"the plan was made from another profile than {profile.name} is now; plan again, "
                 "or go on with --force"
             )
-        for pool in self.pools:
-            _check_pool(pool, self, profile)
-        _check_sums(self)
+        for problem in _problems(self, profile):
+            raise InputError(problem)
         loads = self.asked.loads_tokens_s
         return [
             f"{len(loads)} classes with {sum(loads.values()):g} tokens/s are served, all within "
@@ -235,46 +241,40 @@ class ServingPlan(Document):
         ]
 
 
-def _check_pool(pool: Pool, plan: ServingPlan, profile: ServingProfile) -> None:
-    name = pool.request_class
-    slo = pool.slo
-    brought = 0.0
-    for served in pool.serves:
-        if not serves(name, served.request_class):
-            raise InputError(f"pool {name} cannot serve {served.request_class}")
-        promised = plan.asked.slos[served.request_class]
-        if not slo.covers(promised):
-            raise InputError(f"pool {name} does not promise what {served.request_class} needs")
-        brought += served.load_tokens_s * needed_for(profile, served.request_class, name)
-    for group in pool.groups:
-        curve = profile.curves.get((name, group.tp, group.frequency_mhz))
-        where = f"pool {name}, TP{group.tp} at {group.frequency_mhz} MHz"
-        if curve is None:
-            raise InputError(f"{where}: the profile has no such configuration")
-        if not curve.meets(slo, group.load_tokens_s):
-            raise InputError(f"{where}: {group.load_tokens_s:g} tokens/s violate the SLO")
-        if not _close(curve.power_at(group.load_tokens_s), group.power_w):
-            raise InputError(f"{where}: draws another power than the plan states")
-    carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
-    if not _close(carried, brought):
-        raise InputError(
-            f"pool {name} is brought {brought:g} tokens/s, but its instances carry {carried:g}"
-        )
-
-
-def _check_sums(plan: ServingPlan) -> None:
+def _problems(plan: ServingPlan, profile: ServingProfile) -> Iterator[str]:
+    """What does not hold."""
+    served = dict.fromkeys(CLASSES, 0.0)
+    for pool in plan.pools:
+        name, brought = pool.request_class, 0.0
+        for part in pool.serves:
+            if not serves(name, part.request_class):
+                yield f"pool {name} cannot serve {part.request_class}"
+            promised = plan.asked.slos.get(part.request_class)
+            if promised is None or not pool.slo.covers(promised):
+                yield f"pool {name} does not promise what {part.request_class} needs"
+            served[part.request_class] += part.load_tokens_s
+            brought += part.load_tokens_s * needed_for(profile, part.request_class, name)
+        for group in pool.groups:
+            where, load = f"pool {name}, {group}", group.load_tokens_s
+            curve = profile.curves.get((name, group.tp, group.frequency_mhz))
+            if curve is None:
+                yield f"{where}: the profile has no such configuration"
+            elif not curve.meets(pool.slo, load):
+                yield f"{where}: {load:g} tokens/s violate the SLO"
+            elif not _close(curve.power_at(load), group.power_w):
+                yield f"{where}: draws another power than the plan states"
+        carried = sum(group.instances * group.load_tokens_s for group in pool.groups)
+        if not _close(carried, brought):
+            yield f"pool {name} is brought {brought:g} tokens/s; its instances carry {carried:g}"
     gpus = sum(pool.gpus for pool in plan.pools)
     power = sum(pool.power_w for pool in plan.pools)
     if gpus != plan.gpus or gpus > plan.asked.gpus:
-        raise InputError(f"the plan's pools hold {gpus} GPUs; {plan.asked.gpus} were given")
+        yield f"the plan's pools hold {gpus} GPUs; {plan.asked.gpus} were given"
     if not _close(power, plan.power):
-        raise InputError(f"the pools draw {power:g} W, not {plan.power:g} as stated")
-    for name in CLASSES:
-        served = sum(
-            s.load_tokens_s for pool in plan.pools for s in pool.serves if s.request_class == name
-        )
-        if not _close(served, plan.asked.loads_tokens_s.get(name, 0.0)):
-            raise InputError(f"{served:g} tokens/s of {name} are served, not what was asked for")
+        yield f"the pools draw {power:g} W, not {plan.power:g} as stated"
+    for name, load in served.items():
+        if not _close(load, plan.asked.loads_tokens_s.get(name, 0.0)):
+            yield f"{load:g} tokens/s of {name} are served, not what was asked for"
 
 
 def _close(a: float, b: float) -> bool:
@@ -294,33 +294,10 @@ def main_class(profile: ServingProfile, pool: str, served: Mapping[str, float]) 
     return max(served, key=lambda name: served[name] * needed_for(profile, name, pool))
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """What a planner has decided: pools, before anything is stated about them.
-
-    Attributes:
-        planner: its name.
-        pools: all of them.
-        bound_w: no plan draws less, W; None where nothing was proved.
-    """
-
-    planner: str
-    pools: tuple[Pool, ...]
-    bound_w: float | None = None
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all pools."""
-        return sum(pool.gpus for pool in self.pools)
-
-    @property
-    def power_w(self) -> float:
-        """W of all pools."""
-        return sum(pool.power_w for pool in self.pools)
-
-
 def make_plan(
-    fleet: Fleet,
+    planner: str,
+    pools: Sequence[Pool],
+    bound_w: float | None,
     profile: ServingProfile,
     loads: Mapping[str, float],
     gpus: int,
@@ -328,18 +305,20 @@ def make_plan(
     merge: bool,
     one_frequency: bool = False,
 ) -> ServingPlan:
-    """The plan of a fleet, checked."""
-    power, bound = fleet.power_w, fleet.bound_w
-    base = max_frequency_fleet(profile, loads)
-    baseline = None if base is None else Baseline(gpus=base.gpus, power_w=base.power_w)
+    """The plan of pools that a planner has decided on, checked.
+
+    Args:
+        bound_w: no plan draws less, W; None where nothing was proved.
+    """
+    power, saved = sum(pool.power_w for pool in pools), None
+    baseline = _baseline(profile, loads)
+    if baseline and baseline.power_w:
+        saved = 100 * (1 - power / baseline.power_w)
     plan = ServingPlan(
         schema="envplan/serving-plan/v1",
-        planner=fleet.planner,
+        planner=planner,
         profile=ProfileReference(
-            name=profile.name,
-            path=None if profile.path is None else str(profile.path),
-            sha256=profile.sha256,
-            source=profile.source,
+            name=profile.name, path=str(profile.path), sha256=profile.sha256, source=profile.source
         ),
         asked=Asked(
             gpus=gpus,
@@ -349,33 +328,43 @@ def make_plan(
             one_frequency=one_frequency,
         ),
         predicted=Predicted(
-            gpus=fleet.gpus,
+            gpus=sum(pool.gpus for pool in pools),
             power_w=power,
-            power_lower_bound_w=bound,
-            gap=None if bound is None else max(0.0, power / bound - 1 if bound else 0.0),
+            power_lower_bound_w=bound_w,
+            gap=None if bound_w is None else max(0.0, power / bound_w - 1 if bound_w else 0.0),
             baseline=baseline,
-            savings_percent=100 * (1 - power / baseline.power_w)
-            if baseline and baseline.power_w
-            else None,
+            savings_percent=saved,
         ),
-        pools=list(fleet.pools),
+        pools=list(pools),
     )
     plan.check(profile)
     return plan
+
+
+def _baseline(profile: ServingProfile, loads: Mapping[str, float]) -> Baseline | None:
+    """As few instances as SLOs allow, however many GPUs; None if a class cannot be served so."""
+    gpus, power = 0, 0.0
+    for name, load in loads.items():
+        most = 0.0
+        if curves := profile.of(name):
+            most = curves[-1].capacity(profile.classes[name].slo)
+        if most == 0:
+            return None
+        count = -int(-load // most)
+        gpus += count * curves[-1].tp
+        power += count * curves[-1].power_at(load / count)
+    return Baseline(gpus=gpus, power_w=power)
 
 
 def make_pool(
     name: str, slo: Slo, served: Mapping[str, float], instances: Sequence[tuple[Curve, int, float]]
 ) -> Pool:
     """A pool of instances: curve, how many, load of each (tokens/s)."""
+    parts = [(known, served[known]) for known in CLASSES if known in served]
     return Pool(
         request_class=name,
         slo=slo,
-        serves=[
-            Served(request_class=known, load_tokens_s=served[known])
-            for known in CLASSES
-            if known in served
-        ],
+        serves=[Served(request_class=known, load_tokens_s=load) for known, load in parts],
         groups=[
             Group(
                 tp=curve.tp,
@@ -389,25 +378,3 @@ def make_pool(
             for curve, count, load in instances
         ],
     )
-
-
-def max_frequency_fleet(profile: ServingProfile, loads: Mapping[str, float]) -> Fleet | None:
-    """A pool for each class on TP8 at maximum frequency, with as few instances as SLOs allow.
-
-    Returns:
-        The fleet, however many GPUs it takes; None if a class cannot be served so.
-    """
-    pools = []
-    for name, load in loads.items():
-        degrees = profile.degrees(name)
-        if not degrees:
-            return None
-        tp = degrees[-1]
-        curve = profile.curves[name, tp, profile.frequencies(name, tp)[-1]]
-        slo = profile.classes[name].slo
-        most = curve.capacity(slo)
-        if most == 0:
-            return None
-        count = -int(-load // most)
-        pools.append(make_pool(name, slo, {name: load}, [(curve, count, load / count)]))
-    return Fleet("max_frequency", tuple(pools))

@@ -33,24 +33,24 @@ import hashlib
 import json
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from envplan._documents import parse_document, read_json
-from envplan._files import atomic_write, read_bounded, refuse_slip
+from envplan._files import atomic_write, exists, read_bounded, refuse_slip
 from envplan._model import Model
 from envplan._tables import MAX_TABLE_BYTES, Table, parse_table
 from envplan.errors import InputError
 from envplan.profile import builtin_paths
-from envplan.profile.sidecar import exists, sidecar_path
+from envplan.profile.sidecar import sidecar_path
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
-from envplan.serving.phases import Phases, steady
+from envplan.serving.phases import FloatArray, Phases, steady
 
 __all__ = [
     "BUILTIN",
@@ -58,18 +58,16 @@ __all__ = [
     "Segment",
     "ServingProfile",
     "builtin_folder",
-    "builtin_names",
-    "with_slos",
+    "builtin_profiles",
+    "named_file",
 ]
 
 #: The serving profile that ships with envplan.
 BUILTIN: Final = "h100-llama2-70b"
 
-DEGREES: Final = (1, 2, 4, 8)
-ENERGY: Final = "energy_per_request_j"
-POWER: Final = "power_w"
 _CHUNK_TOKENS: Final = 1024  # of an iteration, where the sidecar says nothing
-_FIRST_TOKENS: Final = 128.0
+_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the highest load at any clock
+_KIND: Final = "a serving profile"
 _MOST_W: Final = 5000.0  # on a GPU, W; far above any there is
 _CLIP: Final = 1e6  # loads are cut to whole millionths of a token per second
 
@@ -103,15 +101,15 @@ class Curve:
     name: str
     tp: int
     frequency_mhz: int
-    load: tuple[float, ...]
-    power_w: tuple[float, ...]
-    ttft_s: tuple[float, ...]
-    tbt_s: tuple[float, ...]
+    load: FloatArray
+    power_w: FloatArray
+    ttft_s: FloatArray
+    tbt_s: FloatArray
 
     @property
     def max_load(self) -> float:
         """The highest load it was measured at, tokens/s."""
-        return self.load[-1]
+        return float(self.load[-1])
 
     def power_at(self, load: float) -> float:
         """W at a load.
@@ -140,15 +138,13 @@ class Curve:
     def segments(self, slo: Slo) -> list[Segment]:
         """All loads at which it meets the SLO, as straight stretches in ascending order."""
         found = []
-        if self.load[0] > 0 and self.meets(slo, self.load[0]):
-            found.append(Segment(0.0, self.load[0], self.power_w[0], self.power_w[0]))
-        for k in range(len(self.load) - 1):
-            low, high = self.load[k], self.load[k + 1]
-            begin, end = _within(self.ttft_s[k], self.ttft_s[k + 1], slo.ttft_s)
-            first, last = _within(self.tbt_s[k], self.tbt_s[k + 1], slo.tbt_s)
-            begin, end = max(begin, first), min(end, last)
-            if begin >= end:
-                continue
+        loads, powers = self.load.tolist(), self.power_w.tolist()
+        if loads[0] > 0 and self.meets(slo, loads[0]):
+            found.append(Segment(0.0, loads[0], powers[0], powers[0]))
+        latencies = ((self.ttft_s.tolist(), slo.ttft_s), (self.tbt_s.tolist(), slo.tbt_s))
+        for k, (low, high) in enumerate(pairwise(loads)):
+            parts = [_within(values[k], values[k + 1], most) for values, most in latencies]
+            begin, end = max(first for first, _ in parts), min(last for _, last in parts)
             # The next millionth inwards, so that the SLO is met there whatever the last bit says.
             first_in, last_in = (low + share * (high - low) for share in (begin, end))
             start = low if begin == 0 else (math.floor(first_in * _CLIP) + 1) / _CLIP
@@ -166,17 +162,13 @@ class Curve:
             reached = segment.high
         return reached
 
-    def _at(self, load: float, values: Sequence[float]) -> float:
+    def _at(self, load: float, values: FloatArray) -> float:
         if load > self.max_load:
             raise InputError(
                 f"{self.name} on TP{self.tp} at {self.frequency_mhz} MHz was measured up to "
                 f"{self.max_load:g} tokens/s, not at {load:g}"
             )
-        k = bisect_right(self.load, load)
-        if k == 0 or load == self.load[k - 1]:
-            return values[max(0, k - 1)]
-        share = (load - self.load[k - 1]) / (self.load[k] - self.load[k - 1])
-        return values[k - 1] + share * (values[k] - values[k - 1])
+        return float(np.interp(load, self.load, values))
 
 
 def _within(at_low: float, at_high: float, most: float) -> tuple[float, float]:
@@ -191,11 +183,11 @@ def _within(at_low: float, at_high: float, most: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class ServingProfile:
-    """A validated serving profile. Made by read_csv, builtin, open or from_rows.
+    """A validated serving profile. Made by read_csv, builtin or open.
 
     Attributes:
         name: the file's name without .csv.
-        path: where it was read from; None when made by from_rows.
+        path: where it was read from.
         sha256: hexadecimal digest of the CSV's bytes, and of what the sidecar says of classes.
         curves: by (class, tp, frequency in MHz).
         classes: lengths and SLOs of every class.
@@ -208,7 +200,7 @@ class ServingProfile:
     """
 
     name: str
-    path: Path | None
+    path: Path
     sha256: str
     curves: Mapping[tuple[str, int, int], Curve]
     classes: Mapping[str, RequestClass]
@@ -248,42 +240,38 @@ class ServingProfile:
             and any(curve.tp <= tp and curve.frequency_mhz <= clock for curve in self.of(name))
         ]
 
-    def phases_of(self, name: str, tp: int, frequency_mhz: int) -> Phases:
-        """What an instance of a class's pool does, phase by phase."""
-        if self.phases:
-            return self.phases[tp, frequency_mhz]
-        return _phases_of(self.curves[name, tp, frequency_mhz], self.classes[name])
-
     def with_lengths(self, means: Mapping[str, tuple[float, float]]) -> ServingProfile:
-        """The profile for other mean lengths of classes, (input, output) in tokens.
+        """The profile, one by phases, for other mean lengths of classes.
 
-        One by class and load stays as it is: it holds for the lengths it was measured with.
+        Args:
+            means: (input, output) of some classes, tokens.
         """
-        if not self.phases:
-            return self
-        classes = {
-            name: replace(known, input_tokens=means[name][0], output_tokens=means[name][1])
-            if name in means
-            else known
-            for name, known in self.classes.items()
+        changed = {
+            name: replace(self.classes[name], input_tokens=given, output_tokens=made)
+            for name, (given, made) in means.items()
         }
+        classes = {**self.classes, **changed}
         return replace(self, classes=classes, curves=_curves_of(self.phases, classes))
+
+    def with_slos(self, slos: Mapping[str, Slo], scale: float = 1.0) -> ServingProfile:
+        """The profile with other SLOs: those given, and all of them `scale` times as long."""
+        classes = {}
+        for name, known in self.classes.items():
+            slo = slos.get(name, known.slo)
+            scaled = Slo(slo.ttft_s * scale, slo.tbt_s * scale)
+            classes[name] = replace(known, slo=scaled)
+        return replace(self, classes=classes)
 
     def energy_per_request(self, curve: Curve, load: float) -> float:
         """J per request at a load above 0, in the terms of the CSV's column."""
         known = self.classes[curve.name]
         return curve.power_at(load) * known.tokens * known.shared_by / load
 
-    def energy_within_slo(self, curve: Curve, load: float) -> float | None:
-        """As energy_per_request; None where the class's SLO is violated."""
-        met = curve.meets(self.classes[curve.name].slo, load)
-        return self.energy_per_request(curve, load) if met else None
-
     @property
     def sidecar(self) -> Path | None:
         """Its sidecar, if it has one."""
-        found = None if self.path is None else sidecar_path(self.path)
-        return found if found and found.is_file() else None
+        found = sidecar_path(self.path)
+        return found if found.is_file() else None
 
     def save_copy(self, path: Path) -> None:
         """Write the CSV as it is and, beside it, its sidecar.
@@ -302,25 +290,12 @@ class ServingProfile:
         Raises:
             InputError: naming file, line, column and what to do.
         """
-        file = Path(path)
-        content = read_bounded(file, MAX_TABLE_BYTES)
-        sidecar = sidecar_path(file)
-        return _built(content, file.stem, file, _read_sidecar(sidecar), sidecar)
+        return _read(Path(path))
 
     @classmethod
     def builtin(cls, name: str = BUILTIN) -> ServingProfile:
-        """A serving profile that ships with envplan.
-
-        Raises:
-            InputError: there is none of that name.
-        """
-        if name not in builtin_names():
-            raise InputError(
-                "no such file, and no built-in serving profile of that name; give the path of a "
-                f"CSV or one of: {', '.join(builtin_names())}",
-                path=name,
-            )
-        return cls.read_csv(builtin_folder() / f"{name}.csv")
+        """A serving profile that ships with envplan."""
+        return cls.read_csv(builtin_profiles()[name])
 
     @classmethod
     def open(cls, path_or_name: str) -> ServingProfile:
@@ -329,39 +304,7 @@ class ServingProfile:
         Raises:
             InputError: it is neither, or no valid profile.
         """
-        return cls.read_csv(path_or_name) if exists(path_or_name) else cls.builtin(path_or_name)
-
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        name: str = "serving",
-        sidecar: Mapping[str, Any] | None = None,
-    ) -> ServingProfile:
-        """A profile of rows by column name; checked like a file.
-
-        Raises:
-            InputError: as for a file.
-        """
-        content = csv_text(rows).encode()
-        return _built(content, name, None, dict(sidecar or {}), None)
-
-
-def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a profile CSV by class and load."""
-    columns = ("class", "tp", "frequency", "load", ENERGY, POWER, "ttft_s", "tbt_s")
-    lines = [",".join(str(row.get(column, "")) for column in columns) for row in rows]
-    return "\n".join([",".join(columns), *lines]) + "\n"
-
-
-def with_slos(profile: ServingProfile, slos: Mapping[str, Slo], scale: float) -> ServingProfile:
-    """The profile with other SLOs: those given, and all of them `scale` times as long."""
-    classes = {
-        name: replace(known, slo=slos.get(name, known.slo).scaled(scale))
-        for name, known in profile.classes.items()
-    }
-    return replace(profile, classes=classes)
+        return cls.read_csv(named_file(path_or_name, builtin_profiles(), "serving profile"))
 
 
 def builtin_folder() -> Path:
@@ -369,17 +312,34 @@ def builtin_folder() -> Path:
     return next(iter(builtin_paths().values())).parent / "serving"
 
 
-def builtin_names() -> list[str]:
-    """Names of the serving profiles that ship with envplan."""
-    return sorted(
-        path.name.removesuffix(".meta.json") for path in builtin_folder().glob("*.meta.json")
-    )
+def builtin_profiles() -> dict[str, Path]:
+    """The serving profiles that ship with envplan, by name."""
+    sidecars = sorted(builtin_folder().glob("*.meta.json"))
+    names = [path.name.removesuffix(".meta.json") for path in sidecars]
+    return {name: builtin_folder() / f"{name}.csv" for name in names}
+
+
+def named_file(path_or_name: str, known: Mapping[str, Path], what: str) -> Path:
+    """The file at a path or, where no such path exists, the built-in one of that name.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if exists(path_or_name):
+        return Path(path_or_name)
+    if path_or_name not in known:
+        raise InputError(
+            f"no such file, and no built-in {what} of that name; give the path of a CSV or one "
+            f"of: {', '.join(known)}",
+            path=path_or_name,
+        )
+    return known[path_or_name]
 
 
 Above = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Whole = Annotated[int, Field(ge=1, le=10**9)]
-ByTp = dict[Literal["1", "2", "4", "8"], Above]
+Tp = Annotated[Literal["1", "2", "4", "8"], AfterValidator(int)]
+ByTp = dict[Tp, Above]
 
 
 class _ClassFacts(Model):
@@ -418,8 +378,8 @@ class _Sidecar(Model):
 class _Configuration(BaseModel):
     """What both forms of the table have."""
 
-    tp: Whole = Field(description="1, 2, 4 or 8 GPUs")
-    frequency: Whole = Field(description="an SM clock in whole MHz")
+    tp: Tp = Field(description="1, 2, 4 or 8 GPUs")
+    frequency: Annotated[int, Field(ge=1, le=10**9)] = Field(description="an SM clock, whole MHz")
 
 
 class _PhaseRow(_Configuration):
@@ -437,144 +397,129 @@ class _LoadRow(_Configuration):
     tbt_s: Above = Field(description="s between tokens, above 0")
 
 
-def _read_sidecar(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    document = read_json(path)
-    for name in set(document if isinstance(document, dict) else ()) - {"schema"}:
-        if name not in _Sidecar.model_fields:
-            refuse_slip(name, list(_Sidecar.model_fields), path)
-    return document  # type: ignore[no-any-return]
-
-
-def _built(
-    content: bytes, name: str, path: Path | None, sidecar: dict[str, Any], where: Path | None
-) -> ServingProfile:
+def _read(path: Path) -> ServingProfile:
+    content, where = read_bounded(path, MAX_TABLE_BYTES), sidecar_path(path)
+    sidecar = read_json(where) if where.is_file() else {}
     said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
+    for name in sidecar.keys() - {"schema", *_Sidecar.model_fields}:
+        refuse_slip(name, list(_Sidecar.model_fields), where)
     for known in said.classes:
         check_class(known, path=where, column="classes")
     classes = {**DEFAULT_CLASSES} | {k: facts.request(k) for k, facts in said.classes.items()}
     header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
     phases: dict[tuple[int, int], Phases] = {}
-    by_phase = "phase" in [column.strip() for column in header.split(",")]
-    row: Any = _PhaseRow if by_phase else _LoadRow
-    table = parse_table(content, row, path=path, kind="a serving profile")
-    for k, tp in enumerate(table.columns["tp"]):
-        if tp not in DEGREES:
-            raise table.error(k, f"must be 1, 2, 4 or 8, not {tp}", "tp")
-    if by_phase:
-        phases = _read_phases(table, said)
+    if "phase" in [column.strip() for column in header.split(",")]:
+        phases = _read_phases(parse_table(content, _PhaseRow, path=path, kind=_KIND), said)
         curves = _curves_of(phases, classes)
+        parts = ("classes", "kv_tokens", "chunk_tokens")
+        decisive = {part: sidecar[part] for part in parts if part in sidecar}
     else:
-        curves = _read_curves(table, classes)
-    parts = ("classes", "kv_tokens", "chunk_tokens") if by_phase else ("classes",)
-    decisive: Any = {key: sidecar[key] for key in parts if key in sidecar}
-    decisive = decisive if by_phase else decisive.get("classes", {})
+        curves = _read_curves(parse_table(content, _LoadRow, path=path, kind=_KIND), classes)
+        decisive = sidecar.get("classes", {})
     digest = json.dumps(decisive, sort_keys=True).encode()
-    return ServingProfile(
-        name=name,
+    profile = ServingProfile(
+        name=path.stem,
         path=path,
         sha256=hashlib.sha256(content + b"\0" + digest).hexdigest(),
         curves=curves,
         classes=classes,
         phases=phases,
-        content=content,
         gpu=said.gpu,
         model=said.model,
         source=said.source,
         modelled=said.modelled,
+        content=content,
     )
+    if not phases:
+        _refuse_holes(profile)
+    return profile
+
+
+def _grouped(table: Table[Any], keys: Iterable[Any], along: str) -> dict[Any, list[int]]:
+    """The rows of each configuration, which `keys` tells of every row; a column ascends in it."""
+    found: dict[Any, list[int]] = {}
+    values = table.columns[along]
+    for k, key in enumerate(keys):
+        mine = found.setdefault(key, [])
+        if mine and values[k] <= values[mine[-1]]:
+            raise table.error(
+                k,
+                f"must be above {values[mine[-1]]:g}, which line {table.lines[mine[-1]]} has for "
+                "the same configuration",
+                along,
+            )
+        mine.append(k)
+    return found
 
 
 def _read_phases(table: Table[Any], said: _Sidecar) -> dict[tuple[int, int], Phases]:
-    found: dict[tuple[int, int], dict[str, list[tuple[float, float, float]]]] = {}
+    columns = table.columns
     for k, row in enumerate(table.rows()):
-        if str(row.tp) not in said.kv_tokens:
+        if row.tp not in said.kv_tokens:
             raise table.error(
                 k, f"the sidecar does not say in kv_tokens how much TP{row.tp} holds", "tp"
             )
         _refuse_power(table, k, row.power_w / row.tp)
-        rows = found.setdefault((row.tp, row.frequency), {}).setdefault(row.phase, [])
-        if row.phase != "idle":
-            for column in ("size", "time_s"):
-                if not getattr(row, column):
-                    raise table.error(k, "must be a number above 0", column)
-            if rows and row.size <= rows[-1][0]:
-                raise table.error(k, f"must be above {rows[-1][0]:g}, the one before it", "size")
-        rows.append((row.size, row.time_s, row.power_w))
+        for column in ("size", "time_s") if row.phase != "idle" else ():
+            if not getattr(row, column):
+                raise table.error(k, "must be a number above 0", column)
+    keys = zip(columns["tp"], columns["frequency"], columns["phase"], strict=True)
+    rows = _grouped(table, keys, "size")
     made = {}
-    for (tp, clock), parts in sorted(found.items()):
-        if missing := [phase for phase in ("prefill", "decode", "idle") if phase not in parts]:
-            raise InputError(f"TP{tp} at {clock} MHz has no rows of {missing[0]}", path=table.path)
-        prompt, step = (tuple(np.array(parts[phase]).T) for phase in ("prefill", "decode"))
-        chunk = int(said.chunk_tokens.get(str(tp), _CHUNK_TOKENS))  # type: ignore[call-overload]
-        room = said.kv_tokens[str(tp)]  # type: ignore[index]
-        made[tp, clock] = Phases(parts["idle"][0][2], *prompt, *step, room, chunk)  # type: ignore[call-arg]
+    for tp, clock in sorted({key[:2] for key in rows}):
+        found: dict[str, Any] = {}
+        for phase in ("idle", "prefill", "decode"):
+            if (mine := rows.get((tp, clock, phase))) is None:
+                raise InputError(f"TP{tp} at {clock} MHz has no rows of {phase}", path=table.path)
+            found[phase] = np.array(
+                [[columns[name][k] for k in mine] for name in ("size", "time_s", "power_w")]
+            )
+        prompts, steps = found["prefill"], found["decode"]
+        made[tp, clock] = Phases(
+            idle_w=float(found["idle"][2][0]),
+            prompt_tokens=prompts[0], prompt_s=prompts[1], prompt_w=prompts[2],
+            batch=steps[0], step_s=steps[1], step_w=steps[2],
+            kv_tokens=said.kv_tokens[tp],
+            chunk_tokens=int(said.chunk_tokens.get(tp, _CHUNK_TOKENS)),
+        )  # fmt: skip
     return made
 
 
 def _curves_of(
     phases: Mapping[tuple[int, int], Phases], classes: Mapping[str, RequestClass]
 ) -> dict[tuple[str, int, int], Curve]:
-    """Steady loads of every class in every configuration that has memory for its requests."""
+    """Steady loads of every class in every configuration that has memory for its requests.
+
+    Points lie at shares of a load that all clocks of a TP have in common, and at the highest load.
+    """
     found = {}
     for name, request in classes.items():
-        loads = {key: known for key, each in phases.items() if (known := steady(each, request))}
-        for (tp, clock), known in loads.items():
-            most = max(float(other.load[-1]) for (n, _), other in loads.items() if n == tp)
-            columns = (tuple(map(float, values)) for values in known.points(most))
-            found[name, tp, clock] = Curve(name, tp, clock, *columns)
+        known = {key: steady(each, request) for key, each in phases.items()}
+        for (tp, clock), points in known.items():
+            if points is None:
+                continue
+            loads, *rest = points
+            most = max(x[0, -1] for (n, _), x in known.items() if n == tp and x is not None)
+            at = most * np.array(_SHARES)
+            at = np.append(at[at < loads[-1] * (1 - 1e-9)], loads[-1])
+            columns = [np.interp(at, loads, values) for values in rest]
+            found[name, tp, clock] = Curve(name, tp, clock, at, *columns)
     return found
-
-
-def _phases_of(curve: Curve, request: RequestClass) -> Phases:
-    """The phases that a class's loads imply, by Little's law; prompts as at the least load."""
-    output = max(1.0, request.output_tokens - 1)
-    load, tbt, power = (np.array(x) for x in (curve.load, curve.tbt_s, curve.power_w))
-    batch = np.maximum.accumulate(load / request.tokens * output * tbt) + 1e-9 * np.arange(
-        len(load)
-    )
-    first = np.array([curve.ttft_s[0]])
-    most = max(2.0, math.ceil(batch[-1]))
-    return Phases(
-        curve.power_w[0], np.array([_FIRST_TOKENS]), first, power[-1:],
-        np.append(batch, most + 1e-6), np.append(tbt, tbt[-1]), np.append(power, power[-1]),
-        most * request.tokens, _CHUNK_TOKENS,
-    )  # fmt: skip
 
 
 def _read_curves(
     table: Table[Any], classes: Mapping[str, RequestClass]
 ) -> dict[tuple[str, int, int], Curve]:
-    places: dict[tuple[str, int, int], list[int]] = {}
-    loads, powers = table.columns["load"], []
     if "class" not in table.texts:
         raise InputError("has no column class", path=table.path, line=1)
-    for k, row in enumerate(table.rows()):
-        name = table.texts["class"][k]
+    names, columns, powers = table.texts["class"], table.columns, []
+    for k, (name, row) in enumerate(zip(names, table.rows(), strict=True)):
         check_class(name, path=table.path, line=table.lines[k], column="class")
-        mine = places.setdefault((name, row.tp, row.frequency), [])
-        for other in mine:
-            if loads[other] == row.load:
-                raise table.error(
-                    k, f"is the same configuration and load as line {table.lines[other]}", "load"
-                )
-        if mine and row.load < loads[mine[-1]]:
-            raise table.error(
-                k,
-                f"{row.load:g} comes after {loads[mine[-1]]:g} (line {table.lines[mine[-1]]}); the "
-                "loads of a configuration must ascend",
-                "load",
-            )
-        mine.append(k)
         powers.append(_power(table, k, row, classes[name]))
         _refuse_power(table, k, powers[k] / row.tp)
-    _refuse_holes(table, places)
-    columns = (loads, powers, table.columns["ttft_s"], table.columns["tbt_s"])
-    return {
-        key: Curve(*key, *(tuple(column[k] for k in mine) for column in columns))
-        for key, mine in places.items()
-    }
+    rows = _grouped(table, zip(names, columns["tp"], columns["frequency"], strict=True), "load")
+    points = np.array([columns["load"], powers, columns["ttft_s"], columns["tbt_s"]])
+    return {key: Curve(*key, *points[:, mine]) for key, mine in rows.items()}
 
 
 def _power(table: Table[Any], k: int, row: Any, request: RequestClass) -> float:
@@ -582,42 +527,36 @@ def _power(table: Table[Any], k: int, row: Any, request: RequestClass) -> float:
     energy, power = row.energy_per_request_j, row.power_w
     if (energy is None) == (power is None):
         both = "both are blank" if power is None else "both are given"
-        column = ENERGY if ENERGY in table.texts else POWER
-        raise table.error(k, f"must be given, or {POWER} instead: {both}", column)
+        column = "energy_per_request_j" if "energy_per_request_j" in table.texts else "power_w"
+        raise table.error(k, f"must be given, or power_w instead: {both}", column)
     if power is not None:
         return float(power)
     if row.load == 0:
-        raise table.error(k, f"means nothing without load; give {POWER} in this row", ENERGY)
+        problem = "means nothing without load; give power_w in this row"
+        raise table.error(k, problem, "energy_per_request_j")
     return float(energy * row.load / (request.tokens * request.shared_by))
 
 
 def _refuse_power(table: Table[Any], k: int, watts: float) -> None:
     """No GPU draws so much: some unit, or what the sidecar says of a class, is not what it was."""
-    if watts <= _MOST_W:
-        return
-    column, mend = POWER, "give W"
-    if table.columns[POWER][k] is None:
-        sidecar = "the sidecar" if table.path is None else sidecar_path(table.path).name
-        column, mend = (
-            ENERGY,
-            (
-                f"{sidecar} must hold the class's mean lengths, and shared_by where requests share "
-                "that energy"
-            ),
+    if watts > _MOST_W:
+        given = table.columns["power_w"][k] is not None
+        mend = "W" if given else "J, and mean lengths and shared_by of the class in the sidecar"
+        raise table.error(
+            k,
+            f"means {watts:.0f} W on each GPU, which none draws; give {mend}",
+            "power_w" if given else "energy_per_request_j",
         )
-    raise table.error(k, f"means {watts:.0f} W on each GPU, which none draws; {mend}", column)
 
 
-def _refuse_holes(table: Table[Any], places: Mapping[tuple[str, int, int], list[int]]) -> None:
+def _refuse_holes(profile: ServingProfile) -> None:
     """A clock between two others, that other configurations have, must not be missing."""
-    clocks = sorted({frequency for _, _, frequency in places})
-    for name, tp in sorted({key[:2] for key in places}):
-        mine = [f for f in clocks if (name, tp, f) in places]
-        if missing := [f for f in clocks if mine[0] < f < mine[-1] and f not in mine]:
-            above = min(f for f in mine if f > missing[0])
-            raise table.error(
-                places[name, tp, above][0],
-                f"the table has a hole: {name} on TP{tp} has rows below and above {missing[0]} "
-                "MHz but none at it; measure it, or leave out what lies below",
-                "frequency",
+    for name, tp, clock in profile.gaps():
+        mine = profile.frequencies(name, tp)
+        if mine and mine[0] < clock < mine[-1]:
+            raise InputError(
+                f"the table has a hole: {name} on TP{tp} has rows below and above {clock} MHz but "
+                "none at it; measure it, or leave out what lies below",
+                path=profile.path,
+                column="frequency",
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,16 +19,14 @@ from envplan._files import atomic_write
 from envplan._serving import Replay
 from envplan.costs.model import Overheads as Beside
 from envplan.costs.rates import Rate
-from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.demand import hosts
+from envplan.serving.classes import CLASSES, Slo, hosts, serves
+from envplan.serving.phases import FloatArray
 from envplan.serving.reshard import transfer_plan
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
-__all__ = ["READY", "FleetSpec", "Machines", "Overheads", "PoolSpec", "Series", "Simulation"]
-
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["READY", "Fleet", "Machines", "Overheads", "PoolSpec", "Series", "Simulation"]
 
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
@@ -85,7 +83,8 @@ class PoolSpec:
     """A pool as a policy wants it: alike instances.
 
     Attributes:
-        name: the class whose configurations it runs.
+        name: the longest class that it is for.
+        serves: classes that go to it.
         slo: what it promises.
         tp: GPUs of an instance.
         clock: MHz.
@@ -96,6 +95,7 @@ class PoolSpec:
     """
 
     name: str
+    serves: frozenset[str]
     slo: Slo
     tp: int
     clock: int
@@ -104,17 +104,18 @@ class PoolSpec:
     packs: bool = False
 
 
-@dataclass(frozen=True)
-class FleetSpec:
-    """All pools by a name of their own, and which of them a class goes to."""
-
-    pools: Mapping[str, PoolSpec]
-    routes: Mapping[str, str]
+class Fleet(dict[str, PoolSpec]):
+    """All pools by a name of their own; classes that no pool serves go to one that can."""
 
     @property
     def gpus(self) -> int:
         """GPUs of all instances."""
-        return sum(pool.tp * pool.count for pool in self.pools.values())
+        return sum(pool.tp * pool.count for pool in self.values())
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """The name of the pool that each class goes to."""
+        return {name: key for key, pool in self.items() for name in pool.serves}
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +144,10 @@ class Series:
         Raises:
             InputError: it cannot be written.
         """
-        columns = [field.name for field in fields(self)]
-        slots = zip(*(getattr(self, column) for column in columns), strict=True)
-        lines = [",".join(f"{value:.10g}" for value in slot) for slot in slots]
-        atomic_write(path, "\n".join([",".join(columns), *lines]) + "\n")
+        import pandas as pd
+
+        table = pd.DataFrame(vars(self)).to_csv(index=False, float_format="%.10g")
+        atomic_write(path, table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +197,16 @@ class Simulation:
         return self.attained / self.requests
 
     @property
+    def first_in_time(self) -> float:
+        """Share of requests whose first token was in time."""
+        return int(self.by_class[:, 1].sum()) / self.requests
+
+    @property
+    def tokens_in_time(self) -> float:
+        """Share of requests whose further tokens were in time."""
+        return int(self.by_class[:, 2].sum()) / self.requests
+
+    @property
     def gpu_hours(self) -> float:
         """Hours of GPUs in use, all together."""
         return float(self.series.gpus.sum()) * SLOT_S / 3600
@@ -211,8 +222,8 @@ class Simulation:
             rate: over time.
             beside: PUE and hosts that draw, too; default: none.
         """
-        steps, at = rate.steps(), self.series.time_s
-        edges = [steps.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
+        at = self.series.time_s
+        edges = [rate.integral(float(t)) for t in [*at, at[-1] + SLOT_S]]
         site = beside or Beside()
         watts = site.pue * (self.series.power_w + site.host_power * self.series.gpus)
         return float(np.dot(np.diff(edges), watts)) / J_PER_KWH
@@ -269,20 +280,25 @@ class Machines:
             min(squash_s, 1e9), SLOT_S, stream.trace.duration_s,
         )  # fmt: skip
 
-    def adopt(self, fleet: FleetSpec, now: float, *, warm: bool = False) -> None:
+    def adopt(self, fleet: Fleet, now: float, *, warm: bool = False) -> None:
         """Go over to a fleet: keep what fits, move it between pools, re-shard or start the rest.
 
         A change never takes away what serves. What is too much leaves at once if nothing else
         changes. Otherwise GPUs are re-sharded in place, part after part: as many GPUs as are
         re-sharded at a time are started beforehand, unless there are more than enough, and serve
         meanwhile. Where too few GPUs are free for that, a part leaves without a substitute.
+
+        Args:
+            warm: all of it is there at once, as before the first request.
         """
         wanted: dict[tuple[int, int], list[_Start]] = {}  # by pool and size
-        for key, pool in fleet.pools.items():
+        for key, pool in fleet.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
-            size = self.stream.size(pool.name, pool.tp)
-            start = _Start(number, size, self.stream.clocks[size].index(pool.clock), pool.managed)
+            size = self.stream.sizes[pool.tp]
+            start = _Start(
+                number, size, self.stream.clocks[pool.tp].index(pool.clock), pool.managed
+            )
             wanted[number, size] = [start] * pool.count
         self._route(fleet)
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
@@ -363,25 +379,25 @@ class Machines:
         """GPUs that serve, start or leave."""
         return sum(self.stream.gpus[size] * n for size, n in self.replay.gpus().items())
 
-    def _route(self, fleet: FleetSpec) -> None:
+    def _route(self, fleet: Fleet) -> None:
         """Send classes where they belong; pools that could serve them help, the best ones first.
 
         A pool that is given up helps, too, as long as it has instances.
         """
-        old = [number for key, number in self._pools.items() if key not in fleet.pools]
+        old = [number for key, number in self._pools.items() if key not in fleet]
+        routes = fleet.routes
         for place, name in enumerate(CLASSES):
             slo = self.stream.profile.classes[name].slo
-            order = [*hosts(name, merge=True), *reversed(CLASSES)]
-            rank = {
-                key: (
-                    not (pool.slo.covers(slo) and serves(pool.name, name)),
-                    order.index(pool.name),
-                )
-                for key, pool in fleet.pools.items()
-            }
-            able = sorted(rank, key=lambda key: rank[key])
-            home = fleet.routes.get(name, able[0])
-            helpers = [self._pools[key] for key in able if key != home]
+            order = [*hosts(name), *reversed(CLASSES)]
+
+            def rank(key: str) -> tuple[bool, int]:
+                pool = fleet[key]
+                able = pool.slo.covers(slo) and serves(pool.name, name)  # noqa: B023
+                return not able, order.index(pool.name)  # noqa: B023
+
+            ranked = sorted(fleet, key=rank)
+            home = routes.get(name, ranked[0])
+            helpers = [self._pools[key] for key in ranked if key != home]
             self.replay.route(place, self._pools[home], helpers + old)
 
     def result(self, policy: str, gpus: list[int], first: int = 0) -> Simulation:

@@ -11,13 +11,13 @@ contexts of the requests that are there at once must fit. csrc/serving.hpp count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from envplan._serving import Service
+from envplan.errors import InputError
 from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
@@ -48,31 +48,38 @@ class Stream:
 
     Args:
         trace: what arrives.
-        profile: of the instances, with the SLOs.
+        profile: of the instances, by phases, with the SLOs.
         taken: uint8, the class that each request looks like on arrival.
 
     Attributes:
         service: the same and the profile's tables, compiled.
-        clocks: of each instance size of the service, MHz, ascending.
+        sizes: the service's number of an instance size, by TP, ascending.
+        gpus: TP of each size.
+        clocks: of each TP, MHz, ascending.
+
+    Raises:
+        InputError: the profile is not by phases.
     """
 
     def __init__(self, trace: Trace, profile: ServingProfile, taken: npt.NDArray[np.uint8]) -> None:
+        if not profile.phases:
+            raise InputError(
+                "a replay needs a profile by phases (columns phase and size), and this one is by "
+                "class and load",
+                path=profile.path,
+            )
         self.trace, self.profile, self.taken = trace, profile, taken
-        self.clocks: list[list[int]] = []
-        self._sizes: dict[tuple[str, int], int] = {}
         self._needs: dict[tuple[Any, ...], Need] = {}
-        tables: list[Any] = []
-        sizes: list[Any] = []
-        for name in self._pools:
-            for tp in profile.degrees(name):
-                clocks = profile.frequencies(name, tp)
-                phases = [profile.phases_of(name, tp, clock) for clock in clocks]
-                places = list(range(len(tables), len(tables) + len(clocks)))
-                tables += [each.tables() for each in phases]
-                self._sizes[name, tp] = len(sizes)
-                self.clocks.append(clocks)
-                sizes.append((tp, phases[-1].kv_tokens, phases[-1].chunk_tokens, places))
-        self.gpus = [size[0] for size in sizes]
+        keys = sorted(profile.phases)
+        self.gpus = sorted({tp for tp, _ in keys})
+        self.sizes = {tp: place for place, tp in enumerate(self.gpus)}
+        self.clocks = {tp: [clock for n, clock in keys if n == tp] for tp in self.gpus}
+        sizes = []
+        for tp in self.gpus:
+            fastest = profile.phases[tp, self.clocks[tp][-1]]
+            places = [k for k, (n, _) in enumerate(keys) if n == tp]
+            sizes.append((tp, fastest.kv_tokens, fastest.chunk_tokens, places))
+        tables = [profile.phases[key].tables() for key in keys]
         slos = [(c.slo.ttft_s, c.slo.tbt_s) for c in (profile.classes[name] for name in CLASSES)]
         self.service = Service(
             trace.arrival, *trace.lengths(profile), trace.known, taken, tables, sizes, slos
@@ -83,34 +90,24 @@ class Stream:
         kept = slice(int(np.searchsorted(self.trace.arrival, begin_s)), None)
         return Stream(self.trace.part(kept), self.profile, self.taken[kept])
 
-    @cached_property
-    def _pools(self) -> tuple[str, ...]:
-        """Classes whose instances differ: one for all where the profile is by phases."""
-        return CLASSES[-1:] if self.profile.phases else CLASSES
-
-    def size(self, pool: str, tp: int) -> int:
-        """The service's number of an instance size."""
-        return self._sizes[pool if pool in self._pools else CLASSES[-1], tp]
-
     def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
         """Requests that arrive in a stretch, by the class they look like; none that has none."""
         found = zip(CLASSES, self.service.counts(begin_s, end_s), strict=True)
         return {name: count for name, count in found if count}
 
     def need(
-        self, begin_s: float, end_s: float, classes: Iterable[str], pool: str, tp: int, late: float
+        self, begin_s: float, end_s: float, classes: Iterable[str], tp: int, late: float
     ) -> Need:
         """What the requests of some classes in a stretch need; counted once.
 
         Args:
             begin_s, end_s: of the stretch.
             classes: those that count.
-            pool: class whose configurations serve them.
             tp: GPUs of an instance; at its highest clock.
             late: share of requests that may be late.
         """
-        key = (begin_s, end_s, sum(1 << CLASSES.index(name) for name in set(classes)),
-               self.size(pool, tp), late)  # fmt: skip
+        mask = sum(1 << CLASSES.index(name) for name in set(classes))
+        key = begin_s, end_s, mask, self.sizes[tp], late
         found = self._needs.get(key)
         if found is None:
             found = self._needs[key] = Need(*self.service.need(*key))

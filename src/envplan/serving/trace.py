@@ -31,13 +31,12 @@ import numpy.typing as npt
 
 from envplan._files import opened, refuse_slip
 from envplan.errors import InputError, shown
-from envplan.profile.sidecar import exists
-from envplan.serving.classes import CLASSES, check_class, classify_all
-from envplan.serving.profile import ServingProfile, builtin_folder
+from envplan.serving.classes import CLASSES, classify_all
+from envplan.serving.phases import FloatArray
+from envplan.serving.profile import ServingProfile, builtin_folder, named_file
 
 __all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
 
 SLOT_S: Final = 60.0  # by which policies look at a trace
@@ -104,10 +103,10 @@ class Trace:
         """Tokens of each request's input and output; the class's means where none are stated."""
         if self.input_tokens is not None and self.output_tokens is not None:
             return self.input_tokens, self.output_tokens
-        means = [profile.classes[name] for name in CLASSES]
-        given = np.array([max(1, round(known.input_tokens)) for known in means], dtype=np.int32)
-        made = np.array([max(1, round(known.output_tokens)) for known in means], dtype=np.int32)
-        return given[self.known], made[self.known]
+        classes = [profile.classes[name] for name in CLASSES]
+        means = [(known.input_tokens, known.output_tokens) for known in classes]
+        given, made = np.maximum(1, np.rint(means)).astype(np.int32)[self.known].T
+        return np.ascontiguousarray(given), np.ascontiguousarray(made)
 
     def mean_lengths(self) -> dict[str, tuple[float, float]]:
         """Mean input and output of each class that is there, tokens; none if it gives classes."""
@@ -156,9 +155,7 @@ class Trace:
         Raises:
             InputError: naming file, line, column and what to do.
         """
-        file = Path(path)
-        name = re.sub(r"(\.csv)?(\.gz)?$", "", file.name)
-        return _read(file, name)
+        return _read(Path(path))
 
     @classmethod
     def open(cls, path_or_name: str) -> Trace:
@@ -167,18 +164,9 @@ class Trace:
         Raises:
             InputError: it is neither, or no valid trace.
         """
-        if exists(path_or_name):
-            return cls.read_csv(path_or_name)
-        known = builtin_traces()
-        if path_or_name not in known:
-            raise InputError(
-                "no such file, and no built-in trace of that name; give the path of a CSV or one "
-                f"of: {', '.join(known)}",
-                path=path_or_name,
-            )
-        if known[path_or_name].name.endswith(".shape.csv"):
-            return make_week(path_or_name)
-        return replace(cls.read_csv(known[path_or_name]), name=path_or_name)
+        path = named_file(path_or_name, builtin_traces(), "trace")
+        week = path_or_name in WEEKS and path.parent == builtin_folder()
+        return make_week(path_or_name) if week else cls.read_csv(path)
 
 
 def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
@@ -190,8 +178,6 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
         seed: of what is drawn.
     """
     hour = Trace.open(WEEKS[name])
-    assert hour.input_tokens is not None
-    assert hour.output_tokens is not None
     random = np.random.default_rng(seed)
     minute, middle, low, high = np.loadtxt(
         builtin_folder() / f"{name}.shape.csv", delimiter=",", skiprows=1
@@ -203,8 +189,7 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
     latest = hour.arrival[-1] - _MINUTE_S
     at, rows = [], []
     for k, count in enumerate(counts):
-        offsets, found = [], 0
-        picked = []
+        offsets, picked, found = [], [], 0
         while found < count:
             begin = random.uniform(0.0, latest)
             first, last = np.searchsorted(hour.arrival, (begin, begin + _MINUTE_S))
@@ -216,10 +201,11 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
         order = np.argsort(times)
         at.append(k * _MINUTE_S + times[order])
         rows.append(np.concatenate(picked)[chosen[order]].astype(np.int32))
-    places = np.concatenate(rows)
     made = f"real-shaped: the digitized minutes of the week, made of the minutes of {hour.name}"
-    return Trace(name, np.concatenate(at), hour.input_tokens[places], hour.output_tokens[places],
-                 hour.known[places], made=made, lasts_s=len(counts) * _MINUTE_S)  # fmt: skip
+    return replace(
+        hour.part(np.concatenate(rows)), name=name, arrival=np.concatenate(at), began=None,
+        made=made, lasts_s=len(counts) * _MINUTE_S,
+    )  # fmt: skip
 
 
 def builtin_traces() -> dict[str, Path]:
@@ -230,15 +216,10 @@ def builtin_traces() -> dict[str, Path]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """The file, unzipped; lines end as everywhere."""
-    try:
-        file: Any = opened(path)
-        zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror or error})", path=path) from None
-    except ValueError as error:
-        raise InputError(f"is not a usable file name ({error})", path=path) from None
+    """The file, unzipped."""
+    file: Any = opened(path)
+    zipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 
@@ -251,40 +232,34 @@ def _header(line: bytes, path: Path) -> dict[str, str]:
         if name in named:
             raise InputError(f"column {written!r} is there twice", path=path, line=1)
         named[name] = written
-    if "timestamp" not in named:
-        raise InputError(
-            "has no column timestamp; the first line must name timestamp and class, or timestamp, "
-            "input_tokens and output_tokens",
-            path=path,
-            line=1,
-        )
     azures = any(written.lower() in _AZURES for written in named.values())
     lengths = ("ContextTokens", "GeneratedTokens") if azures else _LENGTHS
     for name, written in named.items():
         if name not in _COLUMNS:
             refuse_slip(written, (*_COLUMNS, *lengths), path, 1)
-    if "class" not in named and not all(column in named for column in _LENGTHS):
-        raise InputError(
-            f"needs a column class, or both {' and '.join(lengths)}", path=path, line=1
-        )
+    for needed, words in (
+        (("timestamp",), "has no column timestamp; the first line must name it, and"),
+        (() if "class" in named else _LENGTHS, "needs"),
+    ):
+        if not named.keys() >= set(needed):
+            words += f" a column class, or both {' and '.join(lengths)}"
+            raise InputError(words, path=path, line=1)
     return named
 
 
-def _read(path: Path, trace_name: str) -> Trace:
+def _read(path: Path) -> Trace:
     columns: dict[str, Any] = {}
     seen, began = 0, None
-    with _open(path) as file:
-        try:
+    try:
+        with _open(path) as file:
             first = file.readline()
             if b"\r" in first.rstrip(b"\r\n"):  # lines that end as on old machines
                 file = io.BytesIO((first + file.read()).replace(b"\r", b"\n"))
                 first = file.readline()
             named = _header(first, path)
             for frame in _frames(file, named):
-                if not len(frame):
-                    continue
-                piece = _Piece(frame, named, path, seen + 2)
                 last = float(columns["at"][-1]) if seen else None
+                piece = _Piece(frame, named, path, seen + 2)
                 for name, values in piece.checked(last, began).items():
                     column = columns.setdefault(name, np.empty(0, values.dtype))
                     column.resize(seen + len(frame), refcheck=False)  # in place: never there twice
@@ -292,12 +267,12 @@ def _read(path: Path, trace_name: str) -> Trace:
                 seen, began = seen + len(frame), began or piece.began
                 if seen > _MOST_REQUESTS:
                     raise InputError(f"has more than {_MOST_REQUESTS} rows", path=path)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
-            raise InputError(f"cannot be read to its end ({error})", path=path) from None
-        except UnicodeDecodeError:
-            raise InputError("is not a text file in UTF-8", path=path) from None
-        except ValueError as error:
-            raise InputError(_complaint(error), path=path) from None
+    except (EOFError, OSError) as error:
+        raise InputError(f"cannot be read to its end ({error})", path=path) from None
+    except UnicodeDecodeError:
+        raise InputError("is not a text file in UTF-8", path=path) from None
+    except ValueError as error:
+        raise InputError(_complaint(error), path=path) from None
     if not seen:
         raise InputError("has no rows", path=path)
     at = columns.pop("at")
@@ -305,7 +280,8 @@ def _read(path: Path, trace_name: str) -> Trace:
     if at[-1] > _LONGEST_S:
         raise InputError(f"spans {at[-1]:g} s; at most {_LONGEST_S:g} can be replayed", path=path)
     number = columns.pop("requests", None)
-    trace = Trace(trace_name, at, columns.get("input_tokens"), columns.get("output_tokens"),
+    name = re.sub(r"(\.csv)?(\.gz)?$", "", path.name)
+    trace = Trace(name, at, columns.get("input_tokens"), columns.get("output_tokens"),
                   columns["known"], began)  # fmt: skip
     return trace if number is None else _expanded(trace, number, path)
 
@@ -319,7 +295,8 @@ def _frames(file: IO[bytes], named: Iterable[str]) -> Iterator[Any]:
             file, header=None, names=[*named, _MORE], dtype={"class": str},
             chunksize=_PIECE, skipinitialspace=True, index_col=False,
         ):  # fmt: skip
-            yield frame[[name for name in frame.columns if name in _COLUMNS or name == _MORE]]
+            if len(frame):
+                yield frame[[name for name in frame.columns if name in (*_COLUMNS, _MORE)]]
     except pd.errors.EmptyDataError:
         return
 
@@ -357,10 +334,10 @@ class _Piece:
             row = int(np.argmax(np.asarray(bad)))
             cell = self.frame[column].iloc[row]
             cell = shown(cell.item() if isinstance(cell, np.generic) else cell)
-            line = self.line + row
             raise InputError(
-                message.format(cell), path=self.path, line=line, column=self.named.get(column)
-            )
+                message.format(cell), path=self.path, line=self.line + row,
+                column=self.named.get(column),
+            )  # fmt: skip
 
     def checked(self, last: float | None, began: datetime | None) -> dict[str, Any]:
         """The columns: `at` (s), `known` (classes), and of token counts and requests what is there.
@@ -370,10 +347,8 @@ class _Piece:
             began: of the piece before.
         """
         frame = self.frame
-        self.refuse(
-            frame[_MORE].notna(), _MORE,
-            f"has more cells than the {len(self.named)} columns there are",
-        )  # fmt: skip
+        more = f"has more cells than the {len(self.named)} columns there are"
+        self.refuse(frame[_MORE].notna(), _MORE, more)
         for column in frame.columns.drop(_MORE):
             self.refuse(frame[column].isna(), column, "is blank; the table must have no holes")
         at = self._times()
@@ -388,21 +363,18 @@ class _Piece:
                 f"the trace has a gap: no request for {gaps.max():.0f} s before {{}}; cut it "
                 "there, or give counts in a column requests, 0 where there are none",
             )  # fmt: skip
-        counts = [name for name in (*_LENGTHS, "requests") if name in frame]
-        found: dict[str, Any] = {"at": at, **{name: self._numbers(name) for name in counts}}
+        found = {"at": at}
+        if "requests" in frame:
+            found["requests"] = self._numbers("requests")
         if "class" in frame:
-            found = {name: found[name] for name in found if name not in _LENGTHS}
-            if not (known := frame["class"].isin(CLASSES)).all():
-                row = int(np.argmin(np.asarray(known)))
-                check_class(frame["class"].iloc[row], path=self.path, line=self.line + row,
-                            column=self.named["class"])  # fmt: skip
+            classes = ", ".join(CLASSES)
+            unknown = f"there is no class {{}}; the classes are {classes} (input then output)"
+            self.refuse(~frame["class"].isin(CLASSES), "class", unknown)
             places = {name: place for place, name in enumerate(CLASSES)}
-            found["known"] = frame["class"].map(places).to_numpy(np.uint8)
-        else:
-            for name in _LENGTHS:
-                found[name] = np.maximum(1, found[name]).astype(np.int32)
-            found["known"] = classify_all(*(found[name] for name in _LENGTHS))
-        return found
+            return found | {"known": frame["class"].map(places).to_numpy(np.uint8)}
+        for name in _LENGTHS:
+            found[name] = np.maximum(1, self._numbers(name)).astype(np.int32)
+        return found | {"known": classify_all(*(found[name] for name in _LENGTHS))}
 
     def _times(self) -> FloatArray:
         """s; since 1970 for dates and times."""
@@ -415,10 +387,8 @@ class _Piece:
             self.refuse(bad, "timestamp", "must be seconds from 0 up, not {}")
             return seconds
         when = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
-        self.refuse(
-            when.isna(), "timestamp",
-            "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}",
-        )  # fmt: skip
+        wanted = "must be seconds from 0 up, or a time as in 2026-11-16T09:00:00, not {}"
+        self.refuse(when.isna(), "timestamp", wanted)
         self.began = when.iloc[0].floor("us").to_pydatetime()
         moments = when.dt.tz_localize(None).to_numpy("datetime64[us]")
         return cast(FloatArray, moments.astype(np.int64) / 1e6)
@@ -440,15 +410,12 @@ def _expanded(trace: Trace, number: FloatArray, path: Path) -> Trace:
     steps = np.diff(times)
     step = float(steps.min())
     if (wide := np.flatnonzero(abs(steps - step) > 1e-6 * step)).size:
-        k = int(wide[0])
-        line = int(np.searchsorted(at, times[k + 1])) + 2
+        before, after = times[wide[0] : wide[0] + 2]
         raise InputError(
-            f"the trace has a gap: nothing between {times[k]:.10g} and {times[k + 1]:.10g} s, "
-            f"though rows are {step:g} s apart; add a row with 0 requests for every such step",
-            path=path,
-            line=line,
-            column="timestamp",
-        )
+            f"the trace has a gap: nothing between {before:.10g} and {after:.10g} s, though rows "
+            f"are {step:g} s apart; add a row with 0 requests for every such step",
+            path=path, line=int(np.searchsorted(at, after)) + 2, column="timestamp",
+        )  # fmt: skip
     count = np.rint(number).astype(np.int64)
     if not 0 < count.sum() <= _MOST_REQUESTS:
         raise InputError(f"must have 1 to {_MOST_REQUESTS} requests, not {count.sum()}", path=path)

@@ -70,12 +70,6 @@ class Candidate(NamedTuple):
     rounding: Rounding | None = None
     flows: NDArray[np.int64] | None = None
 
-    @property
-    def effective_fj(self) -> int:
-        """What it uses above what waiting for as long would, one GPU a stage, fJ."""
-        power_uw: int = sum(self.replay.problem.blocking_power_uw.tolist())
-        return self.replay.energy_fj - power_uw * self.replay.makespan_ns
-
 
 class Known(NamedTuple):
     """A choice that is tried wherever it is in time, and what its replay takes."""
@@ -295,26 +289,16 @@ class Candidates:
         """The grid's deadlines up to one, ns, the latest first: T_max, T_star, T_min, and those
         times of which the frontier's slope just below them makes multiples of their spacing."""
         frontier = self._frontier
-        star, slowest = frontier.min_energy_time_ns, frontier.slowest_time_ns
-        if latest_ns > star:
-            if latest_ns >= slowest:
-                yield slowest
-            for first, last, slope in frontier.beyond.intervals_below(latest_ns):
-                yield from self._multiples(max(first, star), min(last, slowest - 1), slope)
-                if first <= star:
-                    break
-        if latest_ns >= star:
-            yield star
-        for first, last, slope in frontier.intervals_below(min(latest_ns, star)):
-            yield from self._multiples(first, min(last, star - 1), slope)
-        if star > frontier.min_time_ns:
-            yield frontier.min_time_ns
-
-    def _multiples(self, after_ns: int, until_ns: int, slope_uw: int) -> Iterator[int]:
-        """Times of the grid in an interval without its begin, the latest first."""
-        after_ns = max(after_ns, self._frontier.min_time_ns)
-        spacing = self._spacing_ns(slope_uw)
-        yield from range(until_ns - until_ns % spacing, after_ns, -spacing)
+        ends = {frontier.min_energy_time_ns, frontier.slowest_time_ns}
+        for first, last, slope in frontier.intervals_below(
+            min(latest_ns, frontier.slowest_time_ns)
+        ):
+            if last in ends:
+                yield last
+            spacing = self._spacing_ns(slope)
+            until = last - (last in ends)
+            yield from range(until - until % spacing, max(first, frontier.min_time_ns), -spacing)
+        yield frontier.min_time_ns
 
     def _spacing_ns(self, slope_uw: int) -> int:
         """How far deadlines lie apart where the frontier has a slope."""
@@ -367,7 +351,7 @@ class Candidates:
         return (frontier.effective_bound_fj if waits else frontier.lower_bound_fj)(time_ns)
 
     def _value(self, candidate: Candidate, waits: bool) -> int:
-        return candidate.effective_fj if waits else candidate.replay.energy_fj
+        return candidate.replay.effective_fj if waits else candidate.replay.energy_fj
 
     def _better(self, best: Candidate | None, other: Candidate, waits: bool) -> Candidate:
         if best is None or self._value(other, waits) < self._value(best, waits):

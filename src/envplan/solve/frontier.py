@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from copy import copy
 from functools import cached_property
 from itertools import pairwise
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +15,12 @@ from envplan._notebook import drawing, html_of
 from envplan.errors import InputError
 from envplan.frontier import Progress, Relaxation
 from envplan.pipeline import Pipeline
-from envplan.plan import Job, Plan, build_plan, target_of
+from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
-from envplan.replay import Machine, Problem
+from envplan.replay import Problem
 from envplan.request import Effort, Request
 from envplan.solve import search
-from envplan.solve.candidates import Candidates
 from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
 
@@ -47,29 +44,6 @@ class Frontier(Relaxation):
         times, energies: breakpoints of the relaxed frontier, s and J, ascending time; a lower
             bound on every plan.
     """
-
-    #: What the trace took, s.
-    trace_seconds = 0.0
-
-    @classmethod
-    def trace(cls, pipeline: Pipeline, profile: Profile, **options: Any) -> Self:
-        """As Relaxation.trace. What was traced last in this process is not traced again."""
-        # What is walked at first makes no difference: the rest is walked when it is asked for.
-        ways = ("progress", "whole")
-        asked = {name: value for name, value in options.items() if name not in ways}
-        about = (pipeline.to_job(), profile.path, profile.name, profile.metadata)
-        key = (cls, profile.sha256, repr((*about, profile.adjustments, sorted(asked.items()))))
-        known = _TRACED.pop(key, None)
-        if known is None:
-            begin = perf_counter()
-            known = super().trace(pipeline, profile, **options)
-            known.trace_seconds = perf_counter() - begin
-        _TRACED[key] = known
-        while len(_TRACED) > 1 and sum(map(_size, _TRACED.values())) > _MOST_KEPT:
-            _TRACED.pop(next(iter(_TRACED)))
-        found: Self = copy(known)
-        found.asked_once = {}
-        return found
 
     def plan(
         self, target_time: float | None = None, *, progress: Progress | None = None, **asked: Any
@@ -159,20 +133,8 @@ class Frontier(Relaxation):
         else:
             steps = max(1, count - 1)
             times = sorted({least + (star - least) * k // steps for k in range(max(1, count))})
-        candidates, plans = Candidates.of(self, Machine(), (), moves), list[Plan]()
-        for time_ns in times:
-            if progress is not None:
-                progress(len(times) - len(plans), 0)
-            time = s_from_ns(time_ns)
-            request = Request.asking(sync_time=time) if beyond else Request.asking(time)
-            target = target_of(request, time_ns)
-            replay = candidates.near(time_ns).replay
-            if beyond and replay.makespan_ns <= star:
-                continue
-            plan = build_plan(self, replay, target=target, request=request)
-            if not plans or plan.uses_less_until_any_time_after(plans[-1]):
-                plans.append(plan)
-        return plans
+        plans = search.plans_by(self, Request.asking(moves=moves), times, progress)
+        return [p for p in plans if not beyond or p.iteration_time > self.min_energy_time]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The breakpoints as columns iteration_time_s and energy_lower_bound_j."""
@@ -204,15 +166,6 @@ class Frontier(Relaxation):
         return html_of("frontier", self)
 
 
-#: Frontiers traced, the last one last, with so many operations together.
-_TRACED: dict[tuple[object, ...], Any] = {}
-_MOST_KEPT = 50_000
-
-
-def _size(frontier: Frontier) -> int:
-    return len(frontier.pipeline.operations)
-
-
 def trace_frontier(
     pipeline: Pipeline,
     profile: Profile,
@@ -224,9 +177,24 @@ def trace_frontier(
     whole: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
-    """Trace the whole frontier between T_min and T_star, exactly. As for Relaxation.trace.
+    """Trace the whole relaxed frontier between T_min and T_star, exactly.
 
-    Warns (DoubtWarning) of times and powers that no training has.
+    The linear time-cost tradeoff problem (Kelley 1961; Fulkerson 1961; Phillips and Dessouky 1977)
+    on effective costs (Perseus, SOSP 2024), walked cut by cut without a time quantum. Warns
+    (DoubtWarning) of times and powers that no training has.
+
+    Args:
+        blocking_power: W drawn by a waiting GPU, on every stage; default: the profile's blocking
+            rows, else 70 W.
+        gpus_per_stage: GPUs that run each stage together (tensor x context parallel).
+        replicas: data-parallel replicas.
+        full: also record the frontier from T_star to T_max, where waiting costs more than running.
+        whole: now; else what is asked for, when it is.
+        progress: called now and then with (time now, T_min), ns, the former falling to the latter.
+
+    Raises:
+        InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
+            outgrow exact 64-bit arithmetic.
     """
     frontier = Frontier.trace(
         pipeline,

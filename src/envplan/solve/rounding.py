@@ -82,6 +82,10 @@ class Rounding:
     @property
     def rows(self) -> NDArray[np.int32]:
         """The best options so far, (N,): for each operation the row of its option table."""
+        return self.rows_of(self.choice)
+
+    def rows_of(self, choice: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The same of other options, as `choice` has them."""
         rows = np.empty(len(self.order), np.int32)
-        rows[self.order] = self._rows[self._first_option + self.choice]
+        rows[self.order] = self._rows[self._first_option + choice]
         return rows

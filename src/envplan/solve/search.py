@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envplan.costs import Run, Steps, spent
+from envplan.costs import Rate, Run, spent
 from envplan.costs.spending import check_span, priced
 from envplan.errors import NoAnswerError
 from envplan.frontier import Progress, Relaxation
@@ -26,10 +27,10 @@ from envplan.limits import (
 )
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of
-from envplan.replay import Machine, Replay
-from envplan.request import Request
-from envplan.solve.average_power import least_average_uw, thriftiest_rows
-from envplan.solve.candidates import Candidate, Candidates
+from envplan.replay import Machine, Replay, Rows
+from envplan.request import Deadline, Request
+from envplan.solve.average_power import least_average_rows, least_average_uw
+from envplan.solve.candidates import Candidates
 from envplan.solve.local_search import NoPlanInTimeError
 from envplan.units import (
     J_PER_KWH,
@@ -64,7 +65,7 @@ def solve(frontier: Relaxation, request: Request, progress: Progress | None = No
     search = _Search(frontier, request, progress)
     match request.objective:
         case "energy":
-            frontier.walk_to(search.asked_ns(), progress)
+            frontier.walk(search.asked_ns(), progress)
             found = search.least_energy()
         case "time":
             found = search.fastest()
@@ -98,38 +99,56 @@ def with_late_parts(frontier: Relaxation, request: Request) -> Relaxation:
 
 
 def ladder(frontier: Relaxation, request: Request, progress: Progress | None = None) -> list[Plan]:
-    """Plans for stragglers, ascending in time: each beats all faster ones where there is time.
+    """Plans for stragglers, as `plans_by`, from T_min to T_max with T_star's among them.
 
-    They lie between T_min and T_max, T_star's among them, and each saves about as much on the one
-    before as all others do. All keep the request's limits; times that no plan is found for are
-    left out.
+    Each saves about as much on the one before as all others do.
 
     Args:
         request: its effort says how many at most; its deadline does not matter.
-        progress: called with (plans to go, 0), the former falling to the latter.
+        progress: as for plans_by.
 
     Raises:
         NoAnswerError: waiting alone draws more than a cap.
     """
     frontier = with_late_parts(frontier, request)
-    _refuse_waiting_above_cap(frontier, request)
+    peak = request.limit(PeakPower)
+    if peak is not None and frontier.total_power_uw > peak.cap_uw(frontier.num_gpus):
+        least = w_from_uw(frontier.total_power_uw * frontier.num_gpus)
+        raise NoAnswerError(
+            f"GPUs that wait for a straggler draw {least:.10g} W, more than the cap of "
+            f"{peak.power_w:.10g} W"
+        )
     first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
     star = frontier.min_energy_time_ns
     if later:  # T_star's plan stands in for the one next to it
         later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
-    search = _Search(frontier, request)
-    rungs: list[Plan] = []
-    times = sorted({first, *later})
-    for made, time_ns in enumerate(times):
+    return plans_by(frontier, request, sorted({first, *later}), progress)
+
+
+def plans_by(
+    frontier: Relaxation,
+    request: Request,
+    times_ns: Sequence[int],
+    progress: Progress | None = None,
+) -> list[Plan]:
+    """Plans by some times, ascending in time: each beats all faster ones where there is time.
+
+    Args:
+        request: whose limits all keep; times that no plan is found for are left out.
+        times_ns: ascending, ns. Beyond T_star everybody waits until then.
+        progress: called with (plans to go, 0), the former falling to the latter.
+    """
+    search, plans = _Search(frontier, request), list[Plan]()
+    for made, time_ns in enumerate(times_ns):
         if progress is not None:
-            progress(len(times) - made, 0)
+            progress(len(times_ns) - made, 0)
         try:
-            rung = search.rung(time_ns)
+            plan = search.one_of_many(time_ns)
         except NoAnswerError:
             continue
-        if not rungs or rung.uses_less_until_any_time_after(rungs[-1]):
-            rungs.append(rung)
-    return rungs
+        if not plans or plan.uses_less_until_any_time_after(plans[-1]):
+            plans.append(plan)
+    return plans
 
 
 def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
@@ -141,16 +160,6 @@ def spread_times(frontier: Relaxation, first_ns: int, count: int) -> list[int]:
     saved = [float(costs[0] - cost) for cost in costs]
     wanted = np.linspace(0.0, saved[-1], count)
     return sorted({round(t) for t in np.interp(wanted, saved, times).tolist()})
-
-
-def _refuse_waiting_above_cap(frontier: Relaxation, request: Request) -> None:
-    peak = request.limit(PeakPower)
-    if peak is not None and frontier.total_power_uw > peak.cap_uw(frontier.num_gpus):
-        least = w_from_uw(frontier.total_power_uw * frontier.num_gpus)
-        raise NoAnswerError(
-            f"GPUs that wait for a straggler draw {least:.10g} W, more than the cap of "
-            f"{peak.power_w:.10g} W"
-        )
 
 
 class _Found(NamedTuple):
@@ -174,8 +183,8 @@ class _Found(NamedTuple):
 class _Search:
     """One request on one frontier.
 
-    A limit that moves can mend is kept by every candidate; the others are conditions that the
-    search over the time keeps.
+    A limit that moves can mend is kept by every candidate; the others are conditions on the whole
+    plan, which the search over the time keeps.
     """
 
     def __init__(
@@ -185,63 +194,49 @@ class _Search:
         self.request = request
         self._progress = progress
         self._probability = request.limit(HoldsWithProbability)
-        self._conditions = [
-            limit
-            for limit in request.limits
-            if not limit.is_local and not isinstance(limit, HoldsWithProbability)
-        ]
-        self._global_limits = [limit for limit in request.limits if not limit.is_local]
-        local = [limit for limit in request.limits if limit.is_local]
-        moves = request.effort.moves
-        self._candidates = Candidates.of(frontier, Machine(request.latency_ns), local, moves)
+        self._exact = [one for one in request.limits if one is not self._probability]
+        self._local = [one for one in request.limits if one.is_local]
+        self._global = [one for one in request.limits if not one.is_local]
+        machine, moves = Machine(request.latency_ns), request.effort.moves
+        self._candidates = Candidates.of(frontier, machine, self._local, moves)
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
-        frontier, request = self.frontier, self.request
-        asked_ns = stated_ns = self.asked_ns()
-        if self._is_plain:  # else a plan slower than T_star may be the best, or the only one
-            stated_ns = min(asked_ns, frontier.min_energy_time_ns)
-        straggler_s = request.straggler_time_s
-        until_ns = 0 if straggler_s is None else ns_from_s_floor(straggler_s)
-        if request.deadline.kind == "sync-time":
-            until_ns = asked_ns
-        if until_ns > frontier.checked_ns(asked_ns) or request.deadline.kind == "sync-time":
-            waits = until_ns > frontier.min_energy_time_ns
+        frontier, kind = self.frontier, self.request.deadline.kind
+        star, asked_ns = frontier.min_energy_time_ns, self.asked_ns()
+        until_ns = asked_ns
+        if kind != "sync-time":
+            until_ns = ns_from_s_floor(self.request.straggler_time_s or 0.0)
+        if until_ns > asked_ns or kind == "sync-time":
             try:
-                found = self.by(until_ns, waits=waits)
-                return found._replace(until="sync" if waits else "straggler")
+                found = self.by(until_ns, waits=until_ns > star)
+                return found._replace(until="sync" if until_ns > star else "straggler")
             except NoAnswerError:
-                if request.deadline.kind == "sync-time":
+                if kind == "sync-time":
                     raise
-                between = self._before_straggler(until_ns)
-                if between is not None:
-                    return between
+            if star < until_ns and set(self._global) - {self._probability}:
+                # What uses all of the straggler's time takes more energy than T_star does, perhaps
+                # more than a budget. The latest time before is the least of their negatives.
+                slower = first_between(-until_ns, -star, lambda at: self._tried(-at), _FEW_STEPS)
+                if slower is not None:
+                    return slower
+        # With limits or late clocks a plan slower than T_star may be the best, or the only one.
+        stated_ns = min(asked_ns, star) if self._is_plain else asked_ns
         try:
-            return self.by(frontier.checked_ns(stated_ns))
+            return self.by(stated_ns)
         except NoPlanInTimeError as error:
-            if request.deadline.kind != "no-slowdown":
+            if kind != "no-slowdown":
                 raise
             # T_min needs clocks to change in no time; the least time found does not.
             return self.by(error.least_ns)
         except NoAnswerError:
-            if request.limit(AveragePower) is None or stated_ns <= frontier.min_energy_time_ns:
+            if self.request.limit(AveragePower) is None or stated_ns <= star:
                 raise
             # Power goes on falling beyond T_star: what keeps the cap soonest uses least there.
             found = self.fastest()
             if found.replay.makespan_ns > stated_ns:
                 raise
             return found._replace(deadline_ns=stated_ns)
-
-    def _before_straggler(self, until_ns: int) -> _Found | None:
-        """The slowest choice found that keeps all limits and leaves a straggler's time unused.
-
-        What uses all of it takes more energy than T_star does, perhaps more than a budget.
-        """
-        star = self.frontier.min_energy_time_ns
-        if self._conditions and star < until_ns:
-            # Of the times before, the latest is wanted: the least of their negatives.
-            return first_between(-until_ns, -star, lambda at: self._tried(-at), _FEW_STEPS)
-        return None
 
     def in_time(self) -> _Found:
         """The choice of least energy while everybody waits for a straggler, which sets the time of
@@ -250,17 +245,14 @@ class _Search:
         Raises:
             NoAnswerError: the straggler makes the run too long.
         """
-        run, straggler_s = self._run, self.request.straggler_time_s
-        assert run.iterations is not None
-        assert run.deadline_s is not None
-        assert straggler_s is not None
-        found = self.least_energy()
-        each_s = max(straggler_s, s_from_ns(found.replay.makespan_ns))
-        if each_s * run.iterations > run.deadline_s:
+        found, run = self.least_energy(), self._whole_run
+        straggler_ns = ns_from_s_floor(self.request.straggler_time_s or 0.0)
+        taken_ns = max(straggler_ns, found.replay.makespan_ns) * run.iterations
+        if taken_ns > run.deadline_ns:
             raise NoAnswerError(
                 f"with the straggler {run.iterations} iterations take "
-                f"{duration_text(each_s * run.iterations)}, longer than the deadline of "
-                f"{duration_text(run.deadline_s)}"
+                f"{duration_text(s_from_ns(taken_ns))}, longer than the deadline of "
+                f"{duration_text(s_from_ns(run.deadline_ns))}"
             )
         return found
 
@@ -284,38 +276,33 @@ class _Search:
 
     def cheapest(self) -> _Found:
         """The choice whose run costs least of those that meet the run's deadline."""
+        run, spec = self._whole_run, self._run
+        gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
         found: list[tuple[float, _Found]] = []
         refusal: NoAnswerError | None = None
-        gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
-        for cost, time_ns in cheapest_times(self.frontier, self._run, gpus):
+
+        def add(choice: _Found) -> None:
+            time_s = s_from_ns(choice.replay.makespan_ns)
+            energy_j = choice.replay.energy_fj * self.frontier.num_gpus / 1e15
+            cost = spent(time_s, energy_j, spec, gpus).amount(spec.minimized)
+            found.append((cost, choice))
+
+        for cost, time_ns in cheapest_times(self.frontier, spec, gpus):
             if found and cost >= min(spends for spends, _ in found):
                 break
             try:
-                choice = self.by(time_ns)
+                add(self.by(time_ns))
             except NoAnswerError as error:
-                # Between it and the next of these times, what keeps the limits soonest is cheapest.
-                soonest = self._soonest if refusal is None else None
                 refusal = refusal or error
-                if soonest is None:
-                    continue
-                choice = soonest
-            found.append((self._cost(choice.replay), choice))
+        if refusal is not None:
+            # Between two of these times, what keeps the limits soonest may be cheapest.
+            with suppress(NoAnswerError):
+                soonest = self.fastest()
+                if soonest.replay.makespan_ns * run.iterations <= run.deadline_ns:
+                    add(soonest)
         if not found:
             raise refusal or NoAnswerError("no plan is in time")
         return min(found, key=lambda each: each[0])[1]
-
-    @property
-    def _soonest(self) -> _Found | None:
-        """The fastest choice that keeps all limits, if the run is over in time with it."""
-        run = self._run
-        assert run.iterations is not None
-        assert run.deadline_s is not None
-        try:
-            found = self.fastest()
-        except NoAnswerError:
-            return None
-        late = found.replay.makespan_ns * run.iterations > ns_from_s_floor(run.deadline_s)
-        return None if late else found
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -327,93 +314,55 @@ class _Search:
             NoAnswerError: none was found; says by how much the best breaks a limit.
         """
         setting = self._setting(deadline_ns)
+        power_uw = self.frontier.total_power_uw if waits else 0
         best: _Found | None = None
-        refusal: NoAnswerError | None = None
+        least, refusal = math.inf, None
         try:
-            best = self._searched(deadline_ns, waits)
-            self._check_conditions(best.replay, setting)
+            best = self._searched(setting, waits)
+            if broken := self._broken(best.replay, setting, self._exact):
+                raise NoAnswerError(self._refusal(broken, best.replay, setting))
+            least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
         except NoAnswerError as error:
             best, refusal = None, error
-        best = self._best_known(best, setting, waits)
-        if best is None:
-            assert refusal is not None
-            raise refusal
-        self._candidates.remember(self._global_limits, best.replay)
-        return best
-
-    def _searched(self, deadline_ns: int, waits: bool) -> _Found:
-        """What the search finds by a deadline; conditions on the whole plan may be broken."""
-        if self._probability is not None:
-            return self._sure(self._probability, deadline_ns, waits)
-        candidate = self._candidates.best_by(deadline_ns, waits=waits)
-        if self.request.effort.polish_s:
-            return self._polished(candidate, deadline_ns, waits)
-        return _Found(candidate.replay, deadline_ns)
-
-    def _check_conditions(self, replay: Replay, setting: Setting) -> None:
-        """Raises: NoAnswerError: a condition is broken; says by how much."""
-        for limit in self._conditions:
-            if limit.excess(replay, setting):
-                raise NoAnswerError(self._refusal(limit, replay, setting))
-
-    def _best_known(self, best: _Found | None, setting: Setting, waits: bool) -> _Found | None:
-        """The best of what was found and what is known anyway."""
-        power_uw = self.frontier.total_power_uw if waits else 0
-        least: float = math.inf
-        if best is not None:
-            least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
-        for known in self._candidates.known(self._global_limits):
+        for known in self._candidates.known(self._global):
             value = known.energy_fj - power_uw * known.makespan_ns
-            if known.makespan_ns > setting.deadline_ns or value >= least:
+            if known.makespan_ns > deadline_ns or value >= least:
                 continue
-            replay = self.frontier.problem.replay(known.rows, Machine(self.request.latency_ns))
+            replay = self._replayed(known.rows)
+            if self._broken(replay, setting, self._exact):
+                continue
             robustness = self._evidence(replay, setting)
             if robustness is None and self._probability is not None:
                 continue
-            rest = (limit for limit in self.request.limits if limit is not self._probability)
-            if any(limit.excess(replay, setting) for limit in rest):
-                continue
-            best = (best or _Found(replay, setting.deadline_ns))._replace(
-                replay=replay, robustness=robustness
-            )
-            least = value
+            best = best or _Found(replay, deadline_ns)
+            best, least = best._replace(replay=replay, robustness=robustness), value
+        if best is None:
+            assert refusal is not None
+            raise refusal
+        self._candidates.remember(self._global, best.replay)
         return best
 
-    def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
-        """The proof that a choice is in time as surely as asked; None where there is none."""
-        limit = self._probability
-        if limit is None or limit.excess(replay, setting):
-            return None
-        attempts = (limit.evidence(replay, setting, attempt) for attempt in range(_ATTEMPTS))
-        return next((evidence for evidence in attempts if evidence is not None), None)
-
-    def rung(self, time_ns: int) -> Plan:
-        """A plan of a ladder: by a time, until which everybody waits if it is beyond T_star."""
-        if self._probability is not None or self._conditions or not self._candidates.is_plain:
-            found = self.by(time_ns, waits=time_ns > self.frontier.min_energy_time_ns)
-        else:
+    def one_of_many(self, time_ns: int) -> Plan:
+        """A plan by a time, until which everybody waits if it is beyond T_star."""
+        waits = time_ns > self.frontier.min_energy_time_ns
+        if self._is_plain:
             found = _Found(self._candidates.near(time_ns).replay, time_ns)
-        kind = "time" if time_ns <= self.frontier.min_energy_time_ns else "sync-time"
-        deadline = self.request.deadline.model_copy(
-            update={"kind": kind, "time_s": s_from_ns(time_ns), "slowdown": None}
-        )
-        request = self.request.model_copy(
-            update={"objective": "energy", "deadline": deadline, "straggler_time_s": None}
-        )
-        return self._built(found, request)
+        else:
+            found = self.by(time_ns, waits=waits)
+        deadline = Deadline(kind="sync-time" if waits else "time", time_s=s_from_ns(time_ns))
+        asked = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
+        return self._built(found, self.request.model_copy(update=asked))
 
     def plan(self, found: _Found) -> Plan:
         """What was found, as a plan."""
-        plan = self._built(found, self.request)
-        straggler_s = self.request.straggler_time_s
-        if straggler_s is not None:
-            time_ns = ns_from_s_floor(straggler_s)
-            plan = note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
-        return plan
+        plan, straggler_s = self._built(found, self.request), self.request.straggler_time_s
+        if straggler_s is None:
+            return plan
+        time_ns = ns_from_s_floor(straggler_s)
+        return note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
 
     def _built(self, found: _Found, request: Request) -> Plan:
-        least_ns = self.frontier.min_time_ns
-        target = target_of(request, found.deadline_ns, least_ns=least_ns)
+        target = target_of(request, found.deadline_ns, least_ns=self.frontier.min_time_ns)
         if found.until and request.deadline.kind != "sync-time":
             kind = "sync-time" if found.until == "sync" else "time"
             update = {"kind": kind, "time_s": request.straggler_time_s, "slowdown": None}
@@ -437,32 +386,44 @@ class _Search:
         return self.request.run
 
     @property
+    def _whole_run(self) -> NoisyRun:
+        """How many iterations there are, and when they are to be over."""
+        assert self._run.iterations is not None
+        return NoisyRun(self._run.iterations, ns_from_s_floor(self._run.deadline_s or 0.0))
+
+    @property
     def _is_plain(self) -> bool:
         """Whether clocks follow at once and nothing but the time is limited."""
         return not self.request.limits and self.request.latency_ns == 0
 
     def asked_ns(self) -> int:
-        """The deadline that the request means, ns."""
-        deadline, least = self.request.deadline, self.frontier.min_time_ns
+        """The deadline that the request means, ns.
+
+        Raises:
+            NoAnswerError: it is below T_min; says T_min.
+        """
+        deadline, frontier = self.request.deadline, self.frontier
+        least = frontier.min_time_ns
         match deadline.kind:
             case "time" | "sync-time":
-                return self.frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
+                return frontier.checked_ns(ns_from_s_floor(deadline.time_s or 0.0))
             case "slowdown":
                 return least + int(least * (deadline.slowdown or 0.0))
-            case "min-energy" if self._is_plain:
-                return self.frontier.min_energy_time_ns
             case "min-energy":
-                return self.frontier.slowest_time_ns
+                return frontier.min_energy_time_ns if self._is_plain else frontier.slowest_time_ns
             case _:
                 return least
 
     def _setting(self, deadline_ns: int) -> Setting:
-        run = None
-        if self.request.objective == "cost":
-            assert self._run.iterations is not None
-            assert self._run.deadline_s is not None
-            run = NoisyRun(self._run.iterations, ns_from_s_floor(self._run.deadline_s))
+        run = self._whole_run if self.request.objective == "cost" else None
         return Setting(self.frontier.num_gpus, deadline_ns, self.frontier.profile, run)
+
+    def _replayed(self, rows: Rows) -> Replay:
+        return self.frontier.problem.replay(rows, Machine(self.request.latency_ns))
+
+    def _broken(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> Limit | None:
+        """The first of some limits that a replay breaks."""
+        return next((limit for limit in limits if limit.excess(replay, setting)), None)
 
     def _tried(self, deadline_ns: int) -> _Found | None:
         try:
@@ -480,31 +441,28 @@ class _Search:
         Raises:
             NoAnswerError: even all of them do not.
         """
-        frontier = self.frontier
-        problem, slowest = frontier.problem, frontier.slowest_time_ns
-        thrifty, usual = thriftiest_rows(problem), self._at_place(0.0, self._setting(slowest), True)
-        position = np.empty(len(thrifty), np.int64)
-        position[problem.pipeline.order] = np.arange(len(thrifty))
+        problem, slowest = self.frontier.problem, self.frontier.slowest_time_ns
+        thrifty = least_average_rows(problem)
+        usual = self._at_place(0.0, self._setting(slowest), True).rows
+        order, count = problem.pipeline.order, len(thrifty)
 
-        def with_thrifty(count: int) -> Replay:
-            rows = np.where(position < count, thrifty, usual.rows).astype(np.int32)
-            return problem.replay(rows, Machine(self.request.latency_ns))
-
-        def tried(count: int) -> _Found | None:
-            replay = with_thrifty(count)
+        def tried(thriftier: int) -> _Found | None:
+            rows = usual.copy()
+            rows[order[:thriftier]] = thrifty[order[:thriftier]]
+            replay = self._replayed(rows)
             setting = self._setting(replay.makespan_ns)
-            broken = any(limit.excess(replay, setting) for limit in self.request.limits)
+            broken = self._broken(replay, setting, self.request.limits)
             return None if broken else _Found(replay, replay.makespan_ns)
 
-        found = first_between(0, len(thrifty), tried, len(thrifty).bit_length())
+        found = first_between(0, count, tried, count.bit_length())
         if found is not None:
             return found
-        replay = with_thrifty(len(thrifty))
+        replay = self._replayed(thrifty)
         setting = self._setting(replay.makespan_ns)
-        star = self._tried(frontier.min_energy_time_ns)
-        best = replay if star is None else star.replay
-        broken = (limit for limit in self.request.limits if limit.excess(replay, setting))
-        raise NoAnswerError(self._refusal(next(broken), best, setting))
+        broken = self._broken(replay, setting, self.request.limits)
+        assert broken is not None
+        star = self._tried(self.frontier.min_energy_time_ns)
+        raise NoAnswerError(self._refusal(broken, star.replay if star else replay, setting))
 
     def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
         words = limit.broken(replay, setting)
@@ -518,51 +476,29 @@ class _Search:
             )
         return words
 
-    def _cost(self, replay: Replay) -> float:
-        run, gpus = self._run, self.frontier.num_gpus
-        energy_j = replay.energy_fj * gpus / 1e15
-        time_s = s_from_ns(replay.makespan_ns)
-        gpus *= self.frontier.pipeline.num_stages
-        return spent(time_s, energy_j, run, gpus).amount(run.minimized)
+    def _searched(self, setting: Setting, waits: bool) -> _Found:
+        """What the search finds by a deadline; conditions on the whole plan may be broken."""
+        deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
+        if self._probability is not None:
+            return self._sure(self._probability, setting, waits)
+        replay = self._candidates.best_by(deadline_ns, waits=waits).replay
+        if not seconds:
+            return _Found(replay, deadline_ns)
+        frontier = self.frontier
+        if self._candidates.is_plain:
+            from envplan.solve.polish import polished  # ortools takes a while to import
 
-    def _polished(self, candidate: Candidate, deadline_ns: int, waits: bool) -> _Found:
-        """A choice after more seconds of search: by CP-SAT where clocks follow at once and no limit
-        is local, else by more moves."""
-        frontier, seconds = self.frontier, self.request.effort.polish_s
-        machine = candidate.replay.machine
-        if not self._candidates.is_plain:
-            rows, end, rounds = candidate.replay.rows, time.monotonic() + seconds, 0
-            while time.monotonic() < end:
-                rounds += 2
-                rows = self._candidates.polished(rows, deadline_ns, rounds)
-            return _Found(frontier.problem.replay(rows, machine), deadline_ns)
-        from envplan.solve.polish import polish_plan
+            slowest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+            start = self._candidates.rounded(min(deadline_ns, slowest))
+            replay, bound_fj = polished(frontier, replay, start, waits, seconds)
+            return _Found(replay, deadline_ns, bound_fj=bound_fj)
+        rows, end, rounds = replay.rows, time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            rounds += 2
+            rows = self._candidates.polished(rows, deadline_ns, rounds)
+        return _Found(self._replayed(rows), deadline_ns)
 
-        own_ns = min(
-            deadline_ns, frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
-        )
-        start = self._candidates.rounded(own_ns)
-        assert start.rounding is not None
-        assert start.flows is not None
-        power, least_fj = frontier.total_power_uw, frontier.lower_bound_fj(own_ns)
-        if waits:
-            power, least_fj = 0, frontier.effective_bound_fj(own_ns)
-        proved = polish_plan(
-            frontier.pipeline,
-            start.rounding,
-            frontier.network,
-            start.flows,
-            power,
-            least_fj,
-            seconds,
-        )
-        replay = frontier.problem.replay(start.rounding.rows)
-        if replay.energy_fj > candidate.replay.energy_fj and not waits:
-            replay = candidate.replay
-        bound = proved if proved > least_fj and not waits else None
-        return _Found(replay, deadline_ns, bound_fj=bound)
-
-    def _sure(self, limit: HoldsWithProbability, deadline_ns: int, waits: bool) -> _Found:
+    def _sure(self, limit: HoldsWithProbability, setting: Setting, waits: bool) -> _Found:
         """The choice of least energy found that holds its deadline with a probability.
 
         Under noise an iteration is on average longer than its plan says, for it waits for the
@@ -572,47 +508,46 @@ class _Search:
         by bisection, every candidate meeting the same draws. Fresh draws prove what comes out;
         where they do not, the next attempt aims higher.
         """
-        setting = self._setting(deadline_ns)
+
+        def keeps_local(replay: Replay) -> bool:
+            late = replay.makespan_ns > setting.deadline_ns
+            return not late and not self._broken(replay, setting, self._local)
+
+        def holds(replay: Replay, attempt: int) -> bool:
+            return keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
+
         for attempt in range(_ATTEMPTS):
-            replay = self._slowest_that_holds(limit, setting, attempt, waits)
-            evidence = limit.evidence(replay, setting, attempt)
-            if evidence is not None and self._keeps_local(replay, setting):
-                return _Found(replay, deadline_ns, robustness=evidence)
+            low, high, best = 0.0, 2.0, self._at_place(0.0, setting, waits)
+            if not holds(best, attempt):
+                best = self._at_place(2.0, setting, waits)
+                for step in range(_PLACES):
+                    if self._progress is not None:
+                        self._progress(_PLACES - step, 0)
+                    middle = (low + high) / 2
+                    replay = self._at_place(middle, setting, waits)
+                    if holds(replay, attempt):
+                        high, best = middle, replay
+                    else:
+                        low = middle
+            evidence = limit.evidence(best, setting, attempt)
+            if evidence is not None and keeps_local(best):
+                return _Found(best, setting.deadline_ns, robustness=evidence)
         raise NoAnswerError(limit.broken(self._at_place(2.0, setting, waits), setting))
 
-    def _slowest_that_holds(
-        self, limit: HoldsWithProbability, setting: Setting, attempt: int, waits: bool
-    ) -> Replay:
-        def holds(replay: Replay) -> bool:
-            return (
-                self._keeps_local(replay, setting)
-                and limit.excess(replay, setting, attempt=attempt) == 0
-            )
-
-        best = self._at_place(0.0, setting, waits)
-        if holds(best):
-            return best
-        low, high, best = 0.0, 2.0, self._at_place(2.0, setting, waits)
-        for step in range(_PLACES):
-            if self._progress is not None:
-                self._progress(_PLACES - step, 0)
-            middle = (low + high) / 2
-            replay = self._at_place(middle, setting, waits)
-            if holds(replay):
-                high, best = middle, replay
-            else:
-                low = middle
-        return best
+    def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
+        """The proof that a choice is in time as surely as asked; None where there is none."""
+        limit = self._probability
+        if limit is None or limit.excess(replay, setting):
+            return None
+        attempts = (limit.evidence(replay, setting, attempt) for attempt in range(_ATTEMPTS))
+        return next((evidence for evidence in attempts if evidence is not None), None)
 
     def _at_place(self, place: float, setting: Setting, waits: bool) -> Replay:
         """From the slowest choice worth having, at 0, by T_min's, at 1, to the fastest, at 2."""
         frontier, candidates = self.frontier, self._candidates
-        least = frontier.min_time_ns
-        latest = min(
-            setting.deadline_ns,
-            frontier.slowest_time_ns if waits else frontier.min_energy_time_ns,
-        )
-        time_ns = latest - round((latest - least) * min(place, 1.0))
+        slowest = frontier.slowest_time_ns if waits else frontier.min_energy_time_ns
+        latest = min(setting.deadline_ns, slowest)
+        time_ns = latest - round((latest - frontier.min_time_ns) * min(place, 1.0))
         try:
             replay = candidates.at(time_ns).replay
         except NoPlanInTimeError:
@@ -621,14 +556,7 @@ class _Search:
             return replay
         # Rows of a table stand by time, the fastest first.
         steps = np.floor((candidates.fastest_rows - replay.rows) * (place - 1)).astype(np.int32)
-        return frontier.problem.replay(replay.rows + steps, replay.machine)
-
-    def _keeps_local(self, replay: Replay, setting: Setting) -> bool:
-        if replay.makespan_ns > setting.deadline_ns:
-            return False
-        return not any(
-            limit.excess(replay, setting) for limit in self.request.limits if limit.is_local
-        )
+        return self._replayed(replay.rows + steps)
 
 
 Answer = TypeVar("Answer")
@@ -718,17 +646,16 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     beside = run.minimized_beside(1.0, gpus) * iterations
     if rate.is_fixed and rate.per_kwh[0] > 0 and not (more.host_power or beside):
         return [(0.0, latest_ns)]  # energy only falls until T_star
-    steps = rate.steps()
 
     def energy(time_ns: int) -> float:
         time_s = s_from_ns(time_ns)
         return more.joules(time_s, frontier.energy_at(time_s), gpus)
 
     def integral(time_ns: int) -> float:
-        return steps.integral(s_from_ns(time_ns) * iterations)
+        return rate.integral(s_from_ns(time_ns) * iterations)
 
     points: list[int] = []
-    for begin, end in pairwise(_bends(frontier, steps, iterations, latest_ns)):
+    for begin, end in pairwise(_bends(frontier, rate, iterations, latest_ns)):
         # (a + b T)(c + d T) / T + k T is least at sqrt(ac / (bd + k)), where that lies inside.
         t0, t1 = s_from_ns(begin), s_from_ns(end)
         b = (energy(end) - energy(begin)) / (t1 - t0)
@@ -748,10 +675,10 @@ def cheapest_times(frontier: Curve, run: Run, gpus: int) -> list[tuple[float, in
     return sorted(minima)[:_MAX_MINIMA]
 
 
-def _bends(frontier: Curve, steps: Steps, iterations: int, latest_ns: int) -> list[int]:
+def _bends(frontier: Curve, rate: Rate, iterations: int, latest_ns: int) -> list[int]:
     """T_min, latest, and where in between the frontier or the rate bends, ns, ascending."""
     first_ns = frontier.min_time_ns
     bends = {first_ns, latest_ns, *(t for t in frontier.times_ns.tolist() if t < latest_ns)}
     span = (s_from_ns(first_ns) * iterations, s_from_ns(latest_ns) * iterations)
-    changes = {ns_from_s(change / iterations) for change in steps.changes(*span)}
+    changes = {ns_from_s(change / iterations) for change in rate.changes(*span)}
     return sorted(bends | {t for t in changes if first_ns < t < latest_ns})

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from envplan._documents import first_problem
-from envplan._files import decoded, read_bounded
+from envplan._files import AnyPath, decoded, read_bounded
+from envplan._model import Model
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES
 from envplan.pipeline.extras import EXTRAS
@@ -40,18 +37,18 @@ _STAGES: Final = "{stages}"
 TargetKind = Literal[
     "time", "slowdown", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
 ]
-#: Targets of a time, which other planners and slow clocks can be given, and all kinds.
+#: Lists of a grid whose values are targets, and what a point calls one. The first are times, which
+#: other planners can be given, too.
+_TARGETS: Final = {
+    "slowdowns": "slowdown",
+    "target_times": "target_time",
+    "energy_budgets": "energy_budget",
+    "power_caps": "power_cap",
+    "peak_power_caps": "peak_power_cap",
+}
 _TIMELY: Final = ("slowdown", "target_time", "min_energy")
-_TARGETS: Final = (*_TIMELY, "energy_budget", "power_cap", "peak_power_cap")
+#: What clocks and times a plan can be made for, by our planner alone.
 _CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
-
-
-def _known_schedule(name: str) -> str:
-    return _one_of(name, SCHEDULES)
-
-
-def _known_planner(name: str) -> str:
-    return _one_of(name, PLANNERS)
 
 
 def _known_extras(names: str) -> str:
@@ -61,16 +58,14 @@ def _known_extras(names: str) -> str:
 
 
 def _one_of(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    if name not in names:
-        listed = ", ".join(names)
-        raise PydanticCustomError("unknown", "should be one of {names}", {"names": listed})
+    if name not in known:
+        raise ValueError(f"should be one of {', '.join(known)}")
     return name
 
 
 Name = Annotated[str, Field(min_length=1)]
-ScheduleName = Annotated[str, AfterValidator(_known_schedule)]
-PlannerName = Annotated[str, AfterValidator(_known_planner)]
+ScheduleName = Annotated[str, AfterValidator(lambda name: _one_of(name, SCHEDULES))]
+PlannerName = Annotated[str, AfterValidator(lambda name: _one_of(name, PLANNERS))]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 GpuCount = Annotated[int, Field(ge=1, le=10**6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -85,16 +80,15 @@ AllWatts = Annotated[float, Field(ge=0, le=1e12)]
 ExtraNames = Annotated[str, Field(min_length=1), AfterValidator(_known_extras)]
 
 
+_NONE: Any = Field(default_factory=list)
+
+
 def _named(name: str, other: str) -> Any:
     """A field that a file may call by either name."""
     return Field(None, validation_alias=AliasChoices(name, other))
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class _Job(_Model):
+class _Job(Model):
     """What a point has one of, and all points of a grid share."""
 
     p2p_latency: Seconds | None = None
@@ -110,23 +104,6 @@ class _Job(_Model):
     min_dwell: Milliseconds | None = None
     robust: SurePercent | None = None
     noise: NoisePercent | None = None
-
-    @property
-    def condition(self) -> str | None:
-        """The first given of what clocks and times are planned for; None without any."""
-        return next((name for name in _CONDITIONS if getattr(self, name) is not None), None)
-
-    def refuse_together(self, planners: Iterable[str], targets: Iterable[str]) -> None:
-        """Raises: PydanticCustomError: a planner or a target does not go with the rest."""
-        planners, targets = list(planners), list(targets)
-        ours = self.condition or next((name for name in targets if name not in _TIMELY), None)
-        other = next((name for name in planners if name != "frontier"), None)
-        if ours is not None and other is not None:
-            raise PydanticCustomError(
-                "planner",
-                "has {one}, which goes with planner frontier, not {other}",
-                _pair([ours, other]),
-            )
 
 
 class Point(_Job):
@@ -173,20 +150,21 @@ class Point(_Job):
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
-        given = [name for name in _TARGETS if getattr(self, name) not in (None, False)]
-        if len(given) > 1:
-            raise PydanticCustomError(
-                "targets", "has both {one} and {other}: a point has one target", _pair(given)
-            )
-        if given and not PLANNERS[self.planner].takes_target:
-            raise PydanticCustomError(
-                "target",
-                "has {one}, but planner {other} takes no target",
-                _pair([given[0], self.planner]),
-            )
-        self.refuse_together([self.planner], given)
+        given = [
+            name
+            for name in (*_TIMELY, *_TARGETS.values(), *_CONDITIONS)
+            if getattr(self, name) not in (None, False)
+        ]
+        targets = list(dict.fromkeys(name for name in given if name not in _CONDITIONS))
+        ours = [name for name in given if name not in _TIMELY]
+        if len(targets) > 1:
+            raise ValueError(f"has both {targets[0]} and {targets[1]}: a point has one target")
+        if targets and not PLANNERS[self.planner].takes_target:
+            raise ValueError(f"has {targets[0]}, but planner {self.planner} takes no target")
+        if ours and self.planner != "frontier":
+            raise ValueError(f"has {ours[0]}, which goes with planner frontier, not {self.planner}")
         if self.seed and self.noise is None:
-            raise PydanticCustomError("seed", "has a seed, but no noise for it")
+            raise ValueError("has a seed, but no noise for it")
         return self
 
     @property
@@ -195,24 +173,19 @@ class Point(_Job):
 
         Without a target ours is T_min, and "own" what another planner does by itself.
         """
-        if self.target_time is not None:
-            return "time", self.target_time
+        targets: dict[TargetKind, float | None] = {
+            "time": self.target_time,
+            "energy-budget": self.energy_budget,
+            "power-cap": self.power_cap,
+            "peak-power-cap": self.peak_power_cap,
+            "slowdown": self.slowdown,
+        }
+        for kind, value in targets.items():
+            if value is not None:
+                return kind, value
         if self.min_energy:
             return "min-energy", None
-        for kind, value in (
-            ("energy-budget", self.energy_budget),
-            ("power-cap", self.power_cap),
-            ("peak-power-cap", self.peak_power_cap),
-        ):
-            if value is not None:
-                return cast(TargetKind, kind), value
-        if self.slowdown is None and self.planner != "frontier":
-            return "own", None
-        return "slowdown", self.slowdown or 0.0
-
-
-def _pair(names: list[str]) -> dict[str, str]:
-    return {"one": names[0], "other": names[1]}
+        return ("slowdown", 0.0) if self.planner == "frontier" else ("own", None)
 
 
 class Grid(_Job):
@@ -228,86 +201,73 @@ class Grid(_Job):
         None, min_length=1, validation_alias=AliasChoices("chunks", "vp")
     )
     planners: list[PlannerName] = Field(["frontier"], min_length=1)
-    slowdowns: list[Percent] = []
-    target_times: list[Seconds] = []
+    slowdowns: list[Percent] = _NONE
+    target_times: list[Seconds] = _NONE
     min_energy: bool = False
-    energy_budgets: list[Joules] = []
-    power_caps: list[AllWatts] = []
-    peak_power_caps: list[AllWatts] = []
+    energy_budgets: list[Joules] = _NONE
+    power_caps: list[AllWatts] = _NONE
+    peak_power_caps: list[AllWatts] = _NONE
     seeds: list[Seed] = Field([0], min_length=1)
 
     @model_validator(mode="after")
     def _stages_are_used(self) -> Self:
         used = any(_STAGES in profile for profile in self.profiles)
         if used != (self.stages is not None):
-            raise PydanticCustomError(
-                "stages",
-                "should have a list `stages` if and only if a name in `profiles` has {stages} "
-                "where it goes",
-                {"stages": _STAGES},
+            raise ValueError(
+                f"should have a list `stages` if and only if a name in `profiles` has {_STAGES} "
+                "where it goes"
             )
-        if self.noise is None and len(self.seeds) > 1:
-            raise PydanticCustomError("seeds", "has several seeds, but no noise for them")
-        self.refuse_together(self.planners, [name for one in self._targets() for name in one])
         return self
+
+    def _lists(self) -> list[list[dict[str, Any]]]:
+        """What varies: for each thing its values, as fields of a point."""
+        profiles = [
+            profile.replace(_STAGES, str(count))
+            for profile in self.profiles
+            for count in (self.stages if self.stages and _STAGES in profile else [0])
+        ]
+        targets: list[dict[str, Any]] = [
+            {one: value} for many, one in _TARGETS.items() for value in getattr(self, many)
+        ]
+        if self.min_energy:
+            targets.insert(len(self.slowdowns) + len(self.target_times), {"min_energy": True})
+        return [
+            [{"profile": profile} for profile in profiles],
+            [{"microbatches": count} for count in self.microbatches or ()] or [{}],
+            [{"schedule": name} for name in self.schedules or ()] or [{}],
+            [{"chunks": count} for count in self.chunks or ()] or [{}],
+            [{"planner": name} for name in self.planners],
+            targets or [{}],
+            [{"seed": seed} for seed in self.seeds],
+        ]
 
     def size(self) -> int:
         """How many points there are, at most."""
-        lists: tuple[Sized | None, ...] = (
-            self.profiles,
-            self.stages,
-            self.microbatches,
-            self.schedules,
-            self.chunks,
-            self.planners,
-            self._targets(),
-            self.seeds,
-        )
-        return math.prod(len(one) for one in lists if one)
+        return math.prod(map(len, self._lists()))
 
     def points(self) -> Iterator[Point]:
-        """Every combination once, the last lists varying fastest."""
+        """Every combination, the last lists varying fastest.
+
+        Those of a planner that takes no target come once for each target, without it.
+
+        Raises:
+            InputError: what is combined does not go together.
+        """
         shared = {name: getattr(self, name) for name in _Job.model_fields}
-        microbatch_counts: Sequence[int | None] = self.microbatches or [None]
-        schedules: Sequence[str | None] = self.schedules or [None]
-        chunk_counts: Sequence[int | None] = self.chunks or [None]
-        for profile, microbatches, schedule, chunks, planner in product(
-            self._profiles(), microbatch_counts, schedules, chunk_counts, self.planners
-        ):
-            takes_target = PLANNERS[planner].takes_target
-            for target, seed in product((takes_target and self._targets()) or [{}], self.seeds):
-                yield Point.model_validate(
-                    {
-                        **shared,
-                        "profile": profile,
-                        "microbatches": microbatches,
-                        "schedule": schedule,
-                        "chunks": chunks,
-                        "planner": planner,
-                        "seed": seed,
-                        **target,
-                    }
-                )
-
-    def _profiles(self) -> Iterator[str]:
-        for profile in self.profiles:
-            if _STAGES in profile:
-                yield from (profile.replace(_STAGES, str(n)) for n in self.stages or [])
-            else:
-                yield profile
-
-    def _targets(self) -> list[dict[str, float | bool]]:
-        targets: list[dict[str, float | bool]] = []
-        targets += ({"slowdown": percent} for percent in self.slowdowns)
-        targets += ({"target_time": seconds} for seconds in self.target_times)
-        targets += [{"min_energy": True}] if self.min_energy else []
-        targets += ({"energy_budget": joules} for joules in self.energy_budgets)
-        targets += ({"power_cap": watts} for watts in self.power_caps)
-        targets += ({"peak_power_cap": watts} for watts in self.peak_power_caps)
-        return targets
+        for *chosen, target, seed in product(*self._lists()):
+            fields: dict[str, Any] = dict(shared)
+            for one in (*chosen, seed):
+                fields |= one
+            if PLANNERS[fields["planner"]].takes_target:
+                fields |= target
+            try:
+                yield Point(**fields)
+            except ValidationError as error:
+                problem = first_problem(error, "sweep")
+                raise InputError(f"a point of grid {problem}") from None
 
 
-class SweepConfig(_Model):
+class SweepConfig(Model):
     """What a sweep's file says.
 
     Attributes:
@@ -316,7 +276,7 @@ class SweepConfig(_Model):
     """
 
     grid: Grid | None = None
-    points: list[Point] = []
+    points: list[Point] = _NONE
     _folder: Path = PrivateAttr(default=Path())
 
     @property
@@ -339,7 +299,7 @@ class SweepConfig(_Model):
         return list(dict.fromkeys([*(self.grid.points() if self.grid else ()), *self.points]))
 
 
-def read_config(path: str | os.PathLike[str]) -> SweepConfig:
+def read_config(path: AnyPath) -> SweepConfig:
     """Read and check a sweep's file.
 
     Raises:
@@ -349,22 +309,12 @@ def read_config(path: str | os.PathLike[str]) -> SweepConfig:
     text = decoded(read_bounded(path, MAX_CONFIG_BYTES), path)
     try:
         config = SweepConfig.model_validate(tomllib.loads(text))
+        config.all_points()
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"is not valid TOML: {error}", path=path) from None
     except ValidationError as error:
-        raise InputError(_problem(error), path=path) from None
-    config._folder = Path(path).parent
-    try:
-        config.all_points()
+        raise InputError(first_problem(error, "sweep"), path=path) from None
     except InputError as error:
         raise InputError(error.message, path=path) from None
+    config._folder = Path(path).parent
     return config
-
-
-def _problem(error: ValidationError) -> str:
-    """As for other files; a complaint about a whole table does not show the table."""
-    first = error.errors(include_url=False)[0]
-    if not isinstance(first["input"], dict) or first["type"] in ("missing", "extra_forbidden"):
-        return first_problem(error, "sweep")
-    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    return f"{where.removeprefix('.')} {first['msg']}"

@@ -11,12 +11,10 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from envplan._files import append_whole
+from envplan._model import Model
 from envplan.errors import InputError
 from envplan.sweep.table import Row
 
@@ -25,14 +23,12 @@ __all__ = ["Journal"]
 _HEADER: Final = b'{"schema": "envplan/sweep-journal/v1"}'
 
 
-class _Entry(BaseModel):
+class _Entry(Model):
     """A finished point.
 
     Attributes:
         final: the same point would end the same way again, so it need not be tried again.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     key: str
     final: bool
@@ -72,12 +68,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._descriptor)
 
     def append(self, key: str, row: Row, *, final: bool) -> None:
@@ -97,33 +88,29 @@ class Journal:
     def _read(self, fresh: bool) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        lines = data[:whole].splitlines()
-        if (lines[0] if lines else data) not in (_HEADER, _HEADER[: len(data)]):
-            raise self._refusal(1)
-        for number, line in enumerate(lines[1:], 2):
-            self._take(line, number)
+        header, *lines = data[:whole].splitlines() or [data]
+        number = 1
+        try:
+            if header not in (_HEADER, _HEADER[: len(data)]):
+                raise ValueError
+            for line in lines:
+                number += 1
+                entry = _Entry.model_validate(json.loads(line))
+                if entry.final:
+                    self.rows[entry.key] = entry.row
+        except (ValueError, RecursionError):
+            raise InputError(
+                "is not a line of a sweep's journal; choose another output, or delete this file to "
+                "start anew",
+                path=self.path,
+                line=number,
+            ) from None
         if fresh:
             self.rows.clear()
             whole = 0
         os.ftruncate(self._descriptor, whole)
         if whole == 0:
             self._write(_HEADER)
-
-    def _take(self, line: bytes, number: int) -> None:
-        try:
-            entry = _Entry.model_validate(json.loads(line))
-        except (ValueError, RecursionError):
-            raise self._refusal(number) from None
-        if entry.final:
-            self.rows[entry.key] = entry.row
-
-    def _refusal(self, line: int) -> InputError:
-        return InputError(
-            "is not a line of a sweep's journal; choose another output, or delete this file to "
-            "start anew",
-            path=self.path,
-            line=line,
-        )
 
     def _write(self, line: bytes) -> None:
         try:

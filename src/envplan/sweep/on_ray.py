@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
 from envplan.cores import use_cores
 from envplan.errors import InputError
-from envplan.sweep.work import Done, Group, Task, compute, failed_row
+from envplan.sweep.work import Done, Group, Task, Underway, compute
 
 __all__ = ["run_on_ray"]
 
@@ -74,25 +73,18 @@ def _compute(group: Group) -> Iterator[Done]:
 
 def _outcomes(ray: Any, groups: Sequence[Group]) -> Iterator[tuple[Task, Done]]:
     remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_compute)
-    running = {remote.remote(group): (group, deque(group.tasks)) for group in groups}
+    running = {remote.remote(group): Underway(group) for group in groups}
     while running:
         ready, _ = ray.wait(list(running), num_returns=1)
         stream = ready[0]
-        group, tasks = running[stream]
+        group = running[stream]
         try:
-            done: Done = ray.get(next(stream))
+            yield group.finished(ray.get(next(stream)))
         except StopIteration:
             del running[stream]
-            continue
         except ray.exceptions.RayError as error:
             del running[stream]
-            if not tasks:
-                continue
-            lost = tasks.popleft()
-            row = failed_row(lost.point, group.profile, f"Ray: {str(error).strip()}"[:500])
-            if tasks:
-                rest = Group(group.profile, tuple(tasks))
-                running[remote.remote(rest)] = rest, tasks
-            yield lost, Done(row, final=False)
-            continue
-        yield tasks.popleft(), done
+            if group.tasks:
+                failed, rest = group.lost(f"Ray: {str(error).strip()}"[:500])
+                running |= {remote.remote(left): Underway(left) for left in rest}
+                yield failed

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 from envplan.cores import use_cores
 from envplan.errors import EnvplanError
-from envplan.sweep.work import Done, Group, Task, compute, failed_row
+from envplan.sweep.work import Done, Group, Task, Underway, compute
 
 __all__ = ["run_on_processes"]
 
@@ -43,20 +43,22 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Iterator[tuple[Task,
                     done = connection.recv()
                 except (EOFError, ConnectionError):
                     del workers[connection]
-                    task, outcome, rest = worker.died()
-                    if rest is not None:
-                        waiting.appendleft(rest)
-                    yield task, outcome
+                    failed, rest = worker.died()
+                    waiting.extendleft(rest)
+                    yield failed
                     continue
                 if done is None:
                     worker.begin()
                     continue
-                yield worker.finished(done)
-                if not worker.tasks and not worker.take(waiting):
+                yield worker.underway.finished(done)
+                if not worker.underway.tasks and waiting:
+                    worker.begin(waiting.popleft())
+                elif not worker.underway.tasks:
+                    worker.stop()
                     del workers[connection]
     finally:
         for worker in workers.values():
-            worker.stop()
+            worker.stop(at_once=True)
 
 
 class _Worker:
@@ -70,48 +72,30 @@ class _Worker:
             self._process.start()
         theirs.close()
         self._ready = False
-        self._group = group
-        self.tasks = deque(group.tasks)
+        self._group, self.underway = group, Underway(group)
 
-    def begin(self) -> None:
-        """It is there: send it its first group."""
+    def begin(self, group: Group | None = None) -> None:
+        """It is ready: send it another group, or the first."""
         self._ready = True
-        self._send()
-
-    def finished(self, done: Done) -> tuple[Task, Done]:
-        return self.tasks.popleft(), done
-
-    def take(self, waiting: deque[Group]) -> bool:
-        """Give it another group, or let it end where there is none."""
-        if not waiting:
-            self.connection.close()
-            self._process.join()
-            return False
-        self._group = waiting.popleft()
-        self.tasks = deque(self._group.tasks)
-        self._send()
-        return True
-
-    def _send(self) -> None:
+        if group is not None:
+            self._group, self.underway = group, Underway(group)
         with suppress(ConnectionError):  # it has died, as waiting for it will show
             self.connection.send(self._group)
 
-    def died(self) -> tuple[Task, Done, Group | None]:
+    def died(self) -> tuple[tuple[Task, Done], list[Group]]:
         """The task it was at, as failed, and the group of those that are left."""
-        self._process.join()
-        self.connection.close()
+        self.stop()
         code = self._process.exitcode
         if not self._ready:
             raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
-        task = self.tasks.popleft()
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        row = failed_row(task.point, self._group.profile, f"its process was ended {how}")
-        rest = Group(self._group.profile, tuple(self.tasks)) if self.tasks else None
-        return task, Done(row, final=False), rest
+        return self.underway.lost(f"its process was ended {how}")
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let it end: it does so where nobody sends it any more."""
         self.connection.close()
-        self._process.terminate()
+        if at_once:
+            self._process.terminate()
         self._process.join()
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,17 +82,33 @@ def run_sweep(
             single point is in its row instead.
     """
     begin = time.monotonic()
-    profiles = _Profiles(config.folder)
-    tasks, rows = _prepared(config, profiles)
+    profiles: dict[str, Profile | EnvplanError] = {}
+    tasks: list[Task] = []
+    rows: dict[int, Row] = {}
+    for index, point in enumerate(config.all_points()):
+        profile = None
+        try:
+            profile = _opened(point.profile, config.folder, profiles)
+            filled = _filled(point, profile)
+            tasks.append(Task(index, _key(filled, profile), filled))
+        except EnvplanError as error:
+            rows[index] = failed_row(point, profile, str(error))
     count = len(tasks) + len(rows)
     with Journal(journal, fresh=fresh) as book:
         rows |= {task.index: book.rows[task.key] for task in tasks if task.key in book.rows}
         missing = [task for task in tasks if task.index not in rows]
-        resumed = len(tasks) - len(missing)
         failed = sum(row.error is not None for row in rows.values())
         if progress is not None:
             progress(len(rows), count, failed)
-        with closing(_run(_groups(missing, profiles), jobs, ray)) as outcomes:
+        # Tasks by the frontier they share, in order of the first of each.
+        shared: dict[tuple[object, ...], list[Task]] = {}
+        for task in missing:
+            shared.setdefault(group_key(task.point), []).append(task)
+        groups = [
+            Group(_opened(same[0].point.profile, config.folder, profiles), tuple(same))
+            for same in shared.values()
+        ]
+        with closing(_outcomes(groups, jobs, ray)) as outcomes:
             for task, done in outcomes:
                 book.append(task.key, done.row, final=done.final)
                 rows[task.index] = done.row
@@ -100,62 +118,37 @@ def run_sweep(
     return SweepResult(
         tuple(rows[index] for index in range(count)),
         len(missing),
-        resumed,
+        len(tasks) - len(missing),
         time.monotonic() - begin,
     )
 
 
-def _run(
+def _outcomes(
     groups: Sequence[Group], jobs: int | None, ray: str | None
 ) -> Generator[tuple[Task, Done], None, None]:
-    if not groups:
-        return
-    if ray is not None:
+    if groups and ray is not None:
         from envplan.sweep.on_ray import run_on_ray
 
         yield from run_on_ray(groups, ray)
-    else:
+    elif groups:
         yield from run_on_processes(groups, jobs or cores())
 
 
-class _Profiles:
-    """Profiles by the name a sweep gives them, each read once."""
+def _opened(name: str, folder: Path, known: dict[str, Profile | EnvplanError]) -> Profile:
+    """The profile that a sweep calls so, read once.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[str, Profile | EnvplanError] = {}
-
-    def named(self, name: str) -> Profile:
-        """Raises: EnvplanError: there is none, or it is not valid."""
-        if name not in self._known:
-            beside = self._folder / name
-            try:
-                self._known[name] = Profile.open(beside if is_file(beside) else name)
-            except EnvplanError as error:
-                self._known[name] = error
-        known = self._known[name]
-        if isinstance(known, EnvplanError):
-            raise known
-        return known
-
-
-def _prepared(config: SweepConfig, profiles: _Profiles) -> tuple[list[Task], dict[int, Row]]:
-    """What can be computed, and the rows of points that cannot, by their place."""
-    from importlib.metadata import version
-
-    tasks: list[Task] = []
-    refused: dict[int, Row] = {}
-    installed = version("envplan")
-    for index, point in enumerate(config.all_points()):
-        profile = None
+    Raises:
+        EnvplanError: there is none, or it is not valid.
+    """
+    if name not in known:
         try:
-            profile = profiles.named(point.profile)
-            filled = _filled(point, profile)
+            known[name] = Profile.open(folder / name if is_file(folder / name) else name)
         except EnvplanError as error:
-            refused[index] = failed_row(point, profile, str(error))
-        else:
-            tasks.append(Task(index, _key(filled, profile, installed), filled))
-    return tasks, refused
+            known[name] = error
+    profile = known[name]
+    if isinstance(profile, EnvplanError):
+        raise profile
+    return profile
 
 
 def _filled(point: Point, profile: Profile) -> Point:
@@ -188,15 +181,12 @@ def _filled(point: Point, profile: Profile) -> Point:
     )
 
 
-def _key(point: Point, profile: Profile, installed: str) -> str:
+def _key(point: Point, profile: Profile) -> str:
     """What decides a point's outcome: what it says, its profile and the version of envplan."""
-    document = [installed, profile.sha256, point.model_dump(exclude_defaults=True)]
+    document = [_version(), profile.sha256, point.model_dump(exclude_defaults=True)]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _groups(tasks: Sequence[Task], profiles: _Profiles) -> list[Group]:
-    """Tasks by the frontier they share, in order of the first of each."""
-    shared: dict[tuple[object, ...], list[Task]] = {}
-    for task in tasks:
-        shared.setdefault(group_key(task.point), []).append(task)
-    return [Group(profiles.named(same[0].point.profile), tuple(same)) for same in shared.values()]
+@cache
+def _version() -> str:
+    return version("envplan")

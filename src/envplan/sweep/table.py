@@ -8,22 +8,18 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
-
-from pydantic import BaseModel, ConfigDict
+from typing import Final, Literal, get_args
 
 from envplan._files import atomic_write
+from envplan._model import Model
 from envplan.errors import InputError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "write_table"]
 
 TABLE_TYPES: Final = (".csv", ".parquet")
 
 
-class Row(BaseModel):
+class Row(Model):
     """One point and what came of it; energies are joules per iteration over all GPUs.
 
     Attributes:
@@ -36,8 +32,6 @@ class Row(BaseModel):
         wall_s: seconds it took to plan this point.
         error: why there is no plan.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     profile: str
     source: Literal["measured", "modelled"] | None = None
@@ -123,38 +117,26 @@ def write_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         InputError: as for check_table, or the file cannot be written.
     """
     check_table(Path(path))
-    text_or_bytes = _csv(rows) if Path(path).suffix.lower() == ".csv" else _parquet(rows)
-    atomic_write(path, text_or_bytes)
+    cells = [dict(row) for row in rows]
+    if Path(path).suffix.lower() == ".csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cells)
+        atomic_write(path, text.getvalue())
+    else:
+        atomic_write(path, _parquet(cells))
 
 
-def _csv(rows: Sequence[Row]) -> str:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(getattr(row, name)) for name in COLUMNS] for row in rows)
-    return buffer.getvalue()
-
-
-def _cell(value: object) -> object:
-    return repr(value) if isinstance(value, float) else value
-
-
-def _parquet(rows: Sequence[Row]) -> bytes:
+def _parquet(cells: list[dict[str, object]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    table = pa.table(columns, schema=_schema(pa))
+    types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+    fields = []
+    for name, field in Row.model_fields.items():
+        kinds = get_args(field.annotation) or (field.annotation,)
+        fields.append((name, next((types[kind] for kind in kinds if kind in types), pa.string())))
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(pa.Table.from_pylist(cells, schema=pa.schema(fields)), buffer)
     return buffer.getvalue()
-
-
-def _schema(arrow: Any) -> pa.Schema:
-    types = {float: arrow.float64(), int: arrow.int64(), bool: arrow.bool_()}
-
-    def of(annotation: object) -> Any:
-        kinds = set(get_args(annotation)) or {annotation}
-        return next((types[kind] for kind in (float, int, bool) if kind in kinds), arrow.string())
-
-    return arrow.schema([(name, of(field.annotation)) for name, field in Row.model_fields.items()])

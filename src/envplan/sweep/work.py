@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import Pipeline, traits
@@ -19,9 +20,26 @@ from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
 from envplan.sweep.config import Point
 from envplan.sweep.table import Row
-from envplan.units import j_from_fj, ns_from_s_floor, s_from_ns
+from envplan.units import ns_from_s_floor
 
-__all__ = ["Done", "Group", "Task", "compute", "failed_row", "group_key"]
+__all__ = ["Done", "Group", "Task", "Underway", "compute", "failed_row", "group_key"]
+
+#: What points with one frontier have in common.
+_SHARED: Final = (
+    *("profile", "microbatches", "schedule", "chunks", "p2p_latency", "blocking_power"),
+    *("gpus_per_stage", "replicas", "recompute", "extra", "one_clock", "parts_within"),
+)
+#: What a row says of its point, by the point's name for it where that is another.
+_SAID: Final = {
+    **{name: name for name in ("profile", "microbatches", "schedule", "planner", "recompute")},
+    **{name: name for name in ("extra", "one_clock", "seed")},
+    "blocking_power_w": "blocking_power",
+    "parts_within_percent": "parts_within",
+    "switch_latency_ms": "switch_latency",
+    "min_dwell_ms": "min_dwell",
+    "robust_percent": "robust",
+    "noise_percent": "noise",
+}
 
 
 @dataclass(frozen=True)
@@ -58,22 +76,27 @@ class Done(NamedTuple):
     final: bool
 
 
+class Underway:
+    """A group that somebody computes, task by task, and what is left of it."""
+
+    def __init__(self, group: Group) -> None:
+        self._profile = group.profile
+        self.tasks = deque(group.tasks)
+
+    def finished(self, done: Done) -> tuple[Task, Done]:
+        """The task it was at, with its outcome."""
+        return self.tasks.popleft(), done
+
+    def lost(self, why: str) -> tuple[tuple[Task, Done], list[Group]]:
+        """The task it was at, as failed; and a group of those that are left, if any are."""
+        task = self.tasks.popleft()
+        failed = task, Done(failed_row(task.point, self._profile, why), final=False)
+        return failed, [Group(self._profile, tuple(self.tasks))] if self.tasks else []
+
+
 def group_key(point: Point) -> tuple[object, ...]:
     """What points with one frontier have in common."""
-    return (
-        point.profile,
-        point.microbatches,
-        point.schedule,
-        point.chunks,
-        point.p2p_latency,
-        point.blocking_power,
-        point.gpus_per_stage,
-        point.replicas,
-        point.recompute,
-        point.extra,
-        point.one_clock,
-        point.parts_within,
-    )
+    return tuple(getattr(point, name) for name in _SHARED)
 
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
@@ -84,135 +107,76 @@ def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
 def compute(group: Group) -> Iterator[Done]:
     """The outcome of each task, in order; an error is an outcome, too."""
     warnings.simplefilter("ignore", DoubtWarning)  # of each of many points
-    shared = _Shared(group.profile, group.tasks[0].point)
+    traced: tuple[Frontier, dict[str, Any]] | Exception
+    try:
+        traced = _traced(group.profile, group.tasks[0].point)
+    except Exception as error:  # a group must not take the others with it
+        traced = error
+    last: tuple[Point, Plan] | None = None
     for task in group.tasks:
         row = _inputs(task.point, group.profile)
         try:
-            row |= shared.traced()
+            if isinstance(traced, Exception):
+                raise traced
+            frontier, facts = traced
+            row |= facts
             begin = time.perf_counter()
-            row |= shared.planned(task.point)
+            asked = task.point.model_copy(update={"seed": 0})
+            if last is None or last[0] != asked:
+                last = asked, _plan(frontier, asked)
+            row |= _found(last[1], frontier.profile, task.point)
             row["wall_s"] = time.perf_counter() - begin
             yield Done(Row(**row), final=True)
         except EnvplanError as error:
             yield Done(Row(**row, error=str(error)), final=True)
-        except Exception as error:  # a point must not take the others with it
+        except Exception as error:  # nor a point
             yield Done(Row(**row, error=f"{type(error).__name__}: {error}"), final=False)
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
     kind, value = point.target
     chunks = point.chunks or traits(point.schedule or "").chunks
+    latency = point.p2p_latency
+    if latency is None and profile is not None:
+        of_job = profile.metadata.job.p2p_latency_s
+        latency = max(of_job) if isinstance(of_job, list) else of_job
     return {
-        "profile": point.profile,
+        **{name: getattr(point, said) for name, said in _SAID.items()},
         "source": None if profile is None else profile.metadata.source,
         "stages": None if profile is None else profile.num_stages // chunks or None,
-        "microbatches": point.microbatches,
-        "schedule": point.schedule,
         "chunks": chunks,
-        "planner": point.planner,
         "target": kind,
-        "target_value": _float(value),
-        "p2p_latency_s": _transfers(point, profile),
-        "blocking_power_w": _float(point.blocking_power),
+        "target_value": value,
+        "p2p_latency_s": latency or 0.0,
         "gpus_per_stage": point.gpus_per_stage or 1,
         "replicas": point.replicas or 1,
-        "recompute": point.recompute,
-        "extra": point.extra,
-        "one_clock": point.one_clock,
-        "parts_within_percent": _float(point.parts_within),
-        "switch_latency_ms": _float(point.switch_latency),
-        "min_dwell_ms": _float(point.min_dwell),
-        "robust_percent": _float(point.robust),
-        "noise_percent": _float(point.noise),
-        "seed": point.seed,
     }
 
 
-def _transfers(point: Point, profile: Profile | None) -> float:
-    """What the longest transfer takes, s."""
-    known = point.p2p_latency
-    if known is None and profile is not None:
-        of_job = profile.metadata.job.p2p_latency_s
-        known = max(of_job) if isinstance(of_job, list) else of_job
-    return float(known or 0.0)
-
-
-def _float(value: float | None) -> float | None:
-    """As JSON and TOML may give a whole number."""
-    return None if value is None else float(value)
-
-
-class _Shared:
-    """The frontier of a group, traced when it is first needed, and the last plan made on it."""
-
-    def __init__(self, profile: Profile, point: Point) -> None:
-        self._profile = profile
-        self._point = point
-        self._frontier: Frontier | None = None
-        self._facts: dict[str, Any] = {}
-        self._refusal: EnvplanError | None = None
-        self._last: tuple[object, Plan] | None = None
-
-    def traced(self) -> dict[str, Any]:
-        """What all rows of the group say.
-
-        Raises:
-            EnvplanError: the frontier cannot be traced, now or before.
-        """
-        if self._refusal is not None:
-            raise self._refusal
-        if self._frontier is None:
-            try:
-                self._trace()
-            except EnvplanError as error:
-                self._refusal = error
-                raise
-        return self._facts
-
-    def _trace(self) -> None:
-        point = self._point
-        begin = time.perf_counter()
-        pipeline = _pipeline(point, self._profile)
-        needed = {op.instruction for op in pipeline.operations}
-        by_parts = self._profile.by_parts(
-            one_clock=point.one_clock,
-            within_percent=point.parts_within,
-            blocking_power_w=point.blocking_power,
-        )
-        profile = self._profile.fitted(needed, recompute=point.recompute, by_parts=by_parts)
-        frontier = trace_frontier(
-            pipeline,
-            profile,
-            blocking_power=point.blocking_power,
-            gpus_per_stage=point.gpus_per_stage or 1,
-            replicas=point.replicas or 1,
-        )
-        self._frontier = frontier
-        self._facts = {
-            "assumed": "; ".join(profile.adjustments.in_words()) or None,
-            "t_min_s": frontier.min_time,
-            "t_star_s": frontier.min_energy_time,
-            "trace_s": time.perf_counter() - begin,
-        }
-
-    def planned(self, point: Point) -> dict[str, Any]:
-        """What came of a point."""
-        assert self._frontier is not None
-        asked = point.model_copy(update={"seed": 0})
-        if self._last is None or self._last[0] != asked:
-            self._last = asked, _plan(self._frontier, point)
-        plan = self._last[1]
-        predicted = plan.predicted
-        return {
-            "iteration_time_s": plan.iteration_time,
-            "energy_j": plan.energy,
-            "average_power_w": plan.average_power,
-            "energy_lower_bound_j": plan.energy_lower_bound,
-            "gap_percent": 100 * plan.gap,
-            "savings_percent": predicted.savings_percent,
-            "slowdown_percent": predicted.slowdown_percent,
-            **_replayed(plan, self._frontier.profile, point),
-        }
+def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
+    """The frontier of a group, and what all of its rows say of it."""
+    begin = time.perf_counter()
+    pipeline = _pipeline(point, profile)
+    by_parts = profile.by_parts(
+        one_clock=point.one_clock,
+        within_percent=point.parts_within,
+        blocking_power_w=point.blocking_power,
+    )
+    needed = {op.instruction for op in pipeline.operations}
+    fitted = profile.fitted(needed, recompute=point.recompute, by_parts=by_parts)
+    frontier = trace_frontier(
+        pipeline,
+        fitted,
+        blocking_power=point.blocking_power,
+        gpus_per_stage=point.gpus_per_stage or 1,
+        replicas=point.replicas or 1,
+    )
+    return frontier, {
+        "assumed": "; ".join(fitted.adjustments.in_words()) or None,
+        "t_min_s": frontier.min_time,
+        "t_star_s": frontier.min_energy_time,
+        "trace_s": time.perf_counter() - begin,
+    }
 
 
 def _pipeline(point: Point, profile: Profile) -> Pipeline:
@@ -257,11 +221,19 @@ def _plan(frontier: Frontier, point: Point) -> Plan:
     )
 
 
-def _replayed(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
-    if point.noise is None:
-        return {}
-    timeline = simulate(plan, profile, noise=point.noise / 100, seed=point.seed)
-    return {
-        "replayed_time_s": s_from_ns(timeline.run_times_ns[0]),
-        "replayed_energy_j": j_from_fj(timeline.run_energies_fj[0]),
+def _found(plan: Plan, profile: Profile, point: Point) -> dict[str, Any]:
+    """What came of a point."""
+    found = {
+        "iteration_time_s": plan.iteration_time,
+        "energy_j": plan.energy,
+        "average_power_w": plan.average_power,
+        "energy_lower_bound_j": plan.energy_lower_bound,
+        "gap_percent": 100 * plan.gap,
+        "savings_percent": plan.predicted.savings_percent,
+        "slowdown_percent": plan.predicted.slowdown_percent,
     }
+    if point.noise is not None:
+        timeline = simulate(plan, profile, noise=point.noise / 100, seed=point.seed)
+        found["replayed_time_s"] = timeline.iteration_time
+        found["replayed_energy_j"] = timeline.energy
+    return found

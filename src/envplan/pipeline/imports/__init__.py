@@ -16,8 +16,11 @@ from envplan.pipeline.imports.chrome import (
 from envplan.pipeline.imports.deepspeed import from_deepspeed, read_deepspeed
 from envplan.pipeline.imports.megatron import layers_per_stage, read_megatron, read_megatron_file
 from envplan.pipeline.imports.steps import ImportedSchedule
-from envplan.pipeline.imports.torch_csv import as_torch_csv, read_torch_csv
-from envplan.pipeline.imports.torch_live import read_torch_schedule
+from envplan.pipeline.imports.torch_csv import (
+    as_torch_csv,
+    read_torch_csv,
+    read_torch_schedule,
+)
 
 __all__ = [
     "ImportedSchedule",

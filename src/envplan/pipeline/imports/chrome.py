@@ -20,23 +20,19 @@ import os
 import re
 import statistics
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from envplan._files import opened
 from envplan.errors import InputError, shown
-from envplan.pipeline.imports.steps import (
-    COMPUTATION,
-    ImportedSchedule,
-    Place,
-    Step,
-    located,
-    walk,
-)
+from envplan.pipeline.dependencies import Place
+from envplan.pipeline.formats import located
+from envplan.pipeline.imports.steps import ImportedSchedule, Step, scheduled
+from envplan.pipeline.schedules import LETTERS
 
 if TYPE_CHECKING:
     from envplan.profile import Profile
@@ -45,18 +41,20 @@ __all__ = ["ImportedTrace", "TimeCheck", "TraceMapping", "read_chrome_traces"]
 
 MAX_TRACE_BYTES: Final = 256 * 2**20
 
-_CHUNK: Final = "chunk"
-_ORDER: Final = "order"
-_GROUPS: Final = frozenset({"microbatch", _CHUNK, "stage", "rank"})
+_GROUPS: Final = ("chunk", "microbatch", "rank", "stage")
+_ARGS: Final = "args."
+#: Where an option may say that something stands, besides args.NAME.
+_SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "rank": ("file", "pid", "tid"),
+    "microbatch": (),
+    "chunk": ("order",),
+}
+#: Where model stages may lie, if a rank has several.
+_PLACEMENTS: Final = ("interleaved", "v")
 _NS_PER_US: Final = 1000
 _NS_PER_S: Final = 10**9
 _TOLERANCE: Final = 1.1
 _LARGEST_US: Final = 10**16
-_ARGS: Final = "args."
-_BACKWARDS: Final = COMPUTATION - {"forward"}
-V_PLACEMENT: Final = "v"
-#: Where model stages may lie, if a rank has several.
-PLACEMENTS: Final = ("interleaved", V_PLACEMENT)
 
 
 @dataclass(frozen=True)
@@ -95,21 +93,20 @@ class TimeCheck:
     """What a profile says of the operations of one kind, beside what was recorded.
 
     Attributes:
-        recorded: median over all microbatches, s.
-        fastest, slowest: of the profile's options, s.
+        stage: of the profile.
+        operations: how many were recorded.
+        recorded_s: their median.
+        profile_fastest_s, profile_slowest_s: of the profile's options.
+        fits: whether the recorded time lies within the profile's, or 10% beyond them.
     """
 
-    profile_stage: int
+    stage: int
     instruction: str
-    count: int
-    recorded: float
-    fastest: float
-    slowest: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether the recorded time lies within the profile's, or 10% beyond them."""
-        return self.fastest / _TOLERANCE <= self.recorded <= self.slowest * _TOLERANCE
+    operations: int
+    recorded_s: float
+    profile_fastest_s: float
+    profile_slowest_s: float
+    fits: bool
 
 
 @dataclass(frozen=True)
@@ -132,47 +129,46 @@ class ImportedTrace(ImportedSchedule):
             InputError: the profile has no rows for an operation.
         """
         times: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for order, durations in zip(self.orders, self.durations_ns, strict=True):
-            for op, duration in zip(order, durations, strict=True):
-                times[op.profile_stage, op.instruction] += [duration] if duration else []
-        fitted = profile.fitted({instruction for _, instruction in times})
+        operations, durations = chain(*self.orders), chain(*self.durations_ns)
+        for op, duration in zip(operations, durations, strict=True):
+            if duration:
+                times[op.profile_stage, op.instruction].append(duration)
+        fitted = profile.fitted({op.instruction for order in self.orders for op in order})
         checks = []
-        for (stage, instruction), recorded in sorted(one for one in times.items() if one[1]):
+        for (stage, instruction), recorded in sorted(times.items()):
             options = fitted.table(stage, instruction).time_ns
+            middle = statistics.median(recorded) / _NS_PER_S
+            fastest, slowest = int(options.min()) / _NS_PER_S, int(options.max()) / _NS_PER_S
+            fits = fastest / _TOLERANCE <= middle <= slowest * _TOLERANCE
             checks.append(
-                TimeCheck(
-                    stage,
-                    instruction,
-                    len(recorded),
-                    statistics.median(recorded) / _NS_PER_S,
-                    int(options.min()) / _NS_PER_S,
-                    int(options.max()) / _NS_PER_S,
-                )
+                TimeCheck(stage, instruction, len(recorded), middle, fastest, slowest, fits)
             )
         return checks
 
 
 @dataclass(frozen=True, eq=False)
 class _Event:
-    """An event with a begin and an end, in ns, and what its name says if it is an operation.
+    """An event with a begin and an end, in ns.
 
-    One of several operations that share an event is `shared`: its own times are not known.
+    Attributes:
+        said: what it says of itself: `file`, `pid`, `tid`, its arguments as `args.NAME`, and the
+            groups in its name.
+        instruction: if it is an operation.
+        shared: whether it is one of several operations that are one event in the trace: its own
+            times are not known.
     """
 
     name: str
     category: str
-    file: int
-    pid: int | str
-    tid: int | str
-    args: Mapping[str, Any]
     begin: int
     end: int
+    said: Mapping[str, Any]
     instruction: str = ""
-    groups: Mapping[str, int] = field(default_factory=dict)
     shared: bool = False
 
     def __str__(self) -> str:
-        return f"{shown(self.name)} ({_us(self.begin)} to {_us(self.end)} us)"
+        begin, end = (f"{at // _NS_PER_US}.{at % _NS_PER_US:03d}" for at in (self.begin, self.end))
+        return f"{shown(self.name)} ({begin} to {end} us)"
 
 
 def read_chrome_traces(
@@ -187,12 +183,12 @@ def read_chrome_traces(
         InputError: a file cannot be read or is larger than 256 MiB unpacked, an expression or event
             is malformed, or nothing matches; or two operations of one rank overlap: names both.
     """
-    operations_of = _rules(mapping)
+    patterns = _patterns(mapping)
     found: list[_Event] = []
     skipped: Counter[str] = Counter()
     for number, path in enumerate(paths):
         try:
-            found += operations_of(_spans(_events(path), number), skipped)
+            found += _operations(_spans(_events(path), number), patterns, skipped)
         except InputError as error:
             raise located(error, path) from None
     if not found:
@@ -202,22 +198,27 @@ def read_chrome_traces(
             if skipped
             else "there are no events with a begin and an end"
         )
-    labels = _rank_labels(found, mapping.rank, len(paths))
-    numbers = _numbered(labels)
-    ranks: list[list[_Event]] = [[] for _ in numbers]
-    for operation, label in zip(found, labels, strict=True):
-        ranks[numbers[label]].append(operation)
-    for rank, operations in enumerate(ranks):
-        operations.sort(key=lambda operation: (operation.begin, operation.end))
-        _refuse_overlap(rank, operations)
-    if all(operation.instruction not in _BACKWARDS for operation in found):
+    if not any(operation.instruction.startswith("backward") for operation in found):
         raise InputError(
             "no event is a backward: say which are backward, or backward_input and backward_weight"
         )
+    labels = _rank_labels(found, mapping.rank, len(paths))
+    numbers = _numbered(labels.values())
+    ranks: list[list[_Event]] = [[] for _ in numbers]
+    for operation in sorted(found, key=lambda one: (one.begin, one.end)):
+        ranks[numbers[labels[operation]]].append(operation)
+    for rank, operations in enumerate(ranks):
+        for one, other in pairwise(operations):
+            if other.begin < one.end:
+                raise InputError(
+                    f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a "
+                    "time; are the expressions or the source of ranks wrong? (An event that holds "
+                    "a forward and a backward is read where its name has both, as DualPipeV's "
+                    "OVERLAP_F_B)"
+                )
     steps = _steps(mapping, ranks)
-    schedule = walk(
-        ([(Place(str(operation)), operation) for operation in rank] for rank in ranks),
-        lambda _rank, _place, operation: [steps[operation]],
+    schedule = scheduled(
+        ([(Place(str(operation)), steps[operation]) for operation in rank] for rank in ranks),
         again="; is this a trace of several iterations? Then name an event around one of them "
         "(--within); or of several model chunks on a rank (--chunk)?",
     )
@@ -241,12 +242,10 @@ def _events(path: str | os.PathLike[str]) -> list[Any]:
         raise InputError(f"is larger than {MAX_TRACE_BYTES // 2**20} MiB; cut it to one iteration")
     try:  # traces break rules that our own files keep, and their times want all their digits
         document = json.loads(data.decode("utf-8-sig", errors="replace"), parse_float=Decimal)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}", line=error.lineno, column=error.colno
-        ) from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply, or a number too long") from None
+    except (RecursionError, ValueError) as error:
+        reason = getattr(error, "msg", "nested too deeply, or a number too long")
+        line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
+        raise InputError(f"not valid JSON: {reason}", line=line, column=column) from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError("is no Chrome trace: it has no list of events under traceEvents")
@@ -262,7 +261,7 @@ def _spans(events: Sequence[Any], file: int) -> Iterator[_Event]:
         phase = event.get("ph")
         if phase == "X":
             begin = _ns(event, "ts", number)
-            duration = _ns(event, "dur", number) if "dur" in event else 0
+            duration = _ns({"dur": 0, **event}, "dur", number)
             if duration < 0:
                 name = shown(event.get("name"))
                 raise InputError(f"event {number} ({name}) has a negative duration")
@@ -283,106 +282,125 @@ def _event(
     event: Mapping[str, Any], closed: Mapping[str, Any], file: int, begin: int, end: int
 ) -> _Event:
     """An event, with the arguments that only its end has, if that is one of its own."""
-    given = [one.get("args") for one in (closed, event)]
-    args = {name: value for one in given if isinstance(one, dict) for name, value in one.items()}
-    pid, tid = (
-        value if isinstance(value, int) else str(value)
-        for value in (event.get("pid", 0), event.get("tid", 0))
-    )
-    name, category = str(event.get("name", "")), str(event.get("cat", ""))
-    return _Event(name, category, file, pid, tid, args, begin, end)
+    said: dict[str, Any] = {"file": file}
+    for name in ("pid", "tid"):
+        value = event.get(name, 0)
+        said[name] = value if isinstance(value, int) else str(value)
+    for args in (closed.get("args"), event.get("args")):
+        if isinstance(args, dict):
+            said |= {_ARGS + name: value for name, value in args.items()}
+    return _Event(str(event.get("name", "")), str(event.get("cat", "")), begin, end, said)
 
 
 def _ns(event: Mapping[str, Any], field_name: str, number: int) -> int:
     """A time in microseconds, in whole ns."""
-    value, name = event.get(field_name), shown(event.get("name"))
+    value = event.get(field_name)
+    where = f"event {number} ({shown(event.get('name'))}): {field_name}"
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise InputError(
-            f"event {number} ({name}): {field_name} must be a number of microseconds, not "
-            f"{shown(value)}"
-        )
+        raise InputError(f"{where} must be a number of microseconds, not {shown(value)}")
     if not -_LARGEST_US < value < _LARGEST_US:
-        raise InputError(f"event {number} ({name}): {field_name} is too large")
+        raise InputError(f"{where} is too large")
     return round(value * _NS_PER_US)
 
 
-def _rules(mapping: TraceMapping) -> Callable[[Iterable[_Event], Counter[str]], list[_Event]]:
-    """What finds the operations among a file's events, and counts the others."""
+def _patterns(mapping: TraceMapping) -> dict[str, re.Pattern[str]]:
+    """The expressions of a mapping: of instructions, and those of `--category` and `--within`.
+
+    Raises:
+        InputError: something in the mapping cannot be.
+    """
     if not mapping.instructions:
-        raise InputError("give the names of at least one instruction's events")
-    if mapping.placement not in PLACEMENTS:
         raise InputError(
-            f"the placement must be {' or '.join(PLACEMENTS)}, not {shown(mapping.placement)}"
+            "say which events are operations: --map 'forward=REGEX' --map 'backward=REGEX'"
         )
-    for instruction in mapping.instructions:
+    if mapping.placement not in _PLACEMENTS:
+        raise InputError(
+            f"the placement must be {' or '.join(_PLACEMENTS)}, not {shown(mapping.placement)}"
+        )
+    for what, known in _SOURCES.items():
+        source = getattr(mapping, what)
+        if source is not None and source not in known and not source.startswith(_ARGS):
+            raise InputError(
+                f"the {what} cannot be taken from {shown(source)}; give "
+                f"{' or '.join([*known, 'args.NAME'])}"
+            )
+    texts = dict(mapping.instructions)
+    for instruction in texts:
         if not instruction.isidentifier():
             raise InputError(f"{shown(instruction)} is no name of an instruction")
-    patterns = {
-        instruction: _compiled(text, f"the expression for {instruction}")
-        for instruction, text in mapping.instructions.items()
-    }
-    category = _compiled(mapping.category or "", "the expression for categories")
-    within = _compiled(mapping.within or "", "the expression for the event around")
-
-    def named(event: _Event) -> list[_Event]:
-        """The operations of an event: several, one after the other, if its name has them so."""
-        if not category.search(event.category):
-            return []
-        found = [
-            (match, instruction)
-            for instruction, pattern in patterns.items()
-            if (match := pattern.search(event.name))
-        ]
-        found.sort(key=lambda one: one[0].start())
-        if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
-            names = " and ".join(sorted(instruction for _, instruction in found))
-            raise InputError(f"{event} matches the expressions of {names}")
-        operations = []
-        for k, (match, instruction) in enumerate(found):
-            said = {name: value for name, value in match.groupdict().items() if value is not None}
-            begin, end = (
-                event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
+    for option, text in (("--category", mapping.category), ("--within", mapping.within)):
+        if text is not None:
+            texts[option] = text
+    patterns = {}
+    for name, text in texts.items():
+        try:
+            patterns[name] = re.compile(text)
+        except re.error as error:
+            raise InputError(
+                f"the expression for {name} is no regular expression: {error}"
+            ) from None
+        if unknown := patterns[name].groupindex.keys() - set(_GROUPS):
+            raise InputError(
+                f"the expression for {name} has a group {shown(min(unknown))}; known: "
+                f"{', '.join(_GROUPS)}"
             )
-            groups = {name: _whole(value, name, event) for name, value in said.items()}
-            shared = len(found) > 1
-            one = replace(event, instruction=instruction, groups=groups, shared=shared)
-            operations.append(replace(one, begin=begin, end=end))
-        return operations
-
-    def operations(events: Iterable[_Event], skipped: Counter[str]) -> list[_Event]:
-        found, frames = [], []
-        for event in events:
-            if mapping.within is not None and within.search(event.name):
-                frames.append(event)
-            elif not (operations := named(event)):
-                skipped[event.name] += 1
-            else:
-                found += operations
-        if mapping.within is None:
-            return found
-        inside = [one for one in found if any(_holds(frame, one) for frame in frames)]
-        if len(inside) < len(found):
-            skipped["operations of other iterations"] += len(found) - len(inside)
-        return inside
-
-    return operations
+    return patterns
 
 
-def _holds(frame: _Event, event: _Event) -> bool:
-    inside = frame.begin <= event.begin and event.end <= frame.end
-    return inside and str(frame.pid) == str(event.pid)
-
-
-def _compiled(text: str, what: str) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise InputError(f"{what} is no regular expression: {error}") from None
-    if unknown := pattern.groupindex.keys() - _GROUPS:
-        raise InputError(
-            f"{what} has a group {shown(min(unknown))}; known: {', '.join(sorted(_GROUPS))}"
+def _operations(
+    events: Iterable[_Event], patterns: Mapping[str, re.Pattern[str]], skipped: Counter[str]
+) -> list[_Event]:
+    """The operations among a file's events; the others are counted."""
+    instructions = dict(patterns)
+    category, within = (instructions.pop(name, None) for name in ("--category", "--within"))
+    found: list[_Event] = []
+    frames: list[_Event] = []
+    for event in events:
+        counts = category is None or category.search(event.category)
+        if within and within.search(event.name):
+            frames.append(event)
+        elif counts and (named := _named(event, instructions)):
+            found += named
+        else:
+            skipped[event.name] += 1
+    if within is None:
+        return found
+    inside = [
+        one
+        for one in found
+        if any(
+            frame.begin <= one.begin
+            and one.end <= frame.end
+            and str(frame.said["pid"]) == str(one.said["pid"])
+            for frame in frames
         )
-    return pattern
+    ]
+    if len(inside) < len(found):
+        skipped["operations of other iterations"] += len(found) - len(inside)
+    return inside
+
+
+def _named(event: _Event, instructions: Mapping[str, re.Pattern[str]]) -> list[_Event]:
+    """The operations of an event: several, one after the other, if its name has them so."""
+    found = [
+        (match, instruction)
+        for instruction, pattern in instructions.items()
+        if (match := pattern.search(event.name))
+    ]
+    found.sort(key=lambda one: one[0].start())
+    if any(one.end() > other.start() for (one, _), (other, _) in pairwise(found)):
+        names = " and ".join(sorted(instruction for _, instruction in found))
+        raise InputError(f"{event} matches the expressions of {names}")
+    operations = []
+    for k, (match, instruction) in enumerate(found):
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        said = {**event.said} | {name: _whole(text, name, event) for name, text in groups.items()}
+        begin, end = (
+            event.begin + (event.end - event.begin) * at // len(found) for at in (k, k + 1)
+        )
+        shared = len(found) > 1
+        operations.append(_Event(event.name, "", begin, end, said, instruction, shared))
+    return operations
 
 
 def _whole(value: Any, what: str, event: _Event) -> int:
@@ -392,61 +410,52 @@ def _whole(value: Any, what: str, event: _Event) -> int:
     return int(text)
 
 
-def _rank_labels(found: Sequence[_Event], source: str | None, num_files: int) -> list[Any]:
-    if source is None:
-        if any("rank" in operation.groups for operation in found):
-            return [_group(operation, "rank") for operation in found]
-        several = len({str(operation.pid) for operation in found}) > 1
+def _rank_labels(
+    found: Sequence[_Event], source: str | None, num_files: int
+) -> dict[_Event, int | str]:
+    """What says which rank an operation is of."""
+    if source is None and not any("rank" in one.said for one in found):
+        several = len({str(one.said["pid"]) for one in found}) > 1
         source = "file" if num_files > 1 else "pid" if several else "tid"
-    if source in ("file", "pid", "tid"):
-        return [getattr(operation, source) for operation in found]
-    return [_argument(operation, source, "the rank") for operation in found]
+    labels = _told(found, source, "rank", by_all=True)
+    for one, label in labels.items():
+        if not isinstance(label, int | str):
+            raise InputError(f"{one}: {source} must be a number or a name, not {shown(label)}")
+    return labels
 
 
-def _group(operation: _Event, group: str) -> int:
-    if group not in operation.groups and group != _CHUNK:
-        raise InputError(f"{operation}: its name does not say the {group}, others' names do")
-    return operation.groups.get(group, 0)
+def _told(
+    operations: Iterable[_Event], source: str | None, what: str, *, by_all: bool = False
+) -> dict[_Event, Any]:
+    """What operations say of themselves at a source, or without one in a group in their names.
+
+    Empty where no name says anything. Else all computation must say it, and with `by_all` a data
+    loader's or an optimizer's events, too; names that say no chunk mean the first.
+    """
+    told, silent = {}, []
+    for one in operations:
+        if (source or what) in one.said:
+            told[one] = one.said[source or what]
+        elif by_all or one.instruction in LETTERS:
+            silent.append(one)
+    if source is None and not told:
+        return {}
+    if source is None and what == "chunk":
+        return told | dict.fromkeys(silent, 0)
+    for one in silent:
+        lacking = f"has no {source} for" if source else "has a name that does not say"
+        raise InputError(f"{one} {lacking} the {what}, which others do")
+    return told
 
 
-def _argument(event: _Event, source: str, what: str) -> Any:
-    if not source.startswith(_ARGS):
-        known = {"the rank": "file, pid, tid or args.NAME", "the chunk": "args.NAME or order"}
-        raise InputError(
-            f"{what} cannot be taken from {shown(source)}; give {known.get(what, 'args.NAME')}"
-        )
-    name = source.removeprefix(_ARGS)
-    if name not in event.args:
-        raise InputError(f"{event} has no {source} for {what}")
-    label = event.args[name]
-    if not isinstance(label, int | str):
-        raise InputError(f"{event}: {source} must be a number or a name, not {shown(label)}")
-    return label
-
-
-def _numbered(labels: Iterable[Any]) -> dict[Any, int]:
+def _numbered(labels: Iterable[int | str]) -> dict[int | str, int]:
     """Label -> its place among all: whole numbers by value, before others by their digits."""
 
-    def key(label: Any) -> tuple[bool, Any]:
-        if isinstance(label, int):
-            return (False, label)
+    def key(label: int | str) -> tuple[bool, list[int | str]]:
         parts = re.split(r"([0-9]+)", str(label))
-        return (
-            True,
-            [(part.isdecimal(), int(part) if part.isdecimal() else part) for part in parts],
-        )
+        return isinstance(label, str), [int(p) if k % 2 else p for k, p in enumerate(parts)]
 
     return {label: number for number, label in enumerate(sorted(set(labels), key=key))}
-
-
-def _refuse_overlap(rank: int, operations: Sequence[_Event]) -> None:
-    for one, other in pairwise(operations):
-        if other.begin < one.end:
-            raise InputError(
-                f"{one} and {other} overlap on rank {rank}: a GPU runs one operation at a time; "
-                "are the expressions or the source of ranks wrong? (An event that holds a forward "
-                "and a backward is read where its name has both, as DualPipeV's OVERLAP_F_B)"
-            )
 
 
 def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Event, Step]:
@@ -455,26 +464,21 @@ def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Ev
     What one name or argument tells, those of all computation must tell; of a data loader's or an
     optimizer's events they need not: these are counted, and belong to their rank's first chunk.
     """
-    everything = [operation for rank in ranks for operation in rank]
-    told = _told(everything, mapping.microbatch, "microbatch")
+    everything = list(chain(*ranks))
+    microbatches = _renumbered(_told(everything, mapping.microbatch, "microbatch"), "microbatch")
     named = _told(everything, None, "stage")
     chunks: Mapping[_Event, int] = {}
-    if mapping.chunk == _ORDER and not named:
-        if not told:
-            raise InputError(
-                "chunks go by the order of a microbatch's operations, so say where the microbatch "
-                "stands: in a group microbatch, or in args.NAME"
-            )
-        chunks = _in_order([[(one, told[one]) for one in rank if one in told] for rank in ranks])
+    if not named and mapping.chunk == "order":
+        chunks = _in_order(ranks, microbatches)
     elif not named:
-        chunks = _renumbered(_told(everything, mapping.chunk, _CHUNK))
-    microbatches, seen = _renumbered(told), Counter[tuple[str, int]]()
+        chunks = _renumbered(_told(everything, mapping.chunk, "chunk"), "chunk")
+    seen: Counter[tuple[str, int]] = Counter()
     steps: dict[_Event, Step] = {}
     for rank, operations in enumerate(ranks):
         first = min((named[one] for one in operations if one in named), default=rank)
         for one in operations:
             chunk = chunks.get(one, 0)
-            back = mapping.placement == V_PLACEMENT and chunk % 2
+            back = mapping.placement == "v" and chunk % 2
             placed = chunk * len(ranks) + (len(ranks) - 1 - rank if back else rank)
             stage = named.get(one, first) if named else placed
             counted = seen[one.instruction, stage]
@@ -483,69 +487,46 @@ def _steps(mapping: TraceMapping, ranks: Sequence[Sequence[_Event]]) -> dict[_Ev
     return steps
 
 
-def _told(everything: Sequence[_Event], source: str | None, what: str) -> dict[_Event, int]:
-    """What arguments or names say; empty where no name says anything."""
-    if source is None:
-        if not any(what in one.groups for one in everything):
-            return {}
-        return {
-            one: _group(one, what)
-            for one in everything
-            if what in one.groups or one.instruction in COMPUTATION
-        }
-    name = source.removeprefix(_ARGS)
-    return {
-        one: _whole(_argument(one, source, f"the {what}"), what, one)
-        for one in everything
-        if name in one.args or one.instruction in COMPUTATION
-    }
-
-
-def _in_order(ranks: Sequence[Sequence[tuple[_Event, int]]]) -> dict[_Event, int]:
-    """The chunk of each operation, given with its microbatch, in the order that ranks run them.
+def _in_order(
+    ranks: Sequence[Sequence[_Event]], microbatches: Mapping[_Event, int]
+) -> dict[_Event, int]:
+    """The chunk of each operation whose microbatch is known, in the order that ranks run them.
 
     Data go through the chunks forwards and gradients backwards, so the n-th of `count` is certain.
     Weights are nobody's data: they are taken to come in the order of their inputs' gradients.
     """
-    passes = Counter(
-        (rank, microbatch)
+    if not microbatches:
+        raise InputError(
+            "chunks go by the order of a microbatch's operations, so say where the microbatch "
+            "stands: in a group microbatch, or in args.NAME"
+        )
+    listed = [
+        ((rank, microbatches[one]), one)
         for rank, operations in enumerate(ranks)
-        for one, microbatch in operations
-        if one.instruction == "forward"
-    )
+        for one in operations
+        if one in microbatches
+    ]
+    passes = Counter(key for key, one in listed if one.instruction == "forward")
     count = max(passes.values(), default=1)
     chunks: dict[_Event, int] = {}
-    seen: Counter[tuple[int, str, int]] = Counter()
-    split: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for rank, one, microbatch in ((rank, *of) for rank, ops in enumerate(ranks) for of in ops):
-        kind = "backward" if one.instruction == "backward_input" else one.instruction
-        n = seen[rank, kind, microbatch]
-        seen[rank, kind, microbatch] += 1
-        inputs = split[rank, microbatch]
-        if kind == "backward":
-            n = count - 1 - n
-        elif kind == "backward_weight":
-            if n >= len(inputs):
-                raise InputError(
-                    f"{one}: no backward_input of microbatch {microbatch} comes before it"
-                )
-            n = inputs[n]
-        if n < 0:
+    to_come: dict[tuple[int, int], dict[str, deque[int]]] = defaultdict(
+        lambda: {"backward": deque(reversed(range(count))), "backward_weight": deque()}
+    )
+    for key, one in listed:
+        turns = to_come[key]
+        turn = turns.setdefault(one.instruction.removesuffix("_input"), deque(range(count)))
+        if not turn:
             raise InputError(
-                f"{one}: there are more backwards of microbatch {microbatch} than its rank has "
-                f"chunks, {count}; is this a trace of several iterations?"
+                f"{one}: there are more of microbatch {key[1]} than its rank has chunks, {count}, "
+                "or it comes before its backward_input; is this a trace of several iterations?"
             )
+        chunks[one] = turn.popleft()
         if one.instruction == "backward_input":
-            inputs.append(n)
-        chunks[one] = n
+            turns["backward_weight"].append(chunks[one])
     return chunks
 
 
-def _renumbered(told: Mapping[_Event, int]) -> dict[_Event, int]:
+def _renumbered(told: Mapping[_Event, Any], what: str) -> dict[_Event, int]:
     """The same from 0 on: counters often run on through all iterations."""
-    numbers = _numbered(told.values())
-    return {operation: numbers[label] for operation, label in told.items()}
-
-
-def _us(nanoseconds: int) -> str:
-    return f"{nanoseconds // _NS_PER_US}.{nanoseconds % _NS_PER_US:03d}"
+    numbers = _numbered(_whole(value, what, one) for one, value in told.items())
+    return {one: numbers[int(value)] for one, value in told.items()}

@@ -27,8 +27,8 @@ _LONGEST: Final = 100_000
 
 #: Where a file says what the job is; Bridge's `dataset`, say, has a data_parallel_size of its own.
 _PARTS: Final = ("model", "train", "trainer", "comm_overlap")
-#: What gives another order, or runs operations at the same time.
-_OTHER_ORDERS: Final = ("overlap_moe_expert_parallel_comm",)
+#: What runs operations at the same time.
+_OVERLAP: Final = "overlap_moe_expert_parallel_comm"
 
 
 def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedSchedule:
@@ -44,11 +44,10 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
     stages = _number(config, "pipeline_model_parallel_size")
     if stages is None:
         raise InputError("says no pipeline_model_parallel_size")
-    for name in _OTHER_ORDERS:
-        if _value(config, name):
-            raise InputError(
-                f"{name} runs a forward and a backward together, which a plan cannot follow"
-            )
+    if _value(config, _OVERLAP):
+        raise InputError(
+            f"{_OVERLAP} runs a forward and a backward together, which a plan cannot follow"
+        )
     microbatches = num_microbatches or _microbatches(config, stages)
     chunks = _number(config, "virtual_pipeline_model_parallel_size")
     if chunks is None and _value(config, "pipeline_model_parallel_layout"):
@@ -62,7 +61,7 @@ def read_megatron(config: Any, num_microbatches: int | None = None) -> ImportedS
         orders = one_forward_one_backward(stages, microbatches, 1)
     else:
         group = _number(config, "microbatch_group_size_per_vp_stage") or stages
-        orders = interleaved(stages, microbatches, chunks, group)
+        orders = interleaved(stages, microbatches, chunks, microbatch_group=group)
     return ImportedSchedule(tuple(map(tuple, orders)))
 
 
@@ -125,11 +124,11 @@ def layers_per_stage(config: Any) -> list[int]:
     layers = _number(config, "num_layers")
     if layers is None:
         return []
-    given = {
-        0: _number(config, "num_layers_in_first_pipeline_stage"),
-        stages - 1: _number(config, "num_layers_in_last_pipeline_stage"),
+    own = {
+        rank: count
+        for rank, end in ((0, "first"), (stages - 1, "last"))
+        if (count := _number(config, f"num_layers_in_{end}_pipeline_stage")) is not None
     }
-    own = {rank: count for rank, count in given.items() if count is not None}
     embedding = bool(_value(config, "account_for_embedding_in_pipeline_split"))
     loss = bool(_value(config, "account_for_loss_in_pipeline_split"))
     others = stages - len(own)
@@ -166,20 +165,19 @@ def _laid_out(layout: Any) -> list[int]:
 
 def _microbatches(config: Any, stages: int) -> int:
     """How many the batch sizes make, where they and the number of replicas are said."""
-    sizes = [_number(config, name) for name in ("global_batch_size", "micro_batch_size")]
+    batch, size = _number(config, "global_batch_size"), _number(config, "micro_batch_size")
     replicas = _number(config, "data_parallel_size")
-    gpus = [_number(config, name) for name in ("num_nodes", "devices")]
-    if replicas is None and None not in gpus:
-        used = stages
-        for name in ("tensor_model_parallel_size", "context_parallel_size"):
-            used *= _number(config, name) or 1
-        replicas = (gpus[0] or 1) * (gpus[1] or 1) // used
-    if None in sizes or not replicas:
+    nodes, devices = _number(config, "num_nodes"), _number(config, "devices")
+    if replicas is None and nodes and devices:
+        tensor = _number(config, "tensor_model_parallel_size") or 1
+        context = _number(config, "context_parallel_size") or 1
+        replicas = nodes * devices // (stages * tensor * context)
+    if not batch or not size or not replicas:
         raise InputError(
             "does not say how many microbatches an iteration has; give --microbatches M: the "
             "global batch over microbatch size and data-parallel degree"
         )
-    return max(1, (sizes[0] or 1) // ((sizes[1] or 1) * replicas))
+    return max(1, batch // (size * replicas))
 
 
 def _number(config: Any, name: str) -> int | None:

@@ -12,6 +12,8 @@ A schedule with communication also has actions such as 0SEND_F3, 1RECV_F3 and, s
 What sends and receives say is in the data dependencies already, and parameters are gathered beside
 the computation, so all these are left out and counted, as is any other action whose name is not
 one letter: those are the computations. REDUCE_GRAD may be kept as an operation (see `keep`).
+
+Schedule objects in memory are read as the same cells; torch is not needed.
 """
 
 from __future__ import annotations
@@ -20,37 +22,34 @@ import csv
 import io
 import os
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from envplan.errors import InputError, shown
-from envplan.pipeline.dependencies import starts_without_lags
+from envplan.pipeline.dependencies import Place, short_name
 from envplan.pipeline.imports.steps import (
     MOST_DIGITS,
     ImportedSchedule,
-    Place,
     Step,
     from_file,
-    walk,
+    scheduled,
 )
+from envplan.pipeline.schedules import LETTERS, SCHEDULES
 
 if TYPE_CHECKING:
     from envplan.pipeline.graph import Pipeline
 
-__all__ = ["KEEPABLE", "as_torch_csv", "parse_rows", "read_torch_csv"]
+__all__ = ["KEEPABLE", "as_torch_csv", "parse_rows", "read_torch_csv", "read_torch_schedule"]
 
 _ALL_REDUCE: Final = "all_reduce"
 _REDUCTION: Final = "REDUCE_GRAD"
 #: What may be kept as operations beside the computation.
 KEEPABLE: Final = (_ALL_REDUCE,)
 
-_INSTRUCTIONS: Final = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward_input",
-    "W": "backward_weight",
-}
-_LETTERS: Final = {instruction: letter for letter, instruction in _INSTRUCTIONS.items()}
+_INSTRUCTIONS: Final = {letter: instruction for instruction, letter in LETTERS.items()}
 _NUMBER: Final = rf"([0-9]{{1,{MOST_DIGITS}}})"
 _COMPUTE: Final = re.compile(rf"{_NUMBER}([FBIW]){_NUMBER}")
 _OVERLAP: Final = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
@@ -61,6 +60,11 @@ _OLDER_VERSION: Final = (
     "in files of older versions of PyTorch B meant only the backward for the input, and BW the "
     "whole one: write I for B and B for BW"
 )
+
+# The schedules of one stage per rank run a loop of their own, which keeps no list of actions that
+# could be relied on; their order is known.
+_SINGLE: Final = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
+_LOOP: Final = "_step_microbatches"
 
 
 def read_torch_csv(path: str | os.PathLike[str], *, keep: Collection[str] = ()) -> ImportedSchedule:
@@ -100,31 +104,29 @@ def parse_rows(rows: Sequence[Sequence[str]], *, keep: Collection[str] = ()) -> 
     """
     if not rows:
         raise InputError("has no rows: a schedule has one for each rank")
-    backward: dict[tuple[int, int], tuple[str, bool]] = {}
+    skipped: Counter[str] = Counter()
+    whole: dict[tuple[int, int], tuple[str, bool]] = {}
 
-    def read(rank: int, place: Place, cell: str) -> Sequence[Step] | str:
-        meaning = _meaning(cell, place, keep)
-        for step in meaning if isinstance(meaning, list) else ():
-            # A microbatch's backward on a stage is whole or split, never both.
-            if step.instruction.startswith("backward"):
-                whole = step.instruction == "backward"
-                other, was = backward.setdefault(step[1:], (place.label, whole))
-                if was != whole:
-                    raise place.error(
-                        f"and {other} contradict each other, for B is the whole backward "
-                        f"({_OLDER_VERSION})"
-                    )
-        return meaning
+    def steps(line: int, row: Sequence[str]) -> Iterator[tuple[Place, Step]]:
+        for column, cell in enumerate(map(str.strip, row), 1):
+            place = Place(shown(cell), line, column)
+            meaning = _meaning(cell, place, keep) if cell else []
+            if isinstance(meaning, str):
+                skipped[meaning] += 1
+                continue
+            for step in meaning:
+                # A microbatch's backward on a stage is whole or split, never both.
+                if step.instruction.startswith("backward"):
+                    mine = (cell, step.instruction == "backward")
+                    other = whole.setdefault(step[1:], mine)
+                    if other[1] != mine[1]:
+                        raise place.error(
+                            f"and {shown(other[0])} contradict each other, for B is the whole "
+                            f"backward ({_OLDER_VERSION})"
+                        )
+                yield place, step
 
-    ranks = [
-        [
-            (Place(shown(cell.strip()), line, column), cell.strip())
-            for column, cell in enumerate(row, 1)
-            if cell.strip()
-        ]
-        for line, row in enumerate(rows, 1)
-    ]
-    return walk(ranks, read)
+    return scheduled((steps(line, row) for line, row in enumerate(rows, 1)), skipped)
 
 
 def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | str:
@@ -144,6 +146,39 @@ def _meaning(cell: str, place: Place, keep: Collection[str]) -> list[Step] | str
     )
 
 
+def read_torch_schedule(schedule: Any, *, keep: Collection[str] = ()) -> ImportedSchedule:
+    """The order in which a schedule object of torch.distributed.pipelining runs all its ranks.
+
+    Every rank's object knows all ranks, so the one of any rank will do.
+
+    Args:
+        schedule: a ScheduleGPipe, Schedule1F1B or any schedule of several stages per rank.
+        keep: `all_reduce` keeps the reductions of gradients, where the schedule has them, as
+            operations of that name.
+
+    Raises:
+        InputError: the object is no such schedule, or has an action that is not known.
+    """
+    loop = next((cls.__name__ for cls in type(schedule).__mro__ if _LOOP in vars(cls)), None)
+    if loop in _SINGLE:
+        orders = SCHEDULES[_SINGLE[loop]](schedule._num_stages, schedule._n_microbatches, 1)
+        return ImportedSchedule(tuple(map(tuple, orders)))
+    order = getattr(schedule, "pipeline_order_with_comms" if keep else "pipeline_order", None)
+    if loop is None or not isinstance(order, Mapping) or not order:
+        raise InputError(
+            f"a {type(schedule).__name__} is no schedule of torch.distributed.pipelining with an "
+            "order of actions for each rank"
+        )
+    rows = [[str(action or "") for action in order[rank]] for rank in sorted(order)]
+    try:
+        return parse_rows(rows, keep=keep)
+    except InputError as error:
+        if error.line is None:
+            raise
+        place = f"rank {error.line - 1}" + (f", action {error.column}" if error.column else "")
+        raise InputError(f"{place}: {error.message}") from None
+
+
 def as_torch_csv(pipeline: Pipeline) -> str:
     """A pipeline as the compute-only CSV that PyTorch loads.
 
@@ -153,19 +188,15 @@ def as_torch_csv(pipeline: Pipeline) -> str:
     Raises:
         InputError: the pipeline has an instruction that PyTorch's schedules have no action for.
     """
+    if other := {op.instruction for op in pipeline.operations} - LETTERS.keys():
+        raise InputError(
+            f"PyTorch's schedules have no action for {shown(min(other))}; known: "
+            f"{', '.join(LETTERS)}"
+        )
     # The step of each operation if each took one and transfers none.
-    steps = starts_without_lags(pipeline, [1] * len(pipeline.operations))
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    for begin, end in zip(pipeline.stage_begin, pipeline.stage_begin[1:], strict=False):
-        row = [""] * (steps[end - 1] + 1)
-        for i in range(begin, end):
-            op = pipeline.operations[i]
-            if op.instruction not in _LETTERS:
-                raise InputError(
-                    f"PyTorch's schedules have no action for {shown(op.instruction)}; known: "
-                    f"{', '.join(_LETTERS)}"
-                )
-            row[steps[i]] = f"{op.profile_stage}{_LETTERS[op.instruction]}{op.microbatch}"
-        writer.writerow(row)
-    return buffer.getvalue()
+    ones = np.ones(len(pipeline.operations), np.int64)
+    starts, _ = pipeline.earliest_starts(ones, lags=False)
+    rows: list[list[str]] = [[] for _ in range(pipeline.num_stages)]
+    for op, step in zip(pipeline.operations, starts.tolist(), strict=True):
+        rows[op.stage] += [""] * (step - len(rows[op.stage])) + [short_name(op)]
+    return "".join(",".join(row) + "\n" for row in rows)

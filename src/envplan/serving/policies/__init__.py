@@ -28,10 +28,10 @@ import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.demand import check_reachable, hosts
+from envplan.serving.demand import check_reachable
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
-from envplan.serving.simulation import FleetSpec, Machines, Simulation
+from envplan.serving.simulation import Fleet, Machines, Simulation
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S, Trace
 
@@ -65,12 +65,9 @@ def stream_of(profile: ServingProfile, trace: Trace, settings: Settings) -> Stre
     """
     past = slice(int(np.searchsorted(trace.arrival, settings.past_s)) or None)
     known = profile.with_lengths(trace.part(past).mean_lengths())
-    check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)], merge=True)
-    taken = predicted(trace, settings)
-    homeless = [not any(known.degrees(host) for host in hosts(n, merge=True)) for n in CLASSES]
-    if any(homeless):  # nothing is predicted that nothing serves
-        taken = np.where(np.array(homeless)[taken], trace.known, taken)
-    return Stream(trace, known, taken)
+    stream = Stream(trace, known, predicted(trace, settings))
+    check_reachable(known, [CLASSES[k] for k in np.unique(trace.known)])
+    return stream
 
 
 def predicted(trace: Trace, settings: Settings) -> npt.NDArray[np.uint8]:
@@ -117,7 +114,7 @@ def expected(stream: Stream, now: float, ahead: float) -> list[Stretch]:
     return found
 
 
-def _plan(policy: Policy, outlook: Outlook) -> FleetSpec:
+def _plan(policy: Policy, outlook: Outlook) -> Fleet:
     fleet = policy.plan(outlook)
     if fleet.gpus > outlook.settings.gpus:
         raise NoAnswerError(
@@ -164,11 +161,11 @@ def _next(
     policy: Policy,
     stream: Stream,
     settings: Settings,
-    fleet: FleetSpec,
+    fleet: Fleet,
     now: float,
     *,
     shrinks: bool,
-) -> FleetSpec:
+) -> Fleet:
     """The fleet from now on; a new one at an epoch, or where the present one falls short."""
     stretches = expected(stream, now, settings.epoch_s + settings.overheads.start + SLOT_S)
     recent = Stretch(max(0.0, now - _RECENT_S), now, _RECENT)
@@ -195,23 +192,23 @@ def _rate(stream: Stream, stretch: Stretch) -> float:
     return factor * sum(stream.counts(begin, end).values()) / (end - begin)
 
 
-def _at_least(wanted: FleetSpec, fleet: FleetSpec) -> FleetSpec:
+def _at_least(wanted: Fleet, fleet: Fleet) -> Fleet:
     """`wanted`, but with no fewer instances of a kind than a pool has: only more."""
-    pools = dict(wanted.pools)
-    for key, pool in pools.items():
-        there = fleet.pools.get(key)
+    kept = Fleet(wanted)
+    for key, pool in wanted.items():
+        there = fleet.get(key)
         if there and (there.tp, there.clock) == (pool.tp, pool.clock):
-            pools[key] = replace(pool, count=max(pool.count, there.count))
-    return replace(wanted, pools=pools)
+            kept[key] = replace(pool, count=max(pool.count, there.count))
+    return kept
 
 
-def _short(fleet: FleetSpec, recent: Outlook) -> bool:
+def _short(fleet: Fleet, recent: Outlook) -> bool:
     """Whether some pool has fewer instances than what it serves needed of late."""
-    for key, pool in fleet.pools.items():
-        served = [name for name in recent.classes if fleet.routes.get(name) == key]
-        if served and recent.need(served, pool.name, pool.tp).instances > pool.count:
+    for pool in fleet.values():
+        served = pool.serves.intersection(recent.classes)
+        if served and recent.need(served, pool.tp).instances > pool.count:
             return True
-    return any(name not in fleet.routes for name in recent.classes)
+    return not fleet.routes.keys() >= set(recent.classes)
 
 
 def simulate(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from envplan.serving.demand import hosts
-from envplan.serving.policies.outlook import Outlook, fleet_of, policy
-from envplan.serving.simulation import FleetSpec
+from envplan.serving.policies.outlook import Outlook, home, policy
+from envplan.serving.simulation import Fleet
 
 __all__ = ["best_pools", "least_power"]
 
-#: Classes of each pool, by the pool's class and TP.
-Split = Mapping[tuple[str, int], Sequence[str]]
+#: Classes of each pool, by its TP.
+Split = Mapping[int, Sequence[str]]
 
 
 def _power(outlook: Outlook, split: Split) -> float:
     """What the pools draw, W, by Outlook.power."""
     return sum(
-        outlook.power(classes, pool, tp, outlook.count(classes, pool, tp), packs=True)
-        for (pool, tp), classes in split.items()
+        outlook.power(classes, tp, outlook.count(classes, tp), packs=True)
+        for tp, classes in split.items()
     )
 
 
@@ -26,15 +25,10 @@ def least_power(outlook: Outlook) -> tuple[float, Split]:
     """The split of classes over pools that draws the least power, W, and this power.
 
     Branch and bound, class by class. Pools have what the bursts of their classes together need, so
-    two pools of one class and TP are never better than one: a class chooses a pool's class and TP.
-    A pool that serves more classes draws no less, so a part of a split bounds the whole from below.
+    two pools of one TP are never better than one: a class chooses a TP. A pool that serves more
+    classes draws no less, so a part of a split bounds the whole from below.
     """
-    one = outlook.one_home(outlook.classes) if outlook.profile.phases else None
-    choices = {
-        name: [(pool, tp) for pool in ([one] if one else hosts(name, merge=True))
-               for tp in outlook.able([name], pool)]
-        for name in outlook.classes
-    }  # fmt: skip
+    choices = {name: outlook.able([name]) for name in outlook.classes}
     order = sorted(choices, key=lambda name: -_power(outlook, {choices[name][0]: [name]}))
     best: tuple[float, Split] = (float("inf"), {})
 
@@ -46,7 +40,7 @@ def least_power(outlook: Outlook) -> tuple[float, Split]:
             best = (power, split)
             return
         name, *others = rest
-        grown = [{**split, key: [*split.get(key, ()), name]} for key in choices[name]]
+        grown = [{**split, tp: [*split.get(tp, ()), name]} for tp in choices[name]]
         for drawn, each in sorted(
             ((_power(outlook, each), each) for each in grown), key=lambda e: e[0]
         ):
@@ -58,26 +52,24 @@ def least_power(outlook: Outlook) -> tuple[float, Split]:
 
 @policy("exact", "the best pools for what each epoch needs", scales=True)
 @policy("static", "the best pools for the peak, never changed", scales=False)
-def best_pools(outlook: Outlook) -> FleetSpec:
+def best_pools(outlook: Outlook) -> Fleet:
     """Pools as least_power has them, or those that run where others draw hardly less."""
     drawn, split = least_power(outlook)
     if (present := _present(outlook)) and outlook.worth * _power(outlook, present) <= drawn:
         split = present
-    pools = {}
-    for (name, tp), classes in split.items():
-        count = outlook.count(classes, name, tp)
-        pools[f"{name} on TP{tp}"] = (
-            outlook.pool(classes, name, tp, count, managed=True, packs=True), classes
-        )  # fmt: skip
-    return fleet_of(pools)
+    name = home(outlook.classes)
+    return Fleet({
+        f"{name} on TP{tp}": outlook.pool(classes, tp, name=name, managed=True, packs=True)
+        for tp, classes in split.items()
+    })  # fmt: skip
 
 
 def _present(outlook: Outlook) -> Split:
     """The split that runs, with the classes that come; empty if it lacks one of them."""
-    split: dict[tuple[str, int], list[str]] = {}
+    split: dict[int, list[str]] = {}
+    tps = {name: pool.tp for pool in (outlook.present or {}).values() for name in pool.serves}
     for name in outlook.classes:
-        if not outlook.present or name not in outlook.present.routes:
+        if name not in tps:
             return {}
-        pool = outlook.present.pools[outlook.present.routes[name]]
-        split.setdefault((pool.name, pool.tp), []).append(name)
+        split.setdefault(tps[name], []).append(name)
     return split

@@ -1,26 +1,24 @@
 """What a policy is asked and what it is told: a fleet for the requests that are to be expected.
 
-A policy is a function from an Outlook to a FleetSpec, with a name and whether it is asked again
+A policy is a function from an Outlook to a Fleet, with a name and whether it is asked again
 as time passes. A new one is a file in this folder with a function under `@policy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.demand import hosts
 from envplan.serving.profile import ServingProfile
-from envplan.serving.simulation import FleetSpec, Overheads, PoolSpec
+from envplan.serving.simulation import Fleet, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
 
-__all__ = ["POLICIES", "Outlook", "Policy", "Settings", "Stretch", "fleet_of", "policy"]
+__all__ = ["POLICIES", "Outlook", "Policy", "Settings", "Stretch", "home", "policy"]
 
 _WORTH: Final = 0.85  # of its power: what another TP must stay below to be worth a change
 _BUSY_BATCH: Final = 16.0  # requests that decode together where instances are filled up
@@ -84,7 +82,7 @@ class Outlook:
     stream: Stream
     settings: Settings
     stretches: Sequence[Stretch]
-    present: FleetSpec | None = None
+    present: Fleet | None = None
     worth: float = _WORTH
 
     @property
@@ -98,64 +96,33 @@ class Outlook:
         found = [self.stream.counts(begin, end) for begin, end, _ in self.stretches]
         return [name for name in CLASSES if any(name in counts for counts in found)]
 
-    def homes(self) -> dict[str, list[str]]:
-        """The classes that come, by the lowest class with configurations that serves each."""
-        found: dict[str, list[str]] = {}
-        for name in self.classes:
-            able = [host for host in hosts(name, merge=True) if self.profile.degrees(host)]
-            found.setdefault(able[0], []).append(name)
-        return found
-
-    def one_home(self, classes: Sequence[str]) -> str | None:
-        """The lowest class with configurations that serves all of these; None: there is none."""
-        for host in CLASSES:
-            if self.profile.degrees(host) and all(serves(host, name) for name in classes):
-                return host
-        return None
-
-    def the_home(self, classes: Sequence[str]) -> str:
-        """As one_home. Raises: NoAnswerError: there is none."""
-        if found := self.one_home(classes):
-            return found
-        raise NoAnswerError(
-            f"no configuration of {self.profile.name} serves {', '.join(classes)} in one pool"
-        )
-
-    def need(self, classes: Iterable[str], pool: str, tp: int) -> Need:
-        """What these classes need in a class's pool on instances of a TP, headroom included."""
+    def need(self, classes: Iterable[str], tp: int) -> Need:
+        """What these classes need in one pool of instances of a TP, headroom included."""
         names, late = frozenset(classes), self.settings.late
         needs = [
-            self.stream.need(begin, end, names, pool, tp, late).times(factor)
+            self.stream.need(begin, end, names, tp, late).times(factor)
             for begin, end, factor in self.stretches
         ]
         most = max(needs, key=lambda need: need.instances)
         return most._replace(instances=most.instances * (1 + self.settings.headroom))
 
-    def count(self, classes: Iterable[str], pool: str, tp: int) -> int:
+    def count(self, classes: Iterable[str], tp: int) -> int:
         """Whole instances that these classes need."""
-        return max(1, int(np.ceil(self.need(classes, pool, tp).instances)))
+        return max(1, int(np.ceil(self.need(classes, tp).instances)))
 
-    def slo(self, classes: Iterable[str]) -> Slo:
-        """The strictest of these classes'."""
-        return Slo.strictest(self.profile.classes[name].slo for name in classes)
+    def able(self, classes: Iterable[str]) -> list[int]:
+        """TPs on which the SLOs of these classes can be met at all, ascending, or the largest."""
+        found = [tp for tp in self.stream.gpus if all(self._meets(name, tp) for name in classes)]
+        return found or self.stream.gpus[-1:]
 
-    def able(self, classes: Sequence[str], pool: str) -> list[int]:
-        """TPs on which a pool can meet the SLOs of these classes at all, ascending."""
-        degrees = self.profile.degrees(pool)
-        return [tp for tp in degrees if all(self._meets(n, pool, tp) for n in classes)] or degrees[
-            -1:
-        ]
+    def _meets(self, name: str, tp: int) -> bool:
+        curve = self.profile.curves.get((name, tp, self.stream.clocks[tp][-1]))
+        return curve is not None and curve.capacity(self.profile.classes[name].slo) > 0
 
-    def _meets(self, name: str, pool: str, tp: int) -> bool:
-        """Whether requests of a class, at their own lengths where known, can be in time on a TP."""
-        host = name if tp in self.profile.degrees(name) else pool
-        curve = self.profile.curves[host, tp, self.profile.frequencies(host, tp)[-1]]
-        return curve.capacity(self.profile.classes[name].slo) > 0
-
-    def power(self, classes: Sequence[str], pool: str, tp: int, count: int, packs: bool) -> float:
+    def power(self, classes: Iterable[str], tp: int, count: int, *, packs: bool) -> float:
         """About what so many instances draw, W: idle, prompts, and decoding on top."""
-        need = self.need(classes, pool, tp)
-        phases = self.profile.phases_of(pool, tp, self.profile.frequencies(pool, tp)[-1])
+        need = self.need(classes, tp)
+        phases = self.profile.phases[tp, self.stream.clocks[tp][-1]]
         decoding = (
             max(need.decoding / _BUSY_BATCH, 1 - np.exp(-need.decoding))
             if packs
@@ -167,39 +134,56 @@ class Outlook:
             count * phases.idle_w + need.busy * prompt_w + max(0.0, decoding - need.busy) * step_w
         )
 
-    def thriftiest(self, classes: Sequence[str], pool: str, *, packs: bool) -> int:
-        """The TP on which these classes draw the least, by `power`, or nearly so and there."""
+    def thriftiest(self, classes: Sequence[str], name: str, *, packs: bool) -> int:
+        """The TP on which these classes draw the least, by `power`, or nearly so and there.
+
+        Args:
+            name: of the pool, as in PoolSpec.
+        """
+        present = [pool.tp for pool in (self.present or {}).values() if pool.name == name]
 
         def watts(tp: int) -> float:
-            least = self.power(classes, pool, tp, self.count(classes, pool, tp), packs)
+            least = self.power(classes, tp, self.count(classes, tp), packs=packs)
             return least * (self.worth if tp in present else 1.0)
 
-        fleet = self.present.pools.values() if self.present else ()
-        present = [there.tp for there in fleet if there.name == pool]
-        return min(self.able(classes, pool), key=watts)
+        return min(self.able(classes), key=watts)
 
-    def clock(self, pool: str, tp: int) -> int:
+    def clock(self, tp: int) -> int:
         """The clock at which a decode step takes the least energy above idling, MHz."""
 
         def energy(mhz: int) -> float:
-            phases = self.profile.phases_of(pool, tp, mhz)
+            phases = self.profile.phases[tp, mhz]
             return float((phases.step_w[0] - 0.5 * phases.idle_w) * phases.step_s[0])
 
-        return min(self.profile.frequencies(pool, tp), key=energy)
+        return min(self.stream.clocks[tp], key=energy)
 
     def pool(
-        self, classes: Sequence[str], name: str, tp: int, count: int, *,
-        managed: bool = False, packs: bool = False,
+        self, classes: Iterable[str], tp: int, count: int | None = None, *,
+        name: str | None = None, managed: bool = False, packs: bool = False,
     ) -> PoolSpec:  # fmt: skip
-        """A pool of alike instances: at the highest clock, or managed from the thriftiest up."""
-        clock = self.clock(name, tp) if managed else self.profile.frequencies(name, tp)[-1]
-        return PoolSpec(name, self.slo(classes), tp, clock, count, managed, packs)
+        """A pool of alike instances: at the highest clock, or managed from the thriftiest up.
+
+        Args:
+            count: default: as many as these classes need.
+            name: the class that it is for; default: the lowest that is shorter than none of these.
+        """
+        served = frozenset(classes)
+        return PoolSpec(
+            name=name or home(served),
+            serves=served,
+            slo=Slo.strictest(self.profile.classes[each].slo for each in served),
+            tp=tp,
+            clock=self.clock(tp) if managed else self.stream.clocks[tp][-1],
+            count=self.count(served, tp) if count is None else count,
+            managed=managed,
+            packs=packs,
+        )
 
 
-def fleet_of(pools: Mapping[str, tuple[PoolSpec, Sequence[str]]]) -> FleetSpec:
-    """A fleet of pools, each with the classes it serves."""
-    routes = {name: key for key, (_, classes) in pools.items() for name in classes}
-    return FleetSpec({key: pool for key, (pool, _) in pools.items()}, routes)
+def home(classes: Iterable[str]) -> str:
+    """The lowest class that is shorter than none of these."""
+    names = list(classes)
+    return next(host for host in CLASSES if all(serves(host, name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -216,10 +200,10 @@ class Policy:
     name: str
     about: str
     scales: bool
-    plan: Callable[[Outlook], FleetSpec]
+    plan: Callable[[Outlook], Fleet]
 
 
-Plan = TypeVar("Plan", bound=Callable[..., FleetSpec])
+Plan = TypeVar("Plan", bound=Callable[..., Fleet])
 
 #: All policies, in the order they are compared in.
 POLICIES: dict[str, Policy] = {}
