@@ -201,7 +201,7 @@ def test_layers_of_stages_are_as_given(tmp_path: Path) -> None:
         (("5,7,7,4",), "has 23 layers on 4 stages, but GPT-3 1.3B has 24 layers"),
         (("5,7,7,5", "--pp", "3"), "lists 4 stages, but --pp 3 and --vp 1 make 3"),
         (("5,7,12", "--vp", "2"), "lists 3 stages, but --pp 1 and --vp 2 make 2"),
-        (("24,0",), "must be from 1"),
+        (("24,0",), "must be at least 1, not 0"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(
@@ -583,13 +583,9 @@ def test_an_entry_says_all_that_sizes_would(fake_nvml: FakeNvml, folder: Path) -
         assert_refused(ran, 2, "--entry", option[0])
 
 
-def test_progress_tells_where_it_is_and_what_is_left() -> None:
-    begun = Progress(0, 4, 1740, 0, 693, None)
-    assert str(begun) == "stage 0 of 4, 1740 MHz"
-    later = Progress(2, 4, None, 300, 600, 754.0)
-    assert str(later) == ("stage 2 of 4, current clocks, 50%, up to about 12 min left")
-    last = Progress(3, 4, 600, 599, 600, 8.4)
-    assert str(last).endswith("100%, up to about 8 s left")
+def test_progress_tells_where_it_is() -> None:
+    assert str(Progress(0, 4, 1740, 0, 693)) == "stage 0 of 4, 1740 MHz"
+    assert str(Progress(2, 4, None, 300, 600)) == "stage 2 of 4, current clocks"
 
 
 def test_a_workload_that_torch_cannot_run_here_is_refused_with_clocks_untouched(

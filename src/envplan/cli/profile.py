@@ -28,7 +28,7 @@ from envplan.profiling.sizes import Sizes
 from envplan.quantities import PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.profiling.sweep import Progress, Workload
+    from envplan.profiling.sweep import Workload
     from envplan.profiling.workloads import Model
 
 _DEFAULT_GPU: Final = "a40"
@@ -319,12 +319,6 @@ def _measure(
         time_limit=work.time_limit or Settings.time_limit,
     )
     with ui.bar("Measuring", quiet=quiet) as bar:
-
-        def progress(so_far: Progress) -> None:
-            clock = f"{so_far.frequency} MHz" if so_far.frequency else "current clocks"
-            where = f"stage {so_far.stage} of {so_far.num_stages}, {clock}"
-            bar(so_far.done / so_far.total, where)
-
         return measure(
             lambda device: _workload(work, sizes, device),
             output,
@@ -333,7 +327,7 @@ def _measure(
             device=work.device,
             metadata=_metadata(work, sizes),
             smooth=work.smooth,
-            progress=progress,
+            progress=lambda so_far: bar(so_far.done / so_far.total, str(so_far)),
         )
 
 
