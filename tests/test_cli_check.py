@@ -67,12 +67,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
 def test_profile_says_what_it_holds(folder: Path) -> None:
     says(
         done("check profile.csv"),
-        "profile (modelled)",
-        "2 stages",
-        "forward, backward",
-        "20 options",
-        "780",
-        "1740",
+        "profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740",
     )
 
 

@@ -27,13 +27,8 @@ def test_table_shows_every_planner(folder: Path) -> None:
         assert name in out
     says(
         out,
-        "slower (%)",
-        "saved (%)",
-        "gap (%)",
-        "intrinsic (%)",
-        "planned in (s)",
-        "envpipe stopped after",
-        "modelled",
+        "slower (%) | saved (%) | gap (%) | intrinsic (%) | planned in (s)",
+        "envpipe stopped after | modelled",
     )
     assert "extrinsic" not in out
     assert "published" not in out

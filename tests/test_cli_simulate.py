@@ -20,12 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_plan_is_replayed_as_it_states(folder: Path) -> None:
     says(
         done("simulate"),
-        "busy (s)",
-        "usable",
-        "critical path",
-        "blocking",
-        "at the peak",
-        "modelled",
+        "busy (s) | usable | critical path | blocking | at the peak | modelled",
         "time and energy are exactly what the plan states",
     )
 
@@ -81,10 +76,7 @@ def test_sync_time_adds_waiting(folder: Path) -> None:
 def test_a_cluster_with_a_straggler_saves_both_ways(folder: Path) -> None:
     says(
         done("simulate --replicas 128 --straggler 1.2"),
-        "intrinsic saved",
-        "extrinsic saved",
-        "with look-up",
-        "T' is",
+        "intrinsic saved | extrinsic saved | with look-up | T' is",
     )
 
 

@@ -45,12 +45,8 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_a_sweep_makes_a_table_and_a_plot(folder: Path) -> None:
     says(
         done("sweep sweep.toml --plot"),
-        "One iteration, all GPUs, modelled",
-        "T_star",
-        "+5%",
-        "8 points: 8 planned, 0 failed",
-        "wrote sweep.csv",
-        "wrote sweep.png",
+        "One iteration, all GPUs, modelled | T_star | +5% | 8 points: 8 planned, 0 failed",
+        "wrote sweep.csv | wrote sweep.png",
     )
     rows = table(folder / "sweep.csv")
     assert list(rows[0]) == list(COLUMNS)

@@ -42,12 +42,6 @@ _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """A JSON document on stdout. Where it has no schema of its own, it is the running command's."""
-    named = {"schema": f"envplan/{state.command}/v1", **document}
-    typer.echo(json.dumps(named, indent=2, allow_nan=False))
-
-
 def answer(
     show: OutputOptions,
     document: Callable[[], Mapping[str, Any]],
@@ -68,7 +62,10 @@ def answer(
     """
     following = then if isinstance(then, str) else shlex.join(then)
     if show.json:
-        print_json({**document(), **({"next": following} if following else {})})
+        # Where a document has no schema of its own, it is the running command's.
+        named = {"schema": f"envplan/{state.command}/v1", **document()}
+        named |= {"next": following} if following else {}
+        typer.echo(json.dumps(named, indent=2, allow_nan=False))
         return
     if show.quiet:
         return
@@ -118,7 +115,7 @@ def print_table(
         each.width, spare = each.least + given, spare - given
     if title:
         say("\n".join(map(_bold, textwrap.wrap(title, room))))
-    _print_cells(columns, [c.header for c in columns], _bold)
+    _print_cells(columns, [c.header for c in columns], heading=True)
     say("─" * (sum(c.width + _BETWEEN for c in columns) - _BETWEEN))
     for row in zip(*(c.cells for c in columns), strict=True):
         _print_cells(columns, row)
@@ -139,24 +136,22 @@ class _Column:
         self.width = self.natural
 
 
-def _print_cells(
-    columns: Sequence[_Column], cells: Sequence[str], style: Callable[[str], str] = str
-) -> None:
-    """A row of a table, on as many lines as its tallest cell takes."""
+def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool = False) -> None:
+    """A row of a table, on as many lines as its tallest cell takes; headings stand at the foot."""
     folded = [
         textwrap.wrap(cell, each.width, break_on_hyphens=False) or [""]
         for each, cell in zip(columns, cells, strict=True)
     ]
     height = max(map(len, folded))
-    lines = [[""] * (height - len(lines)) + lines for lines in folded]  # headers stand at the foot
-    if style is str:
-        lines = [lines + [""] * (height - len(lines)) for lines in folded]
-    for parts in zip(*lines, strict=True):
-        padded = [
-            part.ljust(each.width) if each.text else part.rjust(each.width)
-            for each, part in zip(columns, parts, strict=True)
+    for each, lines in zip(columns, folded, strict=True):
+        blank = [""] * (height - len(lines))
+        lines[:] = [*blank, *lines] if heading else [*lines, *blank]
+        lines[:] = [
+            text.ljust(each.width) if each.text else text.rjust(each.width) for text in lines
         ]
-        say(style((" " * _BETWEEN).join(padded).rstrip()))
+    for parts in zip(*folded, strict=True):
+        line = (" " * _BETWEEN).join(parts).rstrip()
+        say(_bold(line) if heading else line)
 
 
 def _bold(text: str) -> str:

@@ -84,7 +84,16 @@ def _known_schedule(name: str, option_name: str) -> str:
       --time-limit TIME  But at most so long for an operation; default: 20s.
       --no-lock  Touch no clock: measure at the current ones only.
       --smooth  Take out noise; raw_time and raw_energy stay.
+    Sizes of the workload:
+      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
+      --hidden-size N  Width of a transformer.
+      --heads N  Attention heads.
+      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
+      --sequence-length N  Tokens of a sample.
+      --width-factor N  How much wider than ResNet's 3x3 convolutions.
+      --image-size N  Pixels on a side of an image.
     """,
+    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
     step=WHOLE,
     schedule=_known_schedule,
     dtype=one_of(*_PRECISIONS),
@@ -93,7 +102,7 @@ def _known_schedule(name: str, option_name: str) -> str:
     error=PERCENT.within(1e-6),
     time_limit=TIME.within(1e-6),
 )
-class WorkOptions:
+class WorkOptions(Sizes):
     """What is profiled and how, and the job it is part of; None where nothing was said."""
 
     workload: str | None = None
@@ -167,30 +176,14 @@ class WorkOptions:
 
         return self.split_backward or traits(self.schedule).passes > 2
 
-    def what(self, sizes: Sizes) -> Model:
+    def what(self) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
         from envplan.profiling.modelled import model_of, named_model
 
+        sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
         if self.model is not None:
             return named_model(self.model, sizes)
         return model_of(self.workload or "gpt", sizes)
-
-
-@options(
-    """
-    Sizes of the workload:
-      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
-      --hidden-size N  Width of a transformer.
-      --heads N  Attention heads.
-      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
-      --sequence-length N  Tokens of a sample.
-      --width-factor N  How much wider than ResNet's 3x3 convolutions.
-      --image-size N  Pixels on a side of an image.
-    """,
-    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
-)
-class SizeOptions(Sizes):
-    """Sizes of the workload."""
 
 
 @takes(
@@ -205,7 +198,6 @@ class SizeOptions(Sizes):
 )
 def profile(
     work: WorkOptions,
-    sizes: SizeOptions,
     show: OutputOptions,
     plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
@@ -233,11 +225,11 @@ def profile(
         why = f"goes with --backend modelled, not {backend}"
         refuse(given(work, "gpu"), why)
         refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
-        made = _measure(backend, work, sizes, output, quiet=show.quiet)
+        made = _measure(backend, work, output, quiet=show.quiet)
     else:
         unfit = given(work, f"entry {_MEASURING}")
         refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
-        made = _model(work, sizes, output)
+        made = _model(work, output)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
     ui.answer(
@@ -254,13 +246,13 @@ def profile(
     )
 
 
-def _model(work: WorkOptions, sizes: Sizes, output: Path) -> envplan.Profile:
+def _model(work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.modelled import ModelledJob, modelled_profile
 
     job = ModelledJob(
         name=output.stem,
         gpu=work.gpu or (_MODEL_GPU if work.model else _DEFAULT_GPU),
-        model=work.what(sizes),
+        model=work.what(),
         num_stages=work.num_stages,
         chunks=work.chunks,
         num_microbatches=work.microbatches,
@@ -289,9 +281,7 @@ def _model(work: WorkOptions, sizes: Sizes, output: Path) -> envplan.Profile:
     return envplan.Profile.read_csv(output)
 
 
-def _measure(
-    backend: str, work: WorkOptions, sizes: Sizes, output: Path, *, quiet: bool
-) -> envplan.Profile:
+def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
@@ -320,24 +310,24 @@ def _measure(
     )
     with ui.bar("Measuring", quiet=quiet) as bar:
         return measure(
-            lambda device: _workload(work, sizes, device),
+            lambda device: _workload(work, device),
             output,
             settings,
             source=backend,
             device=work.device,
-            metadata=_metadata(work, sizes),
+            metadata=_metadata(work),
             smooth=work.smooth,
             progress=lambda so_far: bar(so_far.done / so_far.total, str(so_far)),
         )
 
 
-def _metadata(work: WorkOptions, sizes: Sizes) -> envplan.ProfileMetadata:
+def _metadata(work: WorkOptions) -> envplan.ProfileMetadata:
     """What the sidecar shall say of the job itself."""
     from envplan.profile import INCLUDES_RECOMPUTATION
     from envplan.profile.sidecar import Job
 
     extra: dict[str, Any] = {}
-    if not work.entry and (length := work.what(sizes).tokens):
+    if not work.entry and (length := work.what().tokens):
         extra["sequence_length"] = length
     if work.tp > 1:
         extra["communication"] = (
@@ -365,19 +355,19 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> envplan.ProfileMetadata:
     )
 
 
-def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
+def _workload(work: WorkOptions, device: str) -> Workload:
     if work.entry is not None:
         from envplan.profiling.entry import load_entry
 
-        beside = given(work, "workload stages layers_per_stage microbatch_size recompute")
+        beside = "workload stages layers_per_stage microbatch_size recompute"
         why = "and --entry exclude each other; the function says it all"
-        refuse([*beside, *given(sizes)], why)
+        refuse(given(work, " ".join([beside, *Sizes.__dataclass_fields__])), why)
         return load_entry(work.entry, device)
     from envplan.profiling.torch_workloads import torch_workload
 
     return torch_workload(
         work.workload or "gpt",
-        work.what(sizes),
+        work.what(),
         num_stages=work.num_stages * work.chunks,
         microbatch_size=work.samples or 1,
         dtype=work.dtype,
