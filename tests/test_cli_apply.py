@@ -175,7 +175,7 @@ def test_joules_and_watts_of_one_replica_are_not_those_of_several(
         (lambda d: d.update(schema="envplan/plan/v0"), ["envplan/plan/v1", "v0"]),
         (lambda d: d.update(schema="envplan/freqplan/v1"), ["is not a plan"]),
         (lambda d: d["stages"].pop(), ["stages has 1 entries"]),
-        (lambda d: d["stages"][0].pop(), ["stages[0] ends after 7"]),
+        (lambda d: d["stages"][0].pop(), ["stages[0][7] is nothing"]),
         (lambda d: d["stages"][0].reverse(), ["stages[0][0]"]),
         (lambda d: d["stages"][0][0].update(frequency_mhz=1741), ["1741 MHz"]),
         (lambda d: d["ladder"][0]["frequencies_mhz"].pop(), ["ladder[0]"]),
