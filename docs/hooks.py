@@ -103,10 +103,13 @@ def all_commands() -> list[tuple[str, Any]]:
 
 def commands(path: str, command: Any) -> list[tuple[str, Any]]:
     """All commands that do something themselves, with what to type for them."""
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    if not hasattr(command, "list_commands"):
         return [(path, command)]
-    return [found for name, sub in inner.items() for found in commands(f"{path} {name}", sub)]
+    return [
+        found
+        for name in command.list_commands(None)
+        for found in commands(f"{path} {name}", command.get_command(None, name))
+    ]
 
 
 def section(path: str, command: Any) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envplan.cli import app
 from envplan.profile import Profile, ProfileMetadata
@@ -46,16 +49,39 @@ class Ran:
     err: str
 
 
-def envplan(*arguments: object, cwd: Path) -> Ran:
+def envplan(*arguments: object, cwd: Path | None = None) -> Ran:
     """Run the command in this process, in a folder."""
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
-    os.chdir(cwd)
+    os.chdir(cwd or before)
     try:
         with redirect_stdout(out), redirect_stderr(err):
             code = app._run(list(map(str, arguments)))
     finally:
         os.chdir(before)
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+def done(line: str, *more: object, cwd: Path | None = None) -> str:
+    """What a command that succeeds prints.
+
+    Args:
+        line: what is typed after `envplan`.
+        more: further arguments, as they are.
+    """
+    ran = envplan(*shlex.split(line), *more, cwd=cwd)
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def told(line: str, *more: object, cwd: Path | None = None) -> Any:
+    """The document that a command prints with --json."""
+    return json.loads(done(line, *more, "--json", cwd=cwd))
+
+
+def says(text: str, *words: str) -> None:
+    """All these words are in a text; " | " stands between words."""
+    for word in " | ".join(words).split(" | "):
+        assert word in text, text
 
 
 def installed(*arguments: object, cwd: Path, timeout: float = 300) -> Ran:
@@ -80,3 +106,10 @@ def assert_refused(ran: Ran, code: int, *words: str) -> None:
         assert word in ran.err, ran.err
     assert ran.out == ""
     assert ran.code == code
+
+
+def refused(line: str, *words: str, code: int = 2) -> None:
+    """The command is refused with these words and leaves no file in the current folder."""
+    before = set(Path().iterdir())
+    assert_refused(envplan(*shlex.split(line)), code, *words)
+    assert set(Path().iterdir()) - {Path("__pycache__")} <= before

@@ -7,26 +7,15 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli import app
+from cli_helpers import assert_refused, done, envplan, refused, says, small_profile, told
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
     monkeypatch.chdir(tmp_path)
-    assert app._run(["solve", "--quiet", "--slowdown", "5"]) == 0
+    done("solve --quiet --slowdown 5")
     return tmp_path
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:
-    code = app._run(["check", *arguments])
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    for word in ("envplan: error: ", *words):
-        assert word in captured.err
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -36,11 +25,9 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def test_plan_is_proved_line_by_line(folder: Path) -> None:
-    ran = envplan("check", "plan.json", cwd=folder)
-    assert ran.code == 0, ran.err
-    assert ran.out.startswith("plan.json: plan, holds\n")
-    for word in ("unchanged", "rows of the profile", "to the nanosecond", "lower bound proved"):
-        assert word in ran.out
+    out = done("check plan.json")
+    assert out.startswith("plan.json: plan, holds\n")
+    says(out, "unchanged", "rows of the profile", "to the nanosecond", "lower bound proved")
 
 
 def test_what_holds_comes_with_what_to_do_with_it(folder: Path) -> None:
@@ -64,56 +51,42 @@ def test_plan_is_found_from_another_folder(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert app._run(["check", "../plan.json"]) == 0
+    done("check ../plan.json")
 
 
-def test_json_names_the_file_its_kind_and_the_proofs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app._run(["check", "--json", "profile.csv"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json_names_the_file_its_kind_and_the_proofs(folder: Path) -> None:
+    document = told("check profile.csv")
     assert (document["file"], document["kind"]) == ("profile.csv", "profile")
     assert len(document["proved"]) == 3
 
 
-def test_quiet_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app._run(["check", "--quiet", "plan.json"]) == 0
-    assert capsys.readouterr().out == ""
+def test_quiet_says_nothing(folder: Path) -> None:
+    assert done("check --quiet plan.json") == ""
 
 
-def test_profile_says_what_it_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app._run(["check", "profile.csv"]) == 0
-    out = capsys.readouterr().out
-    for word in (
-        "profile (modelled)",
-        "2 stages",
-        "forward, backward",
-        "20 options",
-        "780",
-        "1740",
-    ):
-        assert word in out
+def test_profile_says_what_it_holds(folder: Path) -> None:
+    says(
+        done("check profile.csv"),
+        "profile (modelled) | 2 stages | forward, backward | 20 options | 780 | 1740",
+    )
 
 
-def test_dag_says_what_it_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dag_says_what_it_holds(folder: Path) -> None:
     operations = [
         {"id": "a", "stage": 0, "instruction": "forward"},
         {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
     ]
     Path("dag.json").write_text(json.dumps({"schema": "envplan/dag/v1", "operations": operations}))
-    assert app._run(["check", "dag.json"]) == 0
-    assert "2 operations on 2 stages" in capsys.readouterr().out
+    assert "2 operations on 2 stages" in done("check dag.json")
     edited(Path("dag.json"), lambda d: d["operations"][0].update(after=["b"]))
-    refused(["dag.json"], capsys, "dag.json", "waiting for each other")
+    refused("check dag.json", "dag.json", "waiting for each other")
 
 
 @pytest.mark.parametrize("name", ["f.csv", "f.json"])
-def test_frontier_file_holds(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app._run(["frontier", "--quiet", "-o", name]) == 0
-    assert app._run(["check", name]) == 0
-    out = capsys.readouterr().out
-    assert f"{name}: frontier, holds" in out
-    assert "largest gap" in out
+def test_frontier_file_holds(folder: Path, name: str) -> None:
+    done("frontier --quiet -o", name)
+    out = done("check", name)
+    says(out, f"{name}: frontier, holds", "largest gap")
     assert ("traced again" in out) == (name == "f.json")
 
 
@@ -146,11 +119,10 @@ def test_any_change_to_a_frontier_is_found(
     folder: Path,
     change: Callable[[Any], None],
     words: list[str],
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert app._run(["frontier", "--quiet", "-o", "f.json"]) == 0
+    done("frontier --quiet -o f.json")
     edited(Path("f.json"), change)
-    refused(["f.json"], capsys, "f.json", *words)
+    refused("check f.json", "f.json", *words)
 
 
 @pytest.mark.parametrize(
@@ -164,50 +136,44 @@ def test_any_change_to_a_frontier_is_found(
         ("HEAD\n1,2,3,0,1,1,1\n", ["plan 1", "lies above"]),
     ],
 )
-def test_bad_frontier_csv_names_the_line(
-    folder: Path, text: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_frontier_csv_names_the_line(folder: Path, text: str, words: list[str]) -> None:
     from envplan.frontier_file import COLUMNS
 
     Path("f.csv").write_text(text.replace("HEAD", ",".join(COLUMNS)))
-    refused(["f.csv"], capsys, *words)
+    refused("check f.csv", *words)
 
 
-def test_changed_profile_is_refused_and_force_checks_against_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_profile_is_refused_and_force_checks_against_it(folder: Path) -> None:
     text = Path("profile.csv").read_text()
     Path("profile.csv").write_text(text + "\n")
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json", "--force")
-    assert app._run(["check", "--force", "plan.json"]) == 0
-    assert "HAS CHANGED" in capsys.readouterr().out
+    refused("check plan.json", "plan.json", "--force")
+    assert "HAS CHANGED" in done("check --force plan.json")
     Path("profile.csv").write_text(text.replace("0.08,", "0.09,"))
-    refused(["--force", "plan.json"], capsys, "plan.json", "recomputed it is")
+    refused("check --force plan.json", "plan.json", "recomputed it is")
 
 
-def test_moved_profile_can_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moved_profile_can_be_named(folder: Path) -> None:
     Path("profile.csv").rename("moved.csv")
-    refused(["plan.json"], capsys, "profile.csv is not found", "--profile")
-    assert app._run(["check", "plan.json", "--profile", "moved.csv"]) == 0
+    refused("check plan.json", "profile.csv is not found", "--profile")
+    done("check plan.json --profile moved.csv")
 
 
 def test_plan_that_is_off_by_one_frequency_is_refused(folder: Path) -> None:
     edited(Path("plan.json"), lambda d: d["stages"][0][1].update(frequency_mhz=1741))
-    ran = envplan("check", "plan.json", cwd=folder)
-    assert_refused(ran, 2, "plan.json", "1741 MHz", "microbatch 1")
+    refused("check plan.json", "plan.json", "1741 MHz", "microbatch 1")
 
 
 def test_truncated_plan_is_refused_with_line_and_column(folder: Path) -> None:
     text = Path("plan.json").read_text()
     Path("plan.json").write_text(text[: len(text) // 2])
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json:", "column")
+    refused("check plan.json", "plan.json:", "column")
 
 
 @pytest.mark.parametrize("number", ["1e999", "9" * 400, "9" * 5000, "NaN"])
 def test_huge_numbers_in_a_plan_are_refused(folder: Path, number: str) -> None:
     text = Path("plan.json").read_text()
     Path("plan.json").write_text(text.replace('"replicas": 1', f'"replicas": {number}'))
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "plan.json")
+    refused("check plan.json", "plan.json")
 
 
 @pytest.mark.parametrize(
@@ -223,27 +189,21 @@ def test_huge_numbers_in_a_plan_are_refused(folder: Path, number: str) -> None:
         (b"hello, world", ["column stage"]),
     ],
 )
-def test_file_of_another_kind_is_refused(
-    tmp_path: Path, content: bytes, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, words: list[str]) -> None:
     (tmp_path / "f").write_bytes(content)
-    refused([str(tmp_path / "f")], capsys, *words)
+    refused(f"check {tmp_path}/f", *words)
 
 
-def test_missing_file_and_folder_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused([str(tmp_path / "none.json")], capsys, "none.json", "No such file")
-    refused([str(tmp_path)], capsys, "cannot be read")
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
+    refused("check none.json", "none.json", "No such file")
+    refused("check .", "cannot be read")
 
 
 def test_frequency_plan_is_recognised_and_a_cut_one_refused(tmp_path: Path) -> None:
     small_profile().save_csv(tmp_path / "profile.csv")
     assert envplan("solve", "-q", cwd=tmp_path).code == 0
     assert envplan("apply", "plan.json", "-q", cwd=tmp_path).code == 0
-    ran = envplan("check", "run.freqplan.json", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert "frequency plan, holds" in ran.out
+    assert "frequency plan, holds" in done("check run.freqplan.json", cwd=tmp_path)
     whole = (tmp_path / "run.freqplan.json").read_text()
     (tmp_path / "cut.json").write_text(whole[: len(whole) // 2])
     assert_refused(envplan("check", "cut.json", cwd=tmp_path), 2, "cut.json", "cut short")

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli_helpers import Ran, assert_refused, envplan, small_profile
-from envplan.cli import app
+from cli_helpers import done, refused, says, small_profile, told
 from envplan.costs import check_costs
 from envplan.errors import InputError
 from envplan.plan import Plan
@@ -23,28 +20,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def ran(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs the command in this process, which is faster."""
-
-    def run(*arguments: str) -> Ran:
-        code = app._run(["solve", *arguments])
-        said = capsys.readouterr()
-        return Ran(code, said.out, said.err)
-
-    return run
-
-
 def solved(*arguments: str) -> Plan:
-    assert app._run(["solve", "--quiet", *arguments]) == 0
+    done("solve --quiet", *arguments)
     plan = Plan.load("plan.json")
     check_costs(plan)
     return plan
 
 
-def test_with_a_straggler_costs_are_until_it_has_finished(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_straggler_costs_are_until_it_has_finished(folder: Path) -> None:
     rates = ("--price", "0.3", "--iterations", "1000")
     plan = solved(*rates, "--straggler-time", "2.5")
     until, costs = plan.predicted.until_straggler, plan.costs
@@ -58,44 +41,35 @@ def test_with_a_straggler_costs_are_until_it_has_finished(
         assert spent.time_s == pytest.approx(2500.0)
         assert spent.energy_kwh == pytest.approx(1000 * joules / 3.6e6)
         assert spent.money == pytest.approx(0.3 * 1000 * joules / 3.6e6)
-    assert app._run(["check", "plan.json"]) == 0
-    assert "costs follow from" in capsys.readouterr().out
+    assert "costs follow from" in done("check plan.json")
     alone = plan.target.model_copy(update={"straggler_time_s": None})
     with pytest.raises(InputError, match=r"costs\.iteration"):
         check_costs(plan.model_copy(update={"target": alone}))
-    assert app._run(["solve", *rates, "--straggler-time", "2.5"]) == 0
-    assert "iterations that last until the straggler has finished" in capsys.readouterr().out
+    said = done("solve --straggler-time 2.5", *rates)
+    assert "iterations that last until the straggler has finished" in said
     # One that is not slower than the plan changes nothing.
     assert solved(*rates, "--straggler-time", "0.5").costs == solved(*rates).costs
 
 
 def test_price_and_carbon_are_shown_for_an_iteration_and_for_the_run(folder: Path) -> None:
-    ran = envplan(
-        *("solve", "--price", 0.25, "--currency", "EUR", "--carbon", 380, "--iterations", 1000),
-        cwd=folder,
+    out = done("solve --price 0.25 --currency EUR --carbon 380 --iterations 1000")
+    says(
+        out,
+        "cost (EUR) | carbon (g CO2) | The run: 1,000 iterations, all GPUs, modelled",
+        "energy (kWh) | carbon (kg CO2) | saved (%)",
     )
-    assert ran.code == 0, ran.err
-    for words in (
-        "cost (EUR)",
-        "carbon (g CO2)",
-        "The run: 1,000 iterations, all GPUs, modelled",
-        "energy (kWh)",
-        "carbon (kg CO2)",
-        "saved (%)",
-    ):
-        assert words in ran.out
 
 
-def test_without_money_nothing_is_said_of_it(folder: Path, ran: Callable[..., Ran]) -> None:
-    said = ran().out
+def test_without_money_nothing_is_said_of_it(folder: Path) -> None:
+    said = done("solve")
     assert "cost" not in said
     assert "The run" not in said
     assert "costs" not in json.loads((folder / "plan.json").read_text())
 
 
-def test_the_cheapest_plan_in_time_is_recorded(folder: Path, ran: Callable[..., Ran]) -> None:
+def test_the_cheapest_plan_in_time_is_recorded(folder: Path) -> None:
     work = ("--price", "day.csv", "--iterations", "20000")
-    document = json.loads(ran("--json", *work, "--deadline", "12h").out)
+    document = told("solve --deadline 12h", *work)
     costs = document["costs"]
     assert costs["price"]["file"] == "day.csv"
     assert costs["minimized"] == "money"
@@ -116,33 +90,28 @@ def test_a_shorter_deadline_costs_more(folder: Path) -> None:
     assert fast.energy > slow.energy
 
 
-def test_a_deadline_nobody_can_meet_has_no_answer(folder: Path, ran: Callable[..., Ran]) -> None:
-    refusal = ran("--iterations", "20000", "--deadline", "1h")
-    assert_refused(refusal, 1, "20000 iterations take at least", "deadline of 1 h")
-    assert not (folder / "plan.json").exists()
+def test_a_deadline_nobody_can_meet_has_no_answer(folder: Path) -> None:
+    words = ("20000 iterations take at least", "deadline of 1 h")
+    refused("solve --iterations 20000 --deadline 1h", *words, code=1)
 
 
-def test_tokens_stand_for_iterations(ran: Callable[..., Ran]) -> None:
+def test_tokens_stand_for_iterations(folder: Path) -> None:
     plan = solved("--tokens", "1e6", "--tokens-per-iteration", "3000", "--price", "0.3")
     assert plan.costs is not None
     assert plan.costs.iterations == 334
     assert plan.costs.tokens == 1_000_000
-    assert_refused(ran("--tokens", "1e6"), 2, "--tokens-per-iteration", "sidecar")
+    refused("solve --tokens 1e6", "--tokens-per-iteration", "sidecar")
 
 
-def test_prices_that_end_too_soon_are_refused_unless_they_repeat(
-    folder: Path, ran: Callable[..., Ran]
-) -> None:
-    work = ("--price", "day.csv", "--iterations", "100000")
-    assert_refused(ran(*work), 2, "day.csv", "lasts 1 d", "--repeat-rates")
-    assert not (folder / "plan.json").exists()
-    assert ran(*work, "--repeat-rates").code == 0
+def test_prices_that_end_too_soon_are_refused_unless_they_repeat(folder: Path) -> None:
+    line = "solve --price day.csv --iterations 100000"
+    refused(line, "day.csv", "lasts 1 d", "--repeat-rates")
+    done(line, "--repeat-rates")
 
 
-def test_prices_with_a_gap_are_refused(folder: Path, ran: Callable[..., Ran]) -> None:
+def test_prices_with_a_gap_are_refused(folder: Path) -> None:
     (folder / "gap.csv").write_text("hour,price\n0,1\n1,1\n3,1\n")
-    refusal = ran("--price", "gap.csv", "--iterations", "10")
-    assert_refused(refusal, 2, "gap.csv:4:", "hour 2 to hour 3")
+    refused("solve --price gap.csv --iterations 10", "gap.csv:4:", "hour 2 to hour 3")
 
 
 def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> None:
@@ -156,117 +125,49 @@ def test_the_same_hours_at_another_start_cost_something_else(folder: Path) -> No
     assert day.iteration.plan.money == pytest.approx(4 * (night.iteration.plan.money or 0.0))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--currency", "EUR"), ("--currency goes with --price",)),
-        (("--minimize", "money"), ("--minimize goes with --deadline",)),
-        (("--start", "2026-12-01"), ("--start goes with --price or --carbon",)),
-        (("--deadline", "1d"), ("--iterations or --tokens",)),
-        (("--iterations", "5", "--tokens", "5"), ("exclude each other",)),
-        (("--iterations", "0"), ("--iterations must be at least 1",)),
-        (("--tokens", "nan"), ("--tokens must be a whole number",)),
-        (("--iterations", "5", "--deadline", "14"), ("--deadline must be", "14d")),
-        (("--iterations", "5", "--deadline", "1d", "--slowdown", "1"), ("exclude each other",)),
-        (("--iterations", "5", "--deadline", "1d", "--minimize", "joy"), ("joy",)),
-        (("--iterations", "5", "--deadline", "1d", "--minimize", "carbon"), ("--carbon",)),
-        (("--price", "nothere.csv"), ("nothere.csv", "cannot be read")),
-        (("--price", "day.csv"), ("--iterations or --tokens",)),
-        (
-            ("--iterations", "5", "--deadline", "1d", "--planner", "zeus_global"),
-            ("zeus_global", "--deadline"),
-        ),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    folder: Path, ran: Callable[..., Ran], arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    assert_refused(ran(*arguments), 2, *words)
-    assert not (folder / "plan.json").exists()
-
-
 def test_a_deadline_is_met_with_clocks_that_follow_late(folder: Path) -> None:
     usual = solved("--iterations", "1000", "--deadline", "1500s")
     late = solved("--iterations", "1000", "--deadline", "1500s", "--switch-latency", "20")
     assert late.job.switch_latency_s == 0.02
     assert late.iteration_time * 1000 <= 1500
     assert late.energy >= usual.energy_lower_bound
-    assert envplan("check", "plan.json", cwd=folder).code == 0
+    done("check plan.json")
 
 
-def test_replays_are_priced_on_average_and_waiting_too(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replays_are_priced_on_average_and_waiting_too(folder: Path) -> None:
     plan = solved("--price", "0.25", "--carbon", "400", "--iterations", "1000")
-    prices = ["--price", "0.25", "--carbon", "400", "--iterations", "1000"]
-
-    def replayed(*arguments: str) -> dict[str, Any]:
-        assert app._run(["simulate", "--json", *prices, *arguments]) == 0
-        return json.loads(capsys.readouterr().out)
-
+    prices = "simulate --price 0.25 --carbon 400 --iterations 1000"
     assert plan.costs is not None
     assert plan.costs.run is not None
-    exact = replayed()["costs"]
+    exact = told(prices)["costs"]
     assert exact["run"] == pytest.approx(plan.costs.run.plan.model_dump())
     assert exact["iteration"] == pytest.approx(plan.costs.iteration.plan.model_dump())
-    waited = replayed("--sync-time", "3")
+    waited = told(f"{prices} --sync-time 3")
     assert waited["costs"]["iteration"]["time_s"] == 3
     assert waited["costs"]["run"]["money"] == pytest.approx(waited["energy_j"] / 3.6e6 * 250)
-    noisy = replayed("--noise", "5", "--runs", "7")
+    noisy = told(f"{prices} --noise 5 --runs 7")
     assert noisy["costs"]["iteration"]["energy_kwh"] != noisy["energy_j"] / 3.6e6
-    assert app._run(["simulate", *prices, "--currency", "EUR"]) == 0
-    out = capsys.readouterr().out
-    assert "1,000 iterations cost " in out
-    assert " EUR" in out
+    says(done(f"{prices} --currency EUR"), "1,000 iterations cost ", " EUR")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--price", "day.csv"), ("give --iterations",)),
-        (("--currency", "EUR"), ("--currency goes with --price",)),
-    ],
-)
-def test_replays_that_cannot_be_priced_are_refused(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: tuple[str, ...],
-) -> None:
-    solved()
-    code = app._run(["simulate", *arguments])
-    said = capsys.readouterr()
-    assert_refused(Ran(code, said.out, said.err), 2, *words)
-
-
-def test_planners_are_compared_by_what_their_runs_cost(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work = ["compare", "--price", "day.csv", "--carbon", "400", "--iterations", "5000"]
-    assert app._run(work) == 0
-    said = capsys.readouterr().out
-    for words in ("The run: 5,000 iterations, all GPUs, modelled", "cost (USD)", "CO2"):
-        assert words in said
-    assert app._run([*work, "--json"]) == 0
-    planners = json.loads(capsys.readouterr().out)["planners"]
+def test_planners_are_compared_by_what_their_runs_cost(folder: Path) -> None:
+    line = "compare --price day.csv --carbon 400 --iterations 5000"
+    said = done(line)
+    says(said, "The run: 5,000 iterations, all GPUs, modelled", "cost (USD)", "CO2")
+    planners = told(line)["planners"]
     spent = {entry["planner"]: entry["costs"]["run"]["plan"] for entry in planners}
     assert spent["frontier"]["money"] < spent["max_frequency"]["money"]
     assert spent["frontier"]["carbon_g"] < spent["max_frequency"]["carbon_g"]
 
 
-def test_without_a_price_planners_are_compared_as_ever(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app._run(["compare", "--json"]) == 0
-    assert not any("costs" in one for one in json.loads(capsys.readouterr().out)["planners"])
+def test_without_a_price_planners_are_compared_as_ever(folder: Path) -> None:
+    assert not any("costs" in one for one in told("compare")["planners"])
 
 
 def test_planners_are_compared_by_what_their_runs_cost_until_a_straggler_has_finished(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
 ) -> None:
-    work = ["compare", "--price", "0.2", "--straggler-slowdown", "30", "--json"]
-    assert app._run(work) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = told("compare --price 0.2 --straggler-slowdown 30")
     for entry in said["planners"]:
         pair = entry["costs"]["iteration"]
         assert pair["plan"]["money"] == pytest.approx(0.2 * entry["straggler_energy_j"] / 3.6e6)
@@ -274,18 +175,10 @@ def test_planners_are_compared_by_what_their_runs_cost_until_a_straggler_has_fin
         assert pair["max_frequency"]["time_s"] == said["straggler_time_s"]
 
 
-def test_clusters_and_unlike_replicas_are_priced_as_a_whole(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clusters_and_unlike_replicas_are_priced_as_a_whole(folder: Path) -> None:
     solved()
-    prices = ["simulate", "--price", "0.2", "--carbon", "400", "--iterations", "1000", "--json"]
-
-    def replayed(*arguments: str) -> dict[str, Any]:
-        assert app._run([*prices, *arguments]) == 0
-        said: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return said
-
-    whole = replayed("--dp", "4", "--straggler", "1.3", "--strong-scaling", "1,2")["cluster"]
+    prices = "simulate --price 0.2 --carbon 400 --iterations 1000"
+    whole = told(f"{prices} --dp 4 --straggler 1.3 --strong-scaling 1,2")["cluster"]
     assert len(whole) == 3
     for report in whole:
         pair = report["costs"]["run"]
@@ -293,8 +186,7 @@ def test_clusters_and_unlike_replicas_are_priced_as_a_whole(
         assert pair["plan"]["time_s"] == pytest.approx(1000 * report["time_s"])
         before = pair["max_frequency"]
         assert before["carbon_g"] == pytest.approx(4e5 * report["baseline_energy_j"] / 3.6e6)
-    both = replayed("--replica", "plan.json")["replicas"]
+    both = told(f"{prices} --replica plan.json")["replicas"]
     assert both["costs"]["plan"]["money"] == pytest.approx(200 * both["energy_j"] / 3.6e6)
-    table = app._run([*prices[:-1], "--dp", "4", "--straggler", "1.3", "--currency", "EUR"])
-    assert table == 0
-    assert "The run: 1,000 iterations, all GPUs" in capsys.readouterr().out
+    table = done(f"{prices} --dp 4 --straggler 1.3 --currency EUR")
+    assert "The run: 1,000 iterations, all GPUs" in table

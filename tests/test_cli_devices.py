@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, envplan
+from cli_helpers import assert_refused, done, envplan, says, told
 from envplan.cli import app
 from envplan.devices import backend
 from envplan.devices.modelled import GPUS
@@ -18,42 +18,36 @@ from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml
 
 def test_devices_lists_gpus_and_touches_no_clock(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.gpu(1).locked = 1005
-    ran = envplan("devices", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert ran.out.count("NVIDIA A40") == 4
-    for word in (
+    out = done("devices", cwd=tmp_path)
+    assert out.count("NVIDIA A40") == 4
+    says(
+        out,
         "550.54.14",
         "210-1740",
         "1005",
         "300",
         "counter",
         "yes" if _is_administrator() else "run as root",
-    ):
-        assert word in ran.out
+    )
     assert fake_nvml.locked(1) == 1005
     assert fake_nvml.clock_changes(1) == []
 
 
 def test_devices_says_how_to_be_allowed(
     fake_nvml: FakeNvml,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("envplan.devices.nvml._is_administrator", lambda: False)
     fake_nvml.gpu(1).mig = 1
-    assert app._run(["devices"]) == 0
-    out = capsys.readouterr().out
-    assert "GPU 0: this user may not set clocks; run as root" in out
-    assert "GPU 1: MIG is on" in out
+    says(done("devices"), "GPU 0: this user may not set clocks; run as root", "GPU 1: MIG is on")
 
 
 def test_devices_lists_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.fail("handle", GPU_IS_LOST, index=1)
-    ran = envplan("devices", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert ran.out.count("NVIDIA A40") == 3
-    assert "GPU 1: GPU is lost" in ran.out
-    found = json.loads(envplan("devices", "--json", cwd=tmp_path).out)["gpus"]
+    out = done("devices", cwd=tmp_path)
+    assert out.count("NVIDIA A40") == 3
+    assert "GPU 1: GPU is lost" in out
+    found = told("devices")["gpus"]
     assert [entry["name"] for entry in found] == ["NVIDIA A40", None, "NVIDIA A40", "NVIDIA A40"]
     assert found[0].keys() == found[1].keys()
     assert found[1]["refusal"].startswith("GPU 1: GPU is lost")
@@ -63,18 +57,16 @@ def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     fake_nvml.fail("power", NOT_SUPPORTED)
-    (first, *_) = json.loads(envplan("devices", "--json", cwd=tmp_path).out)["gpus"]
+    (first, *_) = told("devices")["gpus"]
     assert (first["name"], first["power_w"]) == ("NVIDIA A40", None)
     assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
 
 def test_devices_json_has_all_clocks(
     fake_nvml: FakeNvml,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_nvml.gpu(2).throttle = 0x4
-    assert app._run(["devices", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["gpus"]
+    found = told("devices")["gpus"]
     assert [entry["index"] for entry in found] == [0, 1, 2, 3]
     assert found[0]["supported_clocks_mhz"] == list(range(210, 1741, 15))
     assert (found[0]["refusal"] is None) == _is_administrator()
@@ -82,10 +74,9 @@ def test_devices_json_has_all_clocks(
 
 
 def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
-    ran = envplan("devices", "--backend", "modelled", cwd=tmp_path)
-    assert ran.code == 0, ran.err
+    out = done("devices --backend modelled", cwd=tmp_path)
     for key in GPUS:
-        assert key in ran.out
+        assert key in out
     one = json.loads(
         envplan("devices", "--backend", "modelled", "--gpu", "a40", "--json", cwd=tmp_path).out
     )["gpus"]
@@ -106,23 +97,19 @@ def test_reset_gives_every_clock_back(fake_nvml: FakeNvml, tmp_path: Path) -> No
     source = backend("nvml")
     for device in source.devices():
         device.lock_clock(1005)
-    ran = envplan("reset", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert ran.out.count("clock given back") == 4
+    out = done("reset", cwd=tmp_path)
+    assert out.count("clock given back") == 4
     assert [fake_nvml.locked(k) for k in range(4)] == [None] * 4
     source.close()
 
 
 def test_reset_says_when_a_training_still_runs(
     fake_nvml: FakeNvml,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Guard.start("nvml", 1) as guard:
-        assert app._run(["reset"]) == 0
-        out = capsys.readouterr().out
+        out = done("reset")
         assert f"its guard is process {guard.pid}" in out.splitlines()[1]
-        assert app._run(["reset", "--json"]) == 0
-        outcomes = json.loads(capsys.readouterr().out)["gpus"]
+        outcomes = told("reset")["gpus"]
     assert [outcome["guard"] for outcome in outcomes] == [None, guard.pid, None, None]
 
 
@@ -161,7 +148,7 @@ def test_reset_needs_no_place_for_locks(
     if trouble == "squatted":
         monkeypatch.setattr("envplan.runtime.locks._names", lambda _: [(tmp_path, "squatted")])
     fake_nvml.gpu(1).locked = 1005
-    assert app._run(["reset"]) == 0
+    done("reset")
     assert fake_nvml.locked(1) is None
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, envplan, small_profile
-from envplan.cli import app
+from cli_helpers import done, envplan, refused, says, small_profile, told
 from envplan.cli.frontier import evenly
 from envplan.cli.output import print_table
 from envplan.frontier_file import distinct
@@ -24,8 +23,9 @@ COLUMNS = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_profile().save_csv(tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -34,17 +34,15 @@ def files(folder: Path) -> set[str]:
 
 
 def test_bare_plot_reads_profile_csv_and_writes_frontier_png(folder: Path) -> None:
-    ran = envplan("frontier", "--plot", cwd=folder)
+    ran = envplan("frontier", "--plot")
     assert ran.code == 0, ran.err
     assert files(folder) == {"frontier.png"}
     assert (folder / "frontier.png").read_bytes().startswith(PNG)
     assert ran.err == ""
-    for word in ("modelled", "max frequency", "T_min", "T_star", "at no slowdown", "70", "default"):
-        assert word in ran.out
+    says(ran.out, "modelled", "max frequency", "T_min", "T_star", "at no slowdown", "70", "default")
 
 
-def test_plot_and_output_stand_in_any_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def test_plot_and_output_stand_in_any_order(folder: Path) -> None:
     for arguments, written in (
         (["--plot", "out.svg"], {"out.svg"}),
         (["profile.csv", "--plot"], {"frontier.png"}),
@@ -53,20 +51,19 @@ def test_plot_and_output_stand_in_any_order(folder: Path, monkeypatch: pytest.Mo
         (["--plot=a.pdf"], {"a.pdf"}),
         (["--plot", "--", "profile.csv"], {"frontier.png"}),
     ):
-        assert app._run(["frontier", "--quiet", *arguments]) == 0
+        done("frontier --quiet", *arguments)
         assert files(folder) == written
         for name in written:
             (folder / name).unlink()
 
 
 def test_plot_with_a_profile_for_a_name_says_where_the_profile_goes(folder: Path) -> None:
-    ran = envplan("frontier", "--plot", "profile.csv", cwd=folder)
-    assert_refused(ran, 2, "--plot profile.csv", ".png or .svg", "profile goes before")
-    assert files(folder) == set()
+    words = ("--plot profile.csv", ".png or .svg", "profile goes before")
+    refused("frontier --plot profile.csv", *words)
 
 
 def test_csv_has_a_row_for_every_plan_and_gaps_that_hold(folder: Path) -> None:
-    assert envplan("frontier", "-o", "f.csv", "--quiet", cwd=folder).out == ""
+    assert done("frontier -o f.csv --quiet") == ""
     text = (folder / "f.csv").read_text()
     assert text.splitlines()[0] == COLUMNS
     rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
@@ -79,9 +76,8 @@ def test_csv_has_a_row_for_every_plan_and_gaps_that_hold(folder: Path) -> None:
 
 
 def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> None:
-    ran = envplan("frontier", "-o", "f.json", "--json", cwd=folder)
-    document = json.loads((folder / "f.json").read_text())
-    assert json.loads(ran.out) == document
+    document = told("frontier -o f.json")
+    assert json.loads((folder / "f.json").read_text()) == document
     assert document["schema"] == "envplan/frontier/v1"
     times = document["breakpoints"]["iteration_time_s"]
     assert times == sorted(times)
@@ -91,56 +87,39 @@ def test_json_file_has_the_breakpoints_and_is_what_json_prints(folder: Path) -> 
     assert [len(stage) for stage in plan["frequencies_mhz"]] == [8, 8]
 
 
-def test_gpus_and_replicas_scale_the_energy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    energies = []
-    for scale in ([], ["--gpus-per-stage", "2", "--replicas", "3"]):
-        assert app._run(["frontier", "--json", *scale]) == 0
-        energies.append(json.loads(capsys.readouterr().out)["baseline"]["energy_j"])
-    assert energies[1] == pytest.approx(6 * energies[0])
+def test_gpus_and_replicas_scale_the_energy(folder: Path) -> None:
+    one = told("frontier")["baseline"]["energy_j"]
+    six = told("frontier --gpus-per-stage 2 --replicas 3")["baseline"]["energy_j"]
+    assert six == pytest.approx(6 * one)
 
 
-def test_one_frequency_only_is_a_frontier_of_one_point(tmp_path: Path) -> None:
-    small_profile(clocks=(1740,)).save_csv(tmp_path / "profile.csv")
-    ran = envplan("frontier", "--plot", "-o", "f.csv", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    assert len((tmp_path / "f.csv").read_text().splitlines()) == 2
-    assert "up to 0.0% at no slowdown" in ran.out
+def test_one_frequency_only_is_a_frontier_of_one_point(folder: Path) -> None:
+    small_profile(clocks=(1740,)).save_csv(folder / "profile.csv")
+    out = done("frontier --plot -o f.csv")
+    assert len((folder / "f.csv").read_text().splitlines()) == 2
+    assert "up to 0.0% at no slowdown" in out
 
 
-def test_fewer_microbatches_than_stages_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_profile(4).save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def test_fewer_microbatches_than_stages_work(folder: Path) -> None:
+    small_profile(4).save_csv(folder / "profile.csv")
     for microbatches in ("1", "2"):
-        assert app._run(["frontier", "--quiet", "-m", microbatches]) == 0
+        done("frontier --quiet -m", microbatches)
 
 
-def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_profile(4, microbatches=8, schedule="gpipe").save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
+def test_sidecar_says_schedule_and_microbatches_unless_told_otherwise(folder: Path) -> None:
+    small_profile(4, microbatches=8, schedule="gpipe").save_csv(folder / "profile.csv")
     for arguments, expected in (
         ([], ("gpipe", 4, 8, 1)),
         (["-m", "4", "--schedule", "1f1b"], ("1f1b", 4, 4, 1)),
         (["--chunks", "2", "--schedule", "interleaved"], ("interleaved", 2, 8, 2)),
     ):
-        assert app._run(["frontier", "--json", *arguments]) == 0
-        job = json.loads(capsys.readouterr().out)["job"]
+        job = told("frontier", *arguments)["job"]
         assert (job["schedule"], job["stages"], job["microbatches"], job["chunks"]) == expected
 
 
-def test_profile_with_blocking_rows_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_profile(blocking=61.5, source="measured").save_csv(tmp_path / "profile.csv")
-    monkeypatch.chdir(tmp_path)
-    assert app._run(["frontier"]) == 0
-    out = capsys.readouterr().out
+def test_profile_with_blocking_rows_says_so(folder: Path) -> None:
+    small_profile(blocking=61.5, source="measured").save_csv(folder / "profile.csv")
+    out = done("frontier")
     assert "61.5 W (from the profile)" in out
     assert "modelled" not in out
 
@@ -197,53 +176,19 @@ GOOD = "0,forward,1740,0.1,10\n0,backward,1740,0.2,20"
         (f"{HEADER}\n{GOOD}\n0,forward,1500,1e999,1", [":4", "column time", "not finite"]),
     ],
 )
-def test_bad_profile_is_refused_in_one_line(tmp_path: Path, content: str, words: list[str]) -> None:
-    (tmp_path / "profile.csv").write_text(content)
-    ran = envplan("frontier", "-m", "2", "--plot", "-o", "f.csv", cwd=tmp_path)
-    assert_refused(ran, 2, *words)
-    assert files(tmp_path) == set()
+def test_bad_profile_is_refused_in_one_line(folder: Path, content: str, words: list[str]) -> None:
+    (folder / "profile.csv").write_text(content)
+    refused("frontier -m 2 --plot -o f.csv", *words)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nothing.csv"], ["nothing.csv", "no such file"]),
-        (["-m", "0"], ["--microbatches", "0"]),
-        (["-m", "-3"], ["--microbatches", "-3"]),
-        (["-m", "99999999"], ["operations", "at most"]),
-        (["--chunks", "3"], ["3 chunks", "does not divide"]),
-        (["--chunks", "2", "--schedule", "1f1b"], ["one model chunk", "interleaved"]),
-        (["--schedule", "zigzag"], ["zigzag", "1f1b, gpipe, interleaved"]),
-        (["--blocking-power", "nan"], ["--blocking-power"]),
-        (["--blocking-power", "-1"], ["--blocking-power"]),
-        (["--blocking-power", "1e9"], ["blocking power"]),
-        (["--p2p-latency", "-1"], ["--p2p-latency", "-1"]),
-        (["--gpus-per-stage", "0"], ["--gpus-per-stage"]),
-        (["--replicas", "9999999999"], ["replicas"]),
-        (["--dag", "dag.json", "-m", "3"], ["--dag", "--microbatches", "exclude"]),
-        (["--dag", "dag.json"], ["dag.json", "cannot be read"]),
-        (["-o", "f.txt"], ["--output f.txt", ".csv or .json"]),
-        (["-o", "missing/f.csv"], ["missing/f.csv", "cannot be written"]),
-        (["-o", "profile.csv"], ["profile.csv", "itself"]),
-        (["--plot", "missing/f.png"], ["missing/f.png", "cannot be written"]),
-    ],
-)
-def test_bad_argument_is_refused_in_one_line(
-    folder: Path, arguments: list[str], words: list[str]
-) -> None:
-    before = (folder / "profile.csv").read_bytes()
-    assert_refused(envplan("frontier", *arguments, cwd=folder), 2, *words)
-    assert files(folder) == set()
-    assert (folder / "profile.csv").read_bytes() == before
+def test_no_profile_at_all_says_how_to_get_one(folder: Path) -> None:
+    (folder / "profile.csv").unlink()
+    refused("frontier", "profile.csv", "envplan profiles")
 
 
-def test_no_profile_at_all_says_how_to_get_one(tmp_path: Path) -> None:
-    assert_refused(envplan("frontier", cwd=tmp_path), 2, "profile.csv", "envplan profiles")
-
-
-def test_microbatches_that_nothing_says_must_be_given(tmp_path: Path) -> None:
-    small_profile(microbatches=None).save_csv(tmp_path / "profile.csv")
-    assert_refused(envplan("frontier", cwd=tmp_path), 2, "--microbatches M")
+def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
+    small_profile(microbatches=None).save_csv(folder / "profile.csv")
+    refused("frontier", "--microbatches M")
 
 
 @pytest.mark.parametrize(
@@ -277,22 +222,19 @@ def test_bad_dag_is_refused_in_one_line(
 ) -> None:
     document = {"schema": "envplan/dag/v1", "operations": operations}
     (folder / "dag.json").write_text(json.dumps(document))
-    assert_refused(envplan("frontier", "--dag", "dag.json", cwd=folder), 2, *words)
+    refused("frontier --dag dag.json", *words)
 
 
-def test_time_that_grows_with_frequency_is_no_error(tmp_path: Path) -> None:
+def test_time_that_grows_with_frequency_is_no_error(folder: Path) -> None:
     rows = "0,forward,1740,0.12,12\n0,forward,1500,0.1,10\n0,backward,1740,0.2,20"
-    (tmp_path / "profile.csv").write_text(f"{HEADER}\n{rows}\n")
-    ran = envplan("frontier", "-m", "2", cwd=tmp_path)
-    assert ran.code == 0, ran.err
+    (folder / "profile.csv").write_text(f"{HEADER}\n{rows}\n")
+    done("frontier -m 2")
 
 
-def test_chunks_alone_mean_interleaved_1f1b(tmp_path: Path) -> None:
-    ran = envplan(
-        "frontier", "a40-gpt3-1.3b-8stage", "--chunks", "2", "-m", "8", "--plans", "2", cwd=tmp_path
+def test_chunks_alone_mean_interleaved_1f1b(folder: Path) -> None:
+    assert "interleaved, 4 stages x 2 chunks, 8 microbatches" in done(
+        "frontier a40-gpt3-1.3b-8stage --chunks 2 -m 8 --plans 2"
     )
-    assert ran.code == 0, ran.err
-    assert "interleaved, 4 stages x 2 chunks, 8 microbatches" in ran.out
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])

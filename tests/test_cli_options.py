@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli_helpers import assert_refused, envplan, small_profile
+from cli_helpers import envplan, says, small_profile
 from envplan.cli.command import add, argument, file_of, one_of, options, takes
 from envplan.plan import Plan
 from envplan.profile import Profile
@@ -151,8 +151,7 @@ def test_help_has_a_panel_for_each_kind_of_option() -> None:
 
 def test_help_says_a_default_once() -> None:
     text = " ".join(CliRunner().invoke(grouped()[0], ["--help"]).output.split())
-    assert "--late TIME How late; default: a second. Output:" in text
-    assert "Which. [default: red]" in text
+    says(text, "--late TIME How late; default: a second. Output:", "Which. [default: red]")
 
 
 def test_help_of_solve_starts_with_what_most_people_need(tmp_path: Path) -> None:
@@ -181,21 +180,6 @@ def test_old_names_and_plain_numbers_mean_the_same(
     folder: Path, old: list[object], new: list[object]
 ) -> None:
     assert plan(folder, *old) == plan(folder, *new)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--pp", 3], ["3 pipeline stages", "has 4"]),
-        (["--pp", 2, "--vp", 4], ["of 4 chunks (--vp) are 8 model stages", "has 4"]),
-        (["--vp", 3], ["3 chunks", "(--vp)", "does not divide"]),
-        (["--dp", 0], ["--dp/--replicas", "at least 1"]),
-    ],
-)
-def test_shapes_that_the_profile_does_not_have_are_refused(
-    folder: Path, arguments: list[object], words: list[str]
-) -> None:
-    assert_refused(envplan("solve", *arguments, cwd=folder), 2, *words)
 
 
 def test_pipeline_stages_alone_tell_the_chunks(folder: Path) -> None:

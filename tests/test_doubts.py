@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import envplan, small_profile
+from cli_helpers import envplan, says, small_profile
 from envplan import DoubtWarning, Pipeline, Profile, builtin_profiles, trace_frontier
 from envplan.cli import app
 
@@ -67,8 +67,7 @@ def test_profiles_in_milliseconds_or_kilojoules_are_doubted() -> None:
     with pytest.warns(DoubtWarning) as told:
         trace_frontier(Pipeline("1f1b", 1, 100), Profile.from_rows(rows))
     text = " ".join(str(one.message) for one in told)
-    assert "are its energies in joules" in text
-    assert "are the profile's times in seconds" in text
+    says(text, "are its energies in joules", "are the profile's times in seconds")
 
 
 def test_built_in_profiles_raise_no_doubt() -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import takes, typed
 from envplan.cli.options import JobOptions, OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from envplan.planners import Advice
-    from envplan.solve import Frontier
+
+#: What JSON says of a schedule.
+_ROW: Final = """
+    schedule=frontier.pipeline.schedule is_job stages=frontier.pipeline.num_stages
+    chunks=frontier.pipeline.num_chunks microbatches=frontier.pipeline.num_microbatches
+    replicas=frontier.replicas model_share
+"""
 
 
 @takes(
@@ -37,21 +46,18 @@ def advise(
       envplan advise a40-gpt3-1.3b-4stage --microbatches 32
       envplan advise --schedule gpipe --best 5 --json
     """
-    import envplan
-    from envplan.cli.output import answer, counting_bar
-
     if job.dag is not None:
         raise InputError("advise compares schedules; leave --dag out")
     own = job if job.schedule == "envpipe" else replace(job, activation_slots=None)
     frontier = own.trace(quiet=show.quiet)
-    with counting_bar("schedules", quiet=show.quiet) as bar:
+    with ui.counting_bar("schedules", quiet=show.quiet) as bar:
         rows = envplan.advise(
             frontier,
             activation_slots=job.slots,
             best=best,
             progress=lambda done, count: bar(done, count, 0),
         )
-    answer(
+    ui.answer(
         show,
         lambda: {
             "schema": "envplan/advice/v1",
@@ -65,44 +71,41 @@ def advise(
     )
 
 
-def _print(frontier: Frontier, rows: Sequence[Advice]) -> None:
-    from envplan.cli.output import describe_job, print_table, say, significant, titled
-
+def _print(frontier: envplan.Frontier, rows: Sequence[Advice]) -> None:
     source = frontier.profile.metadata.source
-    say(describe_job(frontier))
-    say(
-        f"the job's plan without slowdown takes {significant(frontier.min_time)} s; the same "
+    ui.say(ui.describe_job(frontier))
+    ui.say(
+        f"the job's plan without slowdown takes {ui.significant(frontier.min_time)} s; the same "
         "batch on the same GPUs:"
     )
-    # Without a column's value a schedule is not ranked by it.
-    for title, header, ranked in (
-        ("Energy at equal time", "saved (%)", [(row.saved_percent, row) for row in rows]),
-        ("Time at equal energy", "faster (%)", [(row.faster_percent, row) for row in rows]),
+    for title, header, ranked_by in (
+        ("Energy at equal time", "saved (%)", "saved_percent"),
+        ("Time at equal energy", "faster (%)", "faster_percent"),
     ):
-        known = [(percent, row) for percent, row in ranked if percent is not None]
-        known.sort(key=lambda one: -one[0])
-        table = [[*_shape(row), f"{percent:.2f}"] for percent, row in known]
-        print_table(titled(title, source), (*_SHAPE, header), table)
-    say("saved: of the energy of the job's schedule at maximum frequency; memory is not looked at")
+        percent = attrgetter(ranked_by)  # without a value a schedule is not ranked by it
+        known = [row for row in rows if percent(row) is not None]
+        known.sort(key=percent, reverse=True)
+        pipelines = [row.frontier.pipeline for row in known]
+        columns = {
+            "schedule": [
+                row.frontier.pipeline.schedule + (" (the job)" if row.is_job else "")
+                for row in known
+            ],
+            "stages x chunks": [f"{one.num_stages} x {one.num_chunks}" for one in pipelines],
+            "microbatches": [one.num_microbatches for one in pipelines],
+            "replicas": [row.frontier.replicas for row in known],
+            "model on a GPU": [f"x{row.model_share:g}" for row in known],
+            header: list(map(percent, known)),
+        }
+        ui.print_columns(ui.titled(title, source), columns)
+    ui.say(
+        "saved: of the energy of the job's schedule at maximum frequency; memory is not looked at"
+    )
     if energies := frontier.profile.metadata.energies_are:
-        say(f"the profile's energies are {energies}")
+        ui.say(f"the profile's energies are {energies}")
     derived = {words for row in rows for words in row.frontier.profile.adjustments.in_words()}
     for words in sorted(derived.difference(frontier.profile.adjustments.in_words())):
-        say(f"split backwards: {words}")
-
-
-_SHAPE: Final = ("schedule", "stages x chunks", "microbatches", "replicas", "model on a GPU")
-
-
-def _shape(row: Advice) -> list[str]:
-    pipeline = row.frontier.pipeline
-    return [
-        pipeline.schedule + (" (the job)" if row.is_job else ""),
-        f"{pipeline.num_stages} x {pipeline.num_chunks}",
-        str(pipeline.num_microbatches),
-        str(row.frontier.replicas),
-        f"x{row.model_share:g}",
-    ]
+        ui.say(f"split backwards: {words}")
 
 
 def _then(rows: Sequence[Advice], job: JobOptions) -> list[str]:
@@ -129,21 +132,15 @@ def better_schedule(row: Advice) -> str:
 
 
 def advice_document(row: Advice) -> dict[str, Any]:
-    pipeline = row.frontier.pipeline
+    """What JSON says of a schedule."""
     points = {"at_equal_time": row.at_equal_time, "at_equal_energy": row.at_equal_energy}
     return {
-        "schedule": pipeline.schedule,
-        "is_job": row.is_job,
-        "stages": pipeline.num_stages,
-        "chunks": pipeline.num_chunks,
-        "microbatches": pipeline.num_microbatches,
-        "replicas": row.frontier.replicas,
-        "model_share": row.model_share,
+        **ui.picked(row, _ROW),
         "adjustments": row.frontier.profile.adjustments.model_dump(exclude_defaults=True),
         "saved_percent": row.saved_percent,
         "faster_percent": row.faster_percent,
         **{
-            name: plan and {"iteration_time_s": plan.iteration_time, "energy_j": plan.energy}
+            name: plan and ui.picked(plan, "iteration_time_s=iteration_time energy_j=energy")
             for name, plan in points.items()
         },
     }

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import Numbers, numbers, one_of, takes
-from envplan.cli.inputs import naming
+from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
     from envplan.enforce.clocks import Clocks
-    from envplan.enforce.freqplan import FrequencyPlan
-    from envplan.plan import Plan
-    from envplan.profile import Profile
 
 _DEFAULT_OUTPUT = {
     "envplan": "run.freqplan.json",
@@ -49,6 +47,7 @@ _MOST_DEVICES = 10**6
     gpus_per_node=COUNT.within(1, _MOST_DEVICES),
     devices=numbers("0,2,4,6", least=0, most=_MOST_DEVICES),
     format=one_of(*_DEFAULT_OUTPUT),
+    backend=one_of("nvml"),
 )
 def apply(
     source: PlanOptions,
@@ -81,7 +80,7 @@ def apply(
     if devices is not None and len(set(devices)) < len(devices):
         raise InputError("--devices names a device twice")
     file = output or Path(_DEFAULT_OUTPUT[format])
-    from envplan.cli.output import answer, spinner
+    from envplan._files import atomic_write
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
@@ -94,7 +93,7 @@ def apply(
         solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
     )
     known = _clocks(profile, gpu, clocks, backend, force)
-    with spinner("applying the plan", quiet=show.quiet), naming(plan):
+    with ui.spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
             solved,
             profile,
@@ -106,30 +105,30 @@ def apply(
             force=force,
             plan_sha256=_sha256(plan),
         )
-    text = _text(applied, format)
-    if not dry_run:
-        from envplan._files import atomic_write
-
-        atomic_write(file, text)
+    written = None if dry_run else file
+    if written is not None:
+        writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
+        atomic_write(written, writers.get(format, applied.to_json)())
     forced = profile.sha256 != solved.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
-    written = None if dry_run else file
-    answer(
+    if written is None:
+        then = ["apply", str(plan)]
+    else:
+        then = ["check", str(written)] if format == "envplan" else ["simulate", str(plan)]
+    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
+    ui.answer(
         show,
-        lambda: _document(applied, format, written, notes),
+        lambda: {
+            "frequency_plan": written and str(written),
+            "format": format,
+            "notes": notes,
+            **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
+            "ladder_rungs": len(applied.ladder or []),
+        },
         lambda: _print(solved, applied, notes, dry_run=dry_run),
         written=[written],
-        then=_then(plan, written, format),
+        then=["envplan", *then],
     )
-
-
-def _then(plan: Path, written: Path | None, format_: str) -> list[str]:
-    """The command that writes what was only shown, or checks what was written, if it can."""
-    if written is None:
-        return ["envplan", "apply", str(plan)]
-    if format_ == "envplan":
-        return ["envplan", "check", str(written)]
-    return ["envplan", "simulate", str(plan)]
 
 
 def _sha256(plan: Path) -> str | None:
@@ -140,7 +139,7 @@ def _sha256(plan: Path) -> str | None:
 
 
 def _clocks(
-    profile: Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
+    profile: envplan.Profile, gpu: str | None, clocks: str | None, backend: str | None, force: bool
 ) -> Clocks | list[Clocks] | None:
     """The clocks to check against, by whichever option says so; None: those of the profile.
 
@@ -157,8 +156,6 @@ def _clocks(
     if backend is not None:
         if gpu is not None or clocks is not None:
             raise InputError("--backend reads the clocks from this machine; leave out the others")
-        if backend != "nvml":
-            raise InputError(f"--backend must be nvml, not {backend}; --gpu names a known GPU")
         return live_clocks(profile, force=force)
     if clocks is not None:
         return given_clocks(clocks, gpu or profile.metadata.gpu)
@@ -170,81 +167,45 @@ def _clocks(
     return named if len(named) > 1 else named[0]
 
 
-def _text(applied: FrequencyPlan, format_: str) -> str:
-    match format_:
-        case "zeus":
-            return applied.to_zeus()
-        case "csv":
-            return applied.to_csv()
-    return applied.to_json()
-
-
-def _print(plan: Plan, applied: FrequencyPlan, notes: list[str], *, dry_run: bool) -> None:
-    from envplan.cli.output import ITERATION, changes, print_table, say, titled
-
-    layout = applied.layout
-    say(
+def _print(
+    plan: envplan.Plan, applied: envplan.FrequencyPlan, notes: list[str], *, dry_run: bool
+) -> None:
+    layout, operations = applied.layout, applied.stage_operations()
+    ui.say(
         f"{applied.world_size} ranks: {layout.stages} stages x tp {layout.tp} x cp {layout.cp} x "
         f"dp {layout.dp}, in the order {layout.rank_order}"
     )
     planned_j = plan.energy * layout.tp * layout.cp * layout.dp / plan.job.num_gpus
-    rows = changes(
-        [
-            ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
-            ("energy (J)", planned_j, applied.energy_j),
-        ]
-    )
-    title = titled(ITERATION, plan.profile.source)
-    print_table(title, ("", "plan", "applied", "change (%)"), rows)
-    _print_stages(applied, dry_run=dry_run)
-    for note in notes:
-        say(note)
+    rows = [
+        ("iteration time (s)", plan.iteration_time, applied.iteration_time_s),
+        ("energy (J)", planned_j, applied.energy_j),
+    ]
+    title = ui.titled(ui.ITERATION, plan.profile.source)
+    ui.print_table(title, ("", "plan", "applied", "change (%)"), ui.changes(rows))
+    stages = range(len(operations))
+    columns = {
+        "stage": stages,
+        "ranks": [_spans([r.rank for r in applied.ranks if r.stage == s]) for s in stages],
+        "operations": [len(of_stage) for of_stage in operations],
+        "clocks (MHz)": [_range(sorted({op[3] for op in ops} - {0})) for ops in operations],
+    }
+    ui.print_columns("", columns, wrap=("ranks",))
+    for stage, of_stage in enumerate(operations if dry_run else ()):
+        words = []
+        for (instruction, mhz), run in groupby(of_stage, key=lambda op: (op[0], op[3])):
+            count = len(list(run))
+            words.append(f"{instruction} {f'x{count} ' if count > 1 else ''}{mhz or '-'}")
+        ui.say(f"stage {stage}: {', '.join(words)}")
+    ui.say(*notes)
 
 
-def _print_stages(applied: FrequencyPlan, *, dry_run: bool) -> None:
-    from envplan.cli.output import print_table, say
-
-    rows = []
-    for stage, operations in enumerate(applied.stage_operations()):
-        ranks = [rank.rank for rank in applied.ranks if rank.stage == stage]
-        clocks = sorted({operation[3] for operation in operations} - {0})
-        ends = list(dict.fromkeys(clocks[:1] + clocks[-1:]))
-        span = " to ".join(map(str, ends)) or "none set"
-        rows.append([str(stage), _spans(ranks), str(len(operations)), span])
-    print_table("", ("stage", "ranks", "operations", "clocks (MHz)"), rows, wrap=("ranks",))
-    if dry_run:
-        for stage, operations in enumerate(applied.stage_operations()):
-            runs = groupby(operations, key=lambda operation: (operation[0], operation[3]))
-            words = [
-                f"{instruction} {_times(len(list(run)))}{mhz or '-'}"
-                for (instruction, mhz), run in runs
-            ]
-            say(f"stage {stage}: {', '.join(words)}")
-
-
-def _times(count: int) -> str:
-    return f"x{count} " if count > 1 else ""
+def _range(clocks: list[int]) -> str:
+    return " to ".join(dict.fromkeys(map(str, clocks[:1] + clocks[-1:]))) or "none set"
 
 
 def _spans(ranks: list[int]) -> str:
     """Ascending numbers, with neighbours as spans: 0-3, 8-11."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    shown = [f"{low}-{high}" if high > low else str(low) for low, high in spans[:6]]
+    runs = groupby(enumerate(ranks), key=lambda place: place[1] - place[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    shown = ["-".join(map(str, dict.fromkeys([run[0], run[-1]]))) for run in spans[:6]]
     return ", ".join(shown) + (", ..." if len(spans) > 6 else "")
-
-
-def _document(
-    applied: FrequencyPlan, format_: str, file: Path | None, notes: list[str]
-) -> dict[str, Any]:
-    lists = {"schema_id", "supported_clocks_mhz", "stage_gpus", "ranks", "ladder"}
-    head: dict[str, Any] = applied.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude=lists
-    )
-    head["ladder_rungs"] = len(applied.ladder or [])
-    written = None if file is None else str(file)
-    return {"frequency_plan": written, "format": format_, "notes": notes, **head}

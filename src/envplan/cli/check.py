@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import argument
 from envplan.cli.options import OutputOptions
 
@@ -24,16 +26,12 @@ def check(
       envplan check plan.json
       envplan check profile.csv
     """
-    from envplan.check import check_file
-    from envplan.cli.output import answer, progress_bar, say
 
-    with progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
-        checked = check_file(file, profile=profile, force=force, progress=progress)
+    with ui.progress_bar("Tracing the frontier again", quiet=show.quiet) as progress:
+        checked = envplan.check_file(file, profile=profile, force=force, progress=progress)
 
     def tell() -> None:
-        say(f"{file}: {checked.kind}, holds")
-        for line in checked.proved:
-            say(f"  {line}")
+        ui.say(f"{file}: {checked.kind}, holds", *(f"  {line}" for line in checked.proved))
 
     name = str(file)
     then: dict[str, list[str]] = {
@@ -46,7 +44,7 @@ def check(
         "serving plan": ["serving", "apply", name],
         "serving clocks": ["serving", "hold", name, "--node", "0"],
     }
-    answer(
+    ui.answer(
         show,
         lambda: {"file": name, **checked._asdict()},
         tell,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -20,11 +21,11 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.models import ParameterInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from envplan.cli import state
 from envplan.errors import InputError
-from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, Quantity
+from envplan.quantities import COUNT, ENERGY, PERCENT, POWER, TIME, WHOLE, Quantity
 
 #: The panels of `--help` that come first and last; others keep the order of their options.
 _FIRST: Final = ("Most used", "Job", "Target", "Slow clocks", "Noise", "Money")
@@ -44,39 +45,11 @@ Kind = TypeVar("Kind", bound=type)
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def _option(spec: str, panel: str, about: str, takes: Any) -> ParameterInfo:
-    """An option as Typer takes it. Its default is that of the field or parameter.
-
-    Args:
-        spec: names and what follows them, as `--help` shows it: "-o, --output FILE".
-        panel: under which heading of `--help` it stands.
-        about: what `--help` says; Typer adds the default where that does not say one.
-        takes: what turns the text and the option's name into the value; None: the type does.
-    """
-    words = spec.split()
-    names = [word.rstrip(",") for word in words if word.startswith("-")]
-    label = "/".join(name.split("/")[0] for name in names if name.startswith("--"))
-    parse = takes.parse if isinstance(takes, Quantity) else takes
-
-    def parser(given: Any) -> Any:
-        return parse(given, label) if isinstance(given, str) else given
-
-    declared: ParameterInfo = typer.Option(
-        *names,
-        help=about,
-        metavar=" ".join(words[len(names) :]) or None,
-        rich_help_panel=panel,
-        parser=parser if parse else None,
-        show_default=_SAYS_DEFAULT not in about,
-    )
-    return declared
-
-
-def argument(name: str, about: str, default: Any = ..., **more: Any) -> Any:
+def argument(name: str, about: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """An argument: the value of a field or parameter.
 
     Args:
-        default: the value where the argument is left out; ...: it must be given.
+        default: the value where the argument is left out; without one it must be given.
         more: for typer.Argument.
     """
     said = _SAYS_DEFAULT in about
@@ -88,25 +61,41 @@ def argument(name: str, about: str, default: Any = ..., **more: Any) -> Any:
 def _read_table(table: str, parsers: Mapping[str, Any]) -> dict[str, ParameterInfo]:
     """What a table declares, by the name of each option as a field, every one of its names."""
     declared: dict[str, ParameterInfo] = {}
-    panel, entries = "", list[tuple[str, str]]()
-    for line in textwrap.dedent(table).strip().splitlines():
+    panel = ""
+    for line in re.sub(r"\n {3,}", " ", textwrap.dedent(table).strip()).splitlines():
         if not line.startswith(" "):
             panel = line.removesuffix(":")
-        elif line.startswith("   "):
-            entries[-1] = panel, f"{entries[-1][1]} {line.strip()}"
-        else:
-            entries.append((panel, line.strip()))
-    for panel, text in entries:
-        spec, _, about = text.partition("  ")
-        names = [word.rstrip(",") for word in spec.split() if word.startswith("--")]
-        fields = [name.split("/")[0].removeprefix("--").replace("-", "_") for name in names]
+            continue
+        spec, _, about = line.strip().partition("  ")
+        names = [word.rstrip(",") for word in spec.split() if word.startswith("-")]
         if not names:
             declared[spec.lower()] = argument(spec, about)
             continue
-        parser = next((parsers[field] for field in fields if field in parsers), ...)
-        made = _option(spec, panel, about, _usual(spec) if parser is ... else parser)
-        declared |= dict.fromkeys(fields, made)
+        long = [name.split("/")[0] for name in names if name.startswith("--")]
+        fields = [name.removeprefix("--").replace("-", "_") for name in long]
+        usual = _QUANTITIES.get(spec.split()[-1])
+        takes = next((parsers[field] for field in fields if field in parsers), usual)
+        # The default is that of the field or parameter; Typer adds it where the help says none.
+        option: ParameterInfo = typer.Option(
+            *names,
+            help=about,
+            metavar=" ".join(spec.split()[len(names) :]) or None,
+            rich_help_panel=panel,
+            parser=_parser(takes, "/".join(long)) if takes else None,
+            show_default=_SAYS_DEFAULT not in about,
+        )
+        declared |= dict.fromkeys(fields, option)
     return declared
+
+
+def _parser(takes: Any, label: str) -> Callable[[Any], Any]:
+    """What turns the text that an option is given into its value."""
+    parse = takes.parse if isinstance(takes, Quantity) else takes
+
+    def parser(given: Any) -> Any:
+        return parse(given, label) if isinstance(given, str) else given
+
+    return parser
 
 
 def _check_used(declared: Mapping[str, ParameterInfo], names: Iterable[str], where: str) -> None:
@@ -116,9 +105,11 @@ def _check_used(declared: Mapping[str, ParameterInfo], names: Iterable[str], whe
     assert not lost, f"{where} has no place for {', '.join(lost)}"
 
 
-def _usual(spec: str) -> Quantity | None:
-    """What an option takes by what follows its names."""
-    return _QUANTITIES.get(spec.split()[-1])
+def _declared(name: str, value: Any, table: Mapping[str, ParameterInfo]) -> tuple[Any, Any]:
+    """What a field or parameter is declared as, and its default."""
+    if isinstance(value, ParameterInfo):
+        return value, value.initial  # type: ignore[attr-defined]
+    return table.get(name), value
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -145,7 +136,6 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
             something else; None: the type does.
     """
     own = _read_table(table, parsers)
-    declared = _SHARED | own
 
     def made(kind: Kind) -> Kind:
         names = inspect.get_annotations(kind)
@@ -157,13 +147,8 @@ def options(table: str = "", **parsers: Any) -> Callable[[Kind], Kind]:
         _check_used(own, names, kind.__name__)
         for name in names:
             value = vars(kind).get(name, dataclasses.MISSING)
-            if isinstance(value, ParameterInfo):  # one that several groups share
-                info, value = value, _initial(value, dataclasses.MISSING)
-            elif name in declared:
-                info = declared[name]
-            else:
-                continue
-            setattr(kind, name, dataclasses.field(default=value, metadata={_DECLARED: info}))
+            info, default = _declared(name, value, _SHARED | own)
+            setattr(kind, name, dataclasses.field(default=default, metadata={_DECLARED: info}))
         frozen: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
         return frozen  # type: ignore[no-any-return]
 
@@ -191,18 +176,12 @@ def takes(table: str, **parsers: Any) -> Callable[[Function], Function]:
     return declaring
 
 
-def _initial(declared: Any, missing: Any) -> Any:
-    return missing if declared.initial is ... else declared.initial
-
-
 def one_of(*choices: str) -> Callable[[str, str], str]:
     """What an option takes that has one of these values."""
 
     def chosen(text: str, name: str) -> str:
         if text not in choices:
-            raise InputError(
-                f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, not {text}"
-            )
+            raise InputError(f"{name} must be {either(choices)}, not {text}")
         return text
 
     return chosen
@@ -214,31 +193,64 @@ class Numbers(list[int]):
 
 def numbers(example: str, least: int = 1, most: int = 2**31 - 1) -> Callable[[str, str], Numbers]:
     """What an option takes that lists whole numbers, separated by commas."""
+    what = f"numbers separated by commas, as in {example}"
+    each = dataclasses.replace(WHOLE, what=what, least=least, most=most)
 
     def listed(text: str, name: str) -> Numbers:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise InputError(f"{name} must list numbers, as in {example}, not {text}")
-        for number in map(int, parts):
-            if not least <= number <= most:
-                raise InputError(f"{name} must be from {least} to {most}, not {number}")
-        return Numbers(map(int, parts))
+        return Numbers(int(each.parse(part, name)) for part in text.split(","))
 
     return listed
 
 
+def dashed(name: str) -> str:
+    """What to type for an option, by the name of its field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def either(names: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def given(group: Any, names: str = "") -> dict[str, Any]:
+    """The options of a group that differ from their defaults, by their names as typed.
+
+    Args:
+        names: of its fields, those that are meant; default: all.
+    """
+    values = {
+        field.name: getattr(group, field.name)
+        for field in dataclasses.fields(group)
+        if getattr(group, field.name) != field.default
+    }
+    asked = names.split() or values
+    return {dashed(name): values[name] for name in asked if name in values}
+
+
+def refuse(options: Iterable[str], why: str) -> None:
+    """Raises: InputError: there is an option, which `why` says more of."""
+    for name in options:
+        raise InputError(f"{name} {why}")
+
+
+def refuse_both(options: Iterable[str]) -> None:
+    """Raises: InputError: of options that exclude each other there are two."""
+    for first, second in pairwise(options):
+        raise InputError(f"{first} and {second} exclude each other; give one of them")
+
+
 def typed(group: Any) -> list[str]:
     """What to type for the options and arguments of a group that differ from their defaults."""
+    arguments = {
+        dashed(field.name)
+        for field in dataclasses.fields(group)
+        if isinstance(field.metadata[_DECLARED], ArgumentInfo)
+    }
     words: list[str] = []
-    for field in dataclasses.fields(group):
-        value, declared = getattr(group, field.name), field.metadata[_DECLARED]
-        if value == field.default:
-            continue
-        # Typer takes the first name for a default.
-        given = (declared.default, *(declared.param_decls or ()))
-        names = [name for name in given if isinstance(name, str) and name.startswith("--")]
+    for name, value in given(group).items():
         text = ",".join(map(str, value)) if isinstance(value, Numbers) else str(value)
-        words += [*names[:1], *([] if value is True else [text])]
+        words += [*([] if name in arguments else [name]), *([] if value is True else [text])]
     return words
 
 
@@ -263,11 +275,7 @@ class Command(TyperCommand):
     """A command with help in panels, and with options that may stand without their file name."""
 
     def invoke(self, ctx: Any) -> Any:
-        names, above = list[str](), ctx
-        while above.parent is not None:
-            names.insert(0, above.info_name)
-            above = above.parent
-        state.command = "-".join(names)
+        state.command = "-".join(ctx.command_path.split()[1:])
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -323,10 +331,18 @@ class Commands(Group):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Imported(list(chain.from_iterable(self.panels.values())))
+        none_yet: Any = dict.fromkeys(chain.from_iterable(self.panels.values()))
+        self.commands = none_yet
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            found = getattr(import_module(f"envplan.cli.{cmd_name}"), cmd_name)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+                add(found, function)
+            self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].name = cmd_name
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for panel, commands in self.panels.items():
@@ -334,44 +350,11 @@ class Commands(Group):
                 formatter.write_dl(list(commands.items()))
 
 
-class _Imported(dict[str, Any]):
-    """Commands by name, each imported when it is first looked up."""
-
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(dict.fromkeys(names))
-
-    def __getitem__(self, name: str) -> Any:
-        if super().__getitem__(name) is None:
-            found = getattr(import_module(f"envplan.cli.{name}"), name)
-            if not isinstance(found, typer.Typer):
-                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-                add(alone, found)
-                found = alone
-            self[name] = typer.main.get_command(found)
-            self[name].name = name
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            return default
-        return self[name]
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-
 def add(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Make a function a command of an app."""
-    app.command(name, cls=Command)(expanded(function))
+    """Make a function a command of an app.
 
-
-def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """The function with, for each parameter that is a dataclass, its fields as parameters.
-
-    Fields and parameters keep their types and defaults; no name may come twice.
+    For each parameter that is a dataclass, the command has the fields of it as parameters. Fields
+    and parameters keep their types and defaults; no name may come twice.
     """
     hints = get_type_hints(function)
     groups: dict[str, type[Any]] = {}
@@ -382,15 +365,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
             held = get_type_hints(kind)
-            keywords += (
-                _parameter(f.name, held[f.name], f.metadata.get(_DECLARED), f.default)
-                for f in dataclasses.fields(kind)
-            )
+            for f in dataclasses.fields(kind):
+                keywords.append(_parameter(f.name, held[f.name], f.metadata[_DECLARED], f.default))
         else:
-            declared, default = table.get(parameter.name), parameter.default
-            if isinstance(default, ParameterInfo):
-                declared, default = default, _initial(default, parameter.empty)
-            keywords.append(_parameter(parameter.name, kind, declared, default))
+            own = _declared(parameter.name, parameter.default, table)
+            keywords.append(_parameter(parameter.name, kind, *own))
 
     def command(**given: Any) -> None:
         built = {
@@ -400,10 +379,9 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         function(**built, **given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__module__ = function.__module__
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in keywords}
-    return command
+    app.command(name, cls=Command)(command)
 
 
 def _parameter(name: str, kind: Any, declared: Any, default: Any) -> inspect.Parameter:

@@ -6,23 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.advise import advice_document, better_schedule
-from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
+from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
-from envplan.cli.frontier import draw
-from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import (
-    CostOptions,
-    JobOptions,
-    OutputOptions,
-)
-from envplan.errors import InputError
+from envplan.cli.frontier import draw_frontier
+from envplan.cli.options import CostOptions, JobOptions, OutputOptions
+from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.planners import Comparison, Entry, PartsRow
+
+_ALONG: Final = 17
+#: What JSON says of a plan, and what of clocks by part.
+_ENTRY: Final = """
+    planner point schedule=plan.job.schedule iteration_time_s=plan.iteration_time slowdown_percent
+    energy_j=plan.energy savings_percent energy_lower_bound_j=plan.energy_lower_bound gap=plan.gap
+    frontier_energy_j=ours.energy intrinsic_bloat_j=intrinsic_j extrinsic_bloat_j=extrinsic_j
+    straggler_energy_j=straggler_energy straggler_savings_percent straggler_gap
+    planning_time_s=planning_time
+"""
+_PARTS: Final = """
+    switch_latency_s deadline_s one_clock_energy_j=one_clock_j by_parts_energy_j=by_parts_j
+    gained_percent
+"""
 
 
 @takes(
@@ -60,21 +70,16 @@ def compare(
     rescheduled = job.schedule == "envpipe"
     if not rescheduled:
         job = replace(job, activation_slots=None)
-    check_outputs(plot, inputs=[("the DAG file", job.dag), *costs.files])
-    if None not in (straggler_time, straggler_slowdown):
-        raise InputError(
-            "--straggler-time and --straggler-slowdown exclude each other; give one of them"
-        )
+    stragglers = {"--straggler-time": straggler_time, "--straggler-slowdown": straggler_slowdown}
+    refuse_both(name for name, value in stragglers.items() if value is not None)
 
     from envplan import planners
-    from envplan.cli.output import answer, spinner
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    frontier = job.trace(quiet=show.quiet)
-    refuse_overwriting(frontier.profile, plot)
-    run = costs.run(frontier) if costs.given else None
-    with spinner("Comparing planners", quiet=show.quiet):
+    frontier = job.trace(plot, quiet=show.quiet, inputs=costs.files)
+    run = costs.run(frontier)
+    with ui.spinner("Comparing planners", quiet=show.quiet):
         comparison = planners.compare(
             frontier,
             reconfigure=how,
@@ -82,15 +87,17 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
-    with spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+    with ui.spinner("Comparing clocks by part with one clock", quiet=show.quiet):
         parts = planners.beside_one_clock(frontier)
     if plot is not None:
-        draw(frontier, plot, comparison)
+        from envplan.plotting.frontier import plans_along
+
+        draw_frontier(plot, frontier, plans_along(frontier, _ALONG), comparison)
     plans = [entry.plan for entry in comparison.entries]
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    answer(
+    ui.answer(
         show,
         lambda: _document(comparison, with_costs, parts),
         lambda: _print(comparison, with_costs, parts),
@@ -99,139 +106,109 @@ def compare(
     )
 
 
-def _print(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> None:
-    from envplan.cli.output import (
-        ITERATION,
-        describe_ends,
-        describe_job,
-        exact_seconds,
-        print_columns,
-        say,
-        titled,
-    )
+def _print(comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]) -> None:
+    frontier, straggler = comparison.frontier, comparison.straggler_time
 
-    frontier = comparison.frontier
-    source = frontier.profile.metadata.source
-    say(describe_job(frontier))
-    print_columns(titled(ITERATION, source), _columns(comparison), words=2)
-    if comparison.straggler_time is not None:
-        until = exact_seconds(comparison.straggler_time)
-        print_columns(
-            titled(f"Until a straggler is finished at {until} s", source),
-            _columns(comparison, waiting=True),
-            words=2,
-        )
-    if priced:
-        costs = [plan.costs for plan in priced if plan.costs is not None]
-        title, columns = cost_columns(
-            costs[0].of_run(), [(one.iteration, one.run) for one in costs]
-        )
-        print_columns(titled(title, source), {**_names(comparison), **columns}, words=2)
+    def show(title: str, columns: dict[str, Any], words: int = 2) -> None:
+        ui.print_columns(ui.titled(title, frontier.profile.metadata.source), columns, words=words)
+
+    ui.say(ui.describe_job(frontier))
+    show(ui.ITERATION, _columns(comparison))
+    if straggler is not None:
+        until = f"Until a straggler is finished at {ui.exact_seconds(straggler)} s"
+        show(until, _waiting_columns(comparison, straggler))
+    if costs := [plan.costs for plan in priced if plan.costs is not None]:
+        spent = [(one.iteration, one.run) for one in costs]
+        title, columns = cost_columns(costs[0].of_run(), spent)
+        show(title, {**_names(comparison), **columns})
     if parts:
-        title = f"Clocks by part, by {exact_seconds(parts[0].deadline_s)} s"
-        print_columns(titled(title, source), _parts_columns(parts), words=0)
-    say(
-        f"{describe_ends(frontier)}; slower and saved are against max_frequency on "
+        title = f"Clocks by part, by {ui.exact_seconds(parts[0].deadline_s)} s"
+        show(title, _parts_columns(parts), words=0)
+    ui.say(
+        f"{ui.describe_ends(frontier)}; slower and saved are against max_frequency on "
         f"{frontier.pipeline.schedule}"
     )
     extrinsic = "; extrinsic: that plan's above the best one for the straggler"
-    say(
+    ui.say(
         "intrinsic bloat, of the energy beside it: above the frontier planner's at the same time "
-        "and schedule" + (extrinsic if comparison.straggler_time is not None else "")
+        "and schedule" + (extrinsic if straggler is not None else ""),
+        *_notes(comparison),
     )
-    for note in _notes(comparison):
-        say(note)
 
 
-def _columns(comparison: Comparison, *, waiting: bool = False) -> dict[str, list[str]]:
-    """A row for each plan: of its iteration, or until a straggler is finished."""
-    from envplan.cli.output import column, config_counts, signed_percent
-
-    entries, sync = comparison.entries, comparison.straggler_time or 0.0
-    times = [entry.plan.iteration_time for entry in entries]
-    joules = [entry.plan.energy for entry in entries]
-    columns = _names(comparison)
-    if waiting:
-        joules = [entry.straggler_energy or 0.0 for entry in entries]
-        saved = [entry.straggler_savings_percent for entry in entries]
-        gaps = [100 * (entry.straggler_gap or 0.0) for entry in entries]
-        columns["time (s)"] = column([max(sync, time) for time in times])
-    else:
-        saved = [entry.savings_percent for entry in entries]
-        gaps = [100 * entry.plan.gap for entry in entries]
-        columns["time (s)"] = column(times)
-        columns["slower (%)"] = [signed_percent(entry.slowdown_percent) for entry in entries]
-    columns["energy (J)"] = column(joules)
-    columns["saved (%)"] = [f"{percent:.2f}" for percent in saved]
-    columns["gap (%)"] = [
-        # A plan that is good only while everyone waits has its gap in the other table.
-        "-" if entry.point == "straggler" and not waiting else f"{gap:.3f}"
-        for entry, gap in zip(entries, gaps, strict=True)
-    ]
-    bloats = {"intrinsic (%)": [entry.intrinsic_j for entry in entries]}
-    if waiting:
-        bloats["extrinsic (%)"] = [entry.extrinsic_j for entry in entries]
-    for name, parts in bloats.items():
-        shares = zip(parts, joules, strict=True)
-        columns[name] = [f"{100 * part / whole if whole else 0.0:.2f}" for part, whole in shares]
-    if not waiting:
-        columns["planned in (s)"] = [f"{entry.planning_time:.2f}" for entry in entries]
-        # How often each plan chose which config, where operations have some.
-        counts = [config_counts(entry.plan) for entry in entries]
-        for config in sorted({config for one in counts for config in one}):
-            columns[f"config {config}"] = [str(one[config]) for one in counts]
-    return columns
+def _columns(comparison: Comparison) -> dict[str, Any]:
+    """A row for each plan, of its iteration."""
+    entries = comparison.entries
+    # A plan that is good only while everyone waits has its gap in the other table.
+    gaps = [None if entry.point == "straggler" else 100 * entry.plan.gap for entry in entries]
+    # How often each plan chose which config, where operations have some.
+    counts = [ui.config_counts(entry.plan) for entry in entries]
+    return {
+        **_names(comparison),
+        "time (s)": [entry.plan.iteration_time for entry in entries],
+        "slower (%)": [entry.slowdown_percent for entry in entries],
+        "energy (J)": [entry.plan.energy for entry in entries],
+        "saved (%)": [entry.savings_percent for entry in entries],
+        "gap (%)": gaps,
+        "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
+        "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
+        **{
+            f"config {config}": [one[config] for one in counts]
+            for config in sorted({config for one in counts for config in one})
+        },
+    }
 
 
-def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, list[str]]:
-    def saved(row: PartsRow, energy_j: float | None) -> str:
-        percent = row.saved_percent(energy_j)
-        return "-" if percent is None else f"{percent:.2f}"
+def _waiting_columns(comparison: Comparison, until_s: float) -> dict[str, Any]:
+    """A row for each plan, until a straggler is finished."""
+    entries = comparison.entries
+    joules = [entry.straggler_energy or 0.0 for entry in entries]
+    return {
+        **_names(comparison),
+        "time (s)": [max(until_s, entry.plan.iteration_time) for entry in entries],
+        "energy (J)": joules,
+        "saved (%)": [entry.straggler_savings_percent for entry in entries],
+        "gap (%)": [100 * (entry.straggler_gap or 0.0) for entry in entries],
+        "intrinsic (%)": [_share(e.intrinsic_j, j) for e, j in zip(entries, joules, strict=True)],
+        "extrinsic (%)": [_share(e.extrinsic_j, j) for e, j in zip(entries, joules, strict=True)],
+    }
 
+
+def _share(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _parts_columns(rows: Sequence[PartsRow]) -> dict[str, Any]:
     return {
         "switch latency (ms)": [f"{1e3 * row.switch_latency_s:g}" for row in rows],
-        "one clock an operation, saved (%)": [saved(row, row.one_clock_j) for row in rows],
-        "by parts, saved (%)": [saved(row, row.by_parts_j) for row in rows],
-        "gained (%)": [f"{row.gained_percent:.2f}" for row in rows],
+        "one clock an operation, saved (%)": [row.saved_percent(row.one_clock_j) for row in rows],
+        "by parts, saved (%)": [row.saved_percent(row.by_parts_j) for row in rows],
+        "gained (%)": [row.gained_percent for row in rows],
     }
 
 
-def _names(comparison: Comparison) -> dict[str, list[str]]:
-    return {
-        "planner": [label(entry) for entry in comparison.entries],
-        "schedule": [entry.plan.job.schedule for entry in comparison.entries],
-    }
-
-
-def label(entry: Entry) -> str:
-    """How a table or legend calls the plan."""
+def _names(comparison: Comparison) -> dict[str, Any]:
+    entries = comparison.entries
     place = {None: "", "T_min": " at T_min", "T_star": " at T_star", "straggler": " for straggler"}
-    return entry.planner + place[entry.point]
+    return {
+        "planner": [entry.planner + place[entry.point] for entry in entries],
+        "schedule": [entry.plan.job.schedule for entry in entries],
+    }
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    from envplan.cli.output import exact_seconds
-
-    notes = []
     ahead = comparison.envpipe_frontier.pipeline.forwards_ahead
     running = f", {', '.join(map(str, ahead))} forwards ahead of 1f1b by stage" if ahead else ""
-    notes.append(
-        f"envpipe stopped after {len(comparison.envpipe.iterations)} iterations: "
-        + {
-            "outer envelope": "its critical path is the outer envelope",
-            "highest clocks": "its critical path has only highest clocks left",
-        }[comparison.envpipe.stopped]
-        + running
-    )
+    run, published = comparison.envpipe, comparison.published
+    notes = [f"envpipe stopped after {len(run.iterations)} iterations: {why_stopped(run)}{running}"]
     straggler, usual = comparison.straggler_time, comparison.baseline.iteration_time_s
     if straggler is not None and straggler <= usual:
         notes.append(
-            f"{exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
+            f"{ui.exact_seconds(straggler)} s is not slower than maximum frequency, so it is no "
             "straggler: it leaves no time to use"
         )
     if comparison.advice:
         notes.append("; ".join(map(better_schedule, comparison.advice)))
-    published = comparison.published
     if published is not None:
         slower = published.slowdown_percent
         slowly = "" if slower is None else f" at {slower:g}% slowdown"
@@ -242,13 +219,13 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow]) -> dict[str, Any]:
-    frontier, published = comparison.frontier, comparison.published
-    job = comparison.entries[0].plan.job.model_dump(exclude_none=True)
-    job.pop("dag", None)
+def _document(
+    comparison: Comparison, priced: list[envplan.Plan], parts: list[PartsRow]
+) -> dict[str, Any]:
+    frontier, plan = comparison.frontier, comparison.entries[0].plan
     return {
-        "profile": comparison.entries[0].plan.profile.model_dump(exclude_none=True),
-        "job": job,
+        "profile": plan.profile.model_dump(exclude_none=True),
+        "job": plan.job.model_dump(exclude_none=True, exclude={"dag"}),
         "t_min_s": frontier.min_time,
         "t_star_s": frontier.min_energy_time,
         "baseline": comparison.baseline.model_dump(),
@@ -262,49 +239,16 @@ def _document(comparison: Comparison, priced: list[Plan], parts: list[PartsRow])
             "iterations": len(comparison.envpipe.iterations),
             "stopped": comparison.envpipe.stopped,
         },
-        "by_parts": [
-            {
-                "switch_latency_s": row.switch_latency_s,
-                "deadline_s": row.deadline_s,
-                "one_clock_energy_j": row.one_clock_j,
-                "by_parts_energy_j": row.by_parts_j,
-                "gained_percent": row.gained_percent,
-            }
-            for row in parts
-        ],
+        "by_parts": [ui.picked(row, _PARTS) for row in parts],
         "advice": [advice_document(row) for row in comparison.advice],
-        "published": None
-        if published is None
-        else {
-            "savings_percent": published.savings_percent,
-            "slowdown_percent": published.slowdown_percent,
-            "source": published.source,
-        },
+        "published": comparison.published and comparison.published.model_dump(),
     }
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:
-    plan = entry.plan
-    document: dict[str, Any] = {
-        "planner": entry.planner,
-        "point": entry.point,
-        "schedule": plan.job.schedule,
-        "iteration_time_s": plan.iteration_time,
-        "slowdown_percent": entry.slowdown_percent,
-        "energy_j": plan.energy,
-        "savings_percent": entry.savings_percent,
-        "energy_lower_bound_j": plan.energy_lower_bound,
-        "gap": plan.gap,
-        "frontier_energy_j": entry.ours.energy,
-        "intrinsic_bloat_j": entry.intrinsic_j,
-        "extrinsic_bloat_j": None if entry.straggler_energy is None else entry.extrinsic_j,
-        "straggler_energy_j": entry.straggler_energy,
-        "straggler_savings_percent": entry.straggler_savings_percent,
-        "straggler_gap": entry.straggler_gap,
-        "planning_time_s": entry.planning_time,
-    }
-    from envplan.cli.output import config_counts
-
-    if configs := config_counts(plan):
+    document = ui.picked(entry, _ENTRY)
+    if entry.straggler_energy is None:
+        document["extrinsic_bloat_j"] = None
+    if configs := ui.config_counts(entry.plan):
         document["configs"] = dict(sorted(configs.items()))
     return document

@@ -3,110 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import envplan
+from envplan.cli import output as ui
 
 if TYPE_CHECKING:
-    from envplan.cli.options import RunOptions
-    from envplan.costs import Costs, Pair, Run, Spent
-    from envplan.plan import Plan
+    from envplan.cli.options import CostOptions
+    from envplan.costs import Pair, Run, Spent
+
+#: What money is called where nobody says.
+CURRENCY: Final = "USD"
+_ENERGY: Final = "energy (kWh)"
 
 
-def cost_rows(plan: Plan) -> list[tuple[str, float, float]]:
+def _amounts(spent: Spent, currency: str | None) -> dict[str, float]:
+    """What is known of what was spent, by what it is and its unit."""
+    known = {
+        _ENERGY: spent.energy_kwh,
+        f"cost ({currency or CURRENCY})": spent.money,
+        "carbon (kg CO2)": None if spent.carbon_g is None else spent.carbon_g / 1000,
+    }
+    return {name: amount for name, amount in known.items() if amount is not None}
+
+
+def cost_rows(plan: envplan.Plan) -> list[tuple[str, float, float]]:
     """Name, before and after of an iteration's costs."""
     if plan.costs is None:
         return []
-    pair = plan.costs.iteration
-    rows = []
+    pair, rows = plan.costs.iteration, []
     if pair.plan.money is not None and pair.max_frequency.money is not None:
-        rows.append((_money(plan.costs.currency), pair.max_frequency.money, pair.plan.money))
+        name = f"cost ({plan.costs.currency or CURRENCY})"
+        rows.append((name, pair.max_frequency.money, pair.plan.money))
     if pair.plan.carbon_g is not None and pair.max_frequency.carbon_g is not None:
         rows.append(("carbon (g CO2)", pair.max_frequency.carbon_g, pair.plan.carbon_g))
     return rows
 
 
-def print_costs(plan: Plan) -> None:
+def print_costs(plan: envplan.Plan) -> None:
     """The run's table and what it was chosen for; nothing where there is no run."""
-    from envplan.cli.output import print_table, titled
+    from envplan.units import duration_text
 
     costs = plan.costs
     if costs is None or costs.run is None:
         return
+    old, new = costs.run.max_frequency.time_s, costs.run.plan.time_s
+    lost = "-" if old == new else ("-" if new > old else "") + duration_text(abs(old - new))
+    rows = [["time", duration_text(old), duration_text(new), lost, _saved(old, new)]]
+    after = _amounts(costs.run.plan, costs.currency)
+    for name, old in _amounts(costs.run.max_frequency, costs.currency).items():
+        new = after[name]
+        rows.append([name, *map(ui.significant, (old, new, old - new)), _saved(old, new)])
     of = f" ({costs.tokens:g} tokens)" if costs.tokens is not None else ""
-    print_table(
-        titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
+    ui.print_table(
+        ui.titled(f"The run: {costs.iterations:,} iterations{of}, all GPUs", plan.profile.source),
         ("", "max frequency", "plan", "saved", "saved (%)"),
-        _run_rows(costs, costs.run),
+        rows,
     )
 
 
-def year_of(plan: Plan, costs: RunOptions) -> str:
+def year_of(plan: envplan.Plan, costs: CostOptions) -> str:
     """What a year of iterations saves on the job's GPUs, in a sentence."""
-    from envplan.cli.output import significant
     from envplan.costs import Run
     from envplan.costs.savings import Site
 
     run = Run(overheads=costs.overheads()) if plan.costs is None else plan.costs.of_run()
-    site, modelled = Site.of_run(run), plan.profile.source == "modelled"
+    site = Site.of_run(run)
     _, saved = site.year(plan)
-    parts = [
-        f"{significant(abs(saved.kwh))} kWh",
-        f"{significant(abs(saved.money))} {_unit(run.currency)}",
-    ]
-    if saved.carbon_t is not None:
-        parts.append(f"{significant(abs(saved.carbon_t))} t CO2")
-    notes = [f"at {site.price:g} a kWh"]
+    amounts = {"kWh": saved.kwh, run.currency or CURRENCY: saved.money, "t CO2": saved.carbon_t}
+    what = [f"{ui.significant(abs(x))} {unit}" for unit, x in amounts.items() if x is not None]
+    rate = f"at {site.price:g} a kWh"
     if run.price is None:
-        notes[0] += " (assumed; --price says yours)"
+        rate += " (assumed; --price says yours)"
     elif not run.price.is_fixed:
-        notes[0] += " on average"
-    notes += [run.overheads.in_words()] if run.overheads.in_words() else []
-    notes += ["modelled"] if modelled else []
+        rate += " on average"
+    modelled = "modelled" if plan.profile.source == "modelled" else ""
+    notes = [note for note in (rate, run.overheads.in_words(), modelled) if note]
     verb = "saves" if saved.money >= 0 else "costs"
-    return f"a year of it on the job's GPUs {verb} {', '.join(parts)} {', '.join(notes)}"
-
-
-def _unit(currency: str | None) -> str:
-    return currency or "USD"
-
-
-def _run_rows(costs: Costs, run: Pair) -> list[list[str]]:
-    from envplan.cli.output import significant
-    from envplan.units import duration_text
-
-    before, after = run.max_frequency, run.plan
-    times = [before.time_s, after.time_s]
-    lost = "-" if times[0] == times[1] else duration_text(abs(times[0] - times[1]))
-    longer = "-" if times[1] > times[0] and lost != "-" else ""
-    rows = [("energy (kWh)", before.energy_kwh, after.energy_kwh)]
-    if before.money is not None and after.money is not None:
-        rows.append((_money(costs.currency), before.money, after.money))
-    if before.carbon_g is not None and after.carbon_g is not None:
-        rows.append(("carbon (kg CO2)", before.carbon_g / 1000, after.carbon_g / 1000))
-    return [
-        ["time", *map(duration_text, times), longer + lost, _saved(*times)],
-        *(
-            [name, *(significant(value) for value in (old, new, old - new)), _saved(old, new)]
-            for name, old, new in rows
-        ),
-    ]
+    return f"a year of it on the job's GPUs {verb} {', '.join(what)} {', '.join(notes)}"
 
 
 def replay_cost_notes(run: Run, spent_on: tuple[Spent, Spent | None]) -> list[str]:
     """The same in sentences."""
-    from envplan.cli.output import significant
-
-    currency = _unit(run.currency)
     notes = []
     words = ("an iteration costs", f"{run.iterations:,} iterations cost")
     for what, spent in zip(words, spent_on, strict=True):
-        if spent is None:
-            continue
-        parts = [f"{significant(spent.energy_kwh)} kWh"]
-        if spent.money is not None:
-            parts.append(f"{significant(spent.money)} {currency}")
-        if spent.carbon_g is not None:
-            parts.append(f"{significant(spent.carbon_g / 1000)} kg CO2")
-        notes.append(f"{what} {', '.join(parts)} over all GPUs")
+        if spent is not None:
+            amounts = _amounts(spent, run.currency).items()
+            parts = [f"{ui.significant(x)} {name.split('(')[1][:-1]}" for name, x in amounts]
+            notes.append(f"{what} {', '.join(parts)} over all GPUs")
     return notes
 
 
@@ -118,23 +103,16 @@ def cost_columns(
     Args:
         spent_on: an iteration and the run, each at maximum frequency and otherwise.
     """
-    from envplan.cli.output import significant
     from envplan.units import duration_text
 
     shown = [whole or iteration for iteration, whole in spent_on]
-    spent, before = [pair.plan for pair in shown], shown[0].max_frequency
-    columns = {
-        "time": [duration_text(one.time_s) for one in spent],
-        "energy (kWh)": [significant(one.energy_kwh) for one in spent],
-    }
-    if before.money is not None:
-        money = [one.money or 0.0 for one in spent]
-        columns[_money(run.currency)] = [significant(one) for one in money]
-        columns["saved (%)"] = [_saved(before.money, after) for after in money]
-    if before.carbon_g is not None:
-        carbon = [(one.carbon_g or 0.0) / 1000 for one in spent]
-        columns["carbon (kg CO2)"] = [significant(one) for one in carbon]
-        columns["avoided (%)"] = [_saved(before.carbon_g / 1000, after) for after in carbon]
+    each = [_amounts(pair.plan, run.currency) for pair in shown]
+    columns = {"time": [duration_text(pair.plan.time_s) for pair in shown]}
+    for name, before in _amounts(shown[0].max_frequency, run.currency).items():
+        columns[name] = [ui.significant(one[name]) for one in each]
+        if name != _ENERGY:
+            less = "avoided (%)" if name.startswith("carbon") else "saved (%)"
+            columns[less] = [_saved(before, one[name]) for one in each]
     what = f"The run: {run.iterations:,} iterations" if run.iterations else "One iteration"
     return f"{what}, all GPUs", columns
 
@@ -143,20 +121,15 @@ def _saved(before: float, after: float) -> str:
     return f"{100 * (before - after) / before:.2f}" if before > 0 else "-"
 
 
-def _money(currency: str | None) -> str:
-    return f"cost ({_unit(currency)})"
-
-
-def costs_document(plan: Plan) -> dict[str, Any]:
+def costs_document(plan: envplan.Plan) -> dict[str, Any]:
     """The costs as JSON, with files instead of their rows."""
     assert plan.costs is not None
     document = plan.costs.model_dump(exclude_none=True)
-    for rate in ("price", "carbon"):
-        if rate in document:
-            known = document[rate]
-            document[rate] = (
-                {"per_kwh": known["per_kwh"][0]}
-                if known.get("file") is None
-                else {key: known[key] for key in ("file", "start_s", "end_s", "repeats")}
-            )
+    for rate in {"price", "carbon"} & document.keys():
+        known = document[rate]
+        document[rate] = (
+            {"per_kwh": known["per_kwh"][0]}
+            if known.get("file") is None
+            else {key: known[key] for key in ("file", "start_s", "end_s", "repeats")}
+        )
     return document

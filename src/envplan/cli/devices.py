@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from envplan.cli import output as ui
 from envplan.cli.command import one_of, takes
 from envplan.cli.options import OutputOptions
 from envplan.devices import BACKENDS, DEFAULT_BACKEND
+from envplan.errors import InputError
 
 
 @takes(
@@ -32,49 +35,45 @@ def devices(
       envplan devices --backend modelled
       envplan devices --backend modelled --gpu a40 --json
     """
-    from envplan.cli.output import answer, print_table, say
     from envplan.devices import backend_class, describe_gpus
-    from envplan.errors import InputError
 
     models = backend_class(backend).models()
     if gpu is not None and not models:
         raise InputError("--gpu names a modelled GPU; add --backend modelled")
     options = [{"gpu": model} for model in ([gpu] if gpu else models)]
     found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
-
-    def tell() -> None:
-        print_table("", _HEADERS, [_row(entry) for entry in found], words=3)
-        for entry in found:
-            if entry["refusal"] is not None:
-                say(entry["refusal"])
-
-    then = ["envplan", "profile", *(["--backend", "modelled"] if models else [])]
-    answer(
+    modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
+    ui.answer(
         show,
         lambda: {"gpus": found},
-        tell,
-        then=[*then, "--gpu", str(found[0]["gpu"])] if models else then,
+        lambda: _print(found),
+        then=["envplan", "profile", *modelled],
     )
 
 
-_HEADERS = (
-    *("GPU", "name", "driver", "clocks (MHz)", "limit (W)"),
-    *("now (MHz)", "now (W)", "energy", "may set clocks"),
-)
+def _print(found: Sequence[dict[str, Any]]) -> None:
+    columns = {
+        "GPU": [one["gpu"] or one["index"] for one in found],
+        "name": [one["name"] for one in found],
+        "driver": [one["driver"] for one in found],
+        "clocks (MHz)": [_span(one["supported_clocks_mhz"] or []) for one in found],
+        "limit (W)": [_whole(one["power_limit_w"] or None) for one in found],
+        "now (MHz)": [_now(one["clock_mhz"], one["throttle_reasons"] or ()) for one in found],
+        "now (W)": [_whole(one["power_w"]) for one in found],
+        "energy": [one["energy_source"] for one in found],
+        "may set clocks": ["yes" if one["refusal"] is None else "no" for one in found],
+    }
+    ui.print_columns("", columns, words=3)
+    ui.say(*(one["refusal"] for one in found if one["refusal"] is not None))
 
 
-def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    clocks = entry["supported_clocks_mhz"] or ["-"]
-    limit = entry["power_limit_w"]
-    clock, power, throttled = entry["clock_mhz"], entry["power_w"], entry["throttle_reasons"]
-    return (
-        entry["gpu"] or str(entry["index"]),
-        entry["name"] or "-",
-        entry["driver"] or "-",
-        f"{clocks[0]}-{clocks[-1]}" if len(clocks) > 1 else str(clocks[0]),
-        f"{limit:.0f}" if limit else "-",
-        str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else ""),
-        "-" if power is None else f"{power:.0f}",
-        entry["energy_source"] or "-",
-        "yes" if entry["refusal"] is None else "no",
-    )
+def _span(clocks: list[int]) -> str:
+    return "-".join(map(str, clocks[:1] + clocks[1:][-1:])) or "-"
+
+
+def _whole(watts: float | None) -> str:
+    return "-" if watts is None else f"{watts:.0f}"
+
+
+def _now(clock: int | None, throttled: Sequence[str]) -> str:
+    return str(clock or "-") + (f" ({', '.join(throttled)})" if throttled else "")

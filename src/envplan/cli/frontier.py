@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
-from envplan.cli.inputs import check_outputs, refuse_overwriting
 from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.quantities import COUNT
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
     from envplan.planners import Comparison
-    from envplan.solve import Frontier
 
 _TABLE_PLANS = 9
-_ALONG = 17
 
 
 @takes(
@@ -56,30 +55,27 @@ def frontier(
     """
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
-    check_outputs(output, plot, animate, inputs=[("the DAG file", job.dag)])
-    traced = job.trace(quiet=show.quiet)
-    refuse_overwriting(traced.profile, plot, output, animate)
-    from envplan.cli.output import answer, progress_bar, say
-    from envplan.frontier_file import FrontierFile, distinct
+    traced = job.trace(output, plot, animate, quiet=show.quiet)
+    from envplan.frontier_file import distinct
 
-    with progress_bar("choosing frequencies", quiet=show.quiet) as progress:
+    with ui.progress_bar("choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(traced.sample_plans(plans, progress=progress))
-    document = FrontierFile.from_plans(traced, along)
+    document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
     if plot is not None:
         from envplan import planners
 
-        draw(traced, plot, planners.compare(traced) if compare else None, along)
+        draw_frontier(plot, traced, along, planners.compare(traced) if compare else None)
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
-        with progress_bar("drawing frames", quiet=show.quiet) as progress:
+        with ui.progress_bar("drawing frames", quiet=show.quiet) as progress:
             animate_frontier(traced, along, animate, progress=progress)
     if show.json:
-        say(document.to_json().rstrip())
+        ui.say(document.to_json().rstrip())
         return
-    answer(
+    ui.answer(
         show,
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
@@ -88,95 +84,63 @@ def frontier(
     )
 
 
-def draw(
-    traced: Frontier,
+def draw_frontier(
     path: Path,
+    traced: envplan.Frontier,
+    plans: Sequence[envplan.Plan],
     comparison: Comparison | None = None,
-    plans: Sequence[Plan] | None = None,
 ) -> None:
     """Write the picture or the page of a frontier.
 
     Args:
+        plans: along it.
         comparison: other planners to show beside it.
-        plans: along it; default: some.
     """
-    from envplan.plotting.frontier import frontier_figure, plans_along
+    from envplan.plotting.frontier import frontier_figure
+    from envplan.plotting.report import frontier_page
 
-    plans = plans_along(traced, _ALONG) if plans is None else plans
-    if path.suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import frontier_page
-
-        save_page(frontier_page(traced, plans, comparison), path)
-    else:
-        from envplan.plotting.figures import save_figure
-
-        save_figure(frontier_figure(traced, plans, comparison), path)
+    shown = (traced, plans, comparison)
+    ui.draw(path, lambda: frontier_figure(*shown), lambda: frontier_page(*shown))
 
 
-def _print(traced: Frontier, plans: list[Plan], *, drawn: bool) -> None:
-    from envplan.cli.output import (
-        ITERATION,
-        describe_ends,
-        describe_job,
-        print_columns,
-        say,
-        titled,
-    )
-
-    say(describe_job(traced))
+def _print(traced: envplan.Frontier, plans: list[envplan.Plan], *, drawn: bool) -> None:
+    ui.say(ui.describe_job(traced))
     source = traced.profile.metadata.source
-    print_columns(titled(ITERATION, source), _columns(traced, plans))
-    say(describe_ends(traced))
+    ui.print_columns(ui.titled(ui.ITERATION, source), _columns(traced, plans))
+    ui.say(ui.describe_ends(traced))
     if not drawn:
-        _sketch(traced, plans)
-    say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
+        baseline = plans[0].predicted.baseline
+        curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
+        marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
+        ui.say("\n".join(sketch(curve, marks, units=(" s", " J"))))
+        ui.say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
+    ui.say(_verdict(plans) + (" (modelled)" if source == "modelled" else ""))
 
 
-def _sketch(traced: Frontier, plans: list[Plan]) -> None:
-    """The frontier in the terminal."""
-    from envplan.cli.output import say
-    from envplan.cli.sketch import sketch
-
-    baseline = plans[0].predicted.baseline
-    curve = list(zip(traced.times.tolist(), traced.energies.tolist(), strict=True))
-    marks = [(baseline.iteration_time_s, baseline.energy_j, "x")]
-    for line in sketch(curve, marks, units=(" s", " J")):
-        say(line)
-    say("x maximum frequency, curve: exact relaxed frontier; neither axis starts at 0")
-
-
-def _columns(traced: Frontier, plans: list[Plan]) -> dict[str, list[str]]:
-    from envplan.cli.output import column, signed_percent
-
-    baseline = plans[0].predicted.baseline
-    shown = evenly(plans, _TABLE_PLANS)
-    names = ["max frequency", *[""] * len(shown)]
-    names[1] = "T_min plan"
-    if len(shown) > 1:
-        names[-1] = "T_star plan"
-    slower = [0.0, *(p.predicted.slowdown_percent for p in shown)]
+def _columns(traced: envplan.Frontier, plans: list[envplan.Plan]) -> dict[str, Any]:
+    baseline, shown = plans[0].predicted.baseline, evenly(plans, _TABLE_PLANS)
+    names = ["max frequency", "T_min plan", *[""] * (len(shown) - 2), "T_star plan"]
     least = traced.energy_at(baseline.iteration_time_s)
-    baseline_gap = baseline.energy_j / least - 1 if least else 0.0
+    gap = baseline.energy_j / least - 1 if least else 0.0
     return {
-        "": names,
-        "time (s)": column([baseline.iteration_time_s, *(p.iteration_time for p in shown)]),
-        "slower (%)": list(map(signed_percent, slower)),
-        "energy (J)": column([baseline.energy_j, *(p.energy for p in shown)]),
-        "saved (%)": ["", *(f"{p.predicted.savings_percent:.2f}" for p in shown)],
-        "gap (%)": [f"{100 * baseline_gap:.2f}", *(f"{100 * p.gap:.3f}" for p in shown)],
-        "power (W)": column([baseline.average_power_w, *(p.average_power for p in shown)]),
+        "": names[: len(shown) + 1],
+        "time (s)": [baseline.iteration_time_s, *(p.iteration_time for p in shown)],
+        "slower (%)": [0.0, *(p.predicted.slowdown_percent for p in shown)],
+        "energy (J)": [baseline.energy_j, *(p.energy for p in shown)],
+        "saved (%)": ["", *(p.predicted.savings_percent for p in shown)],
+        "gap (%)": [f"{100 * gap:.2f}", *(100 * p.gap for p in shown)],
+        "power (W)": [baseline.average_power_w, *(p.average_power for p in shown)],
     }
 
 
-def evenly(plans: list[Plan], count: int) -> list[Plan]:
+def evenly(plans: list[envplan.Plan], count: int) -> list[envplan.Plan]:
     """At most `count` of the plans, evenly spread, the first and the last among them."""
     if len(plans) <= count:
         return plans
     return [plans[k * (len(plans) - 1) // (count - 1)] for k in range(count)]
 
 
-def _verdict(plans: list[Plan]) -> str:
+def _verdict(plans: list[envplan.Plan]) -> str:
     free = [p for p in plans if p.predicted.slowdown_percent <= 0]
     at_no_slowdown = max((p.predicted.savings_percent for p in free), default=0.0)
     most = max(plans, key=lambda p: p.predicted.savings_percent).predicted

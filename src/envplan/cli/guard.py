@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from envplan.cli import output as ui
 from envplan.cli.command import takes
 from envplan.cli.options import OutputOptions
 
@@ -34,7 +35,6 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
     """
     import time
 
-    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError
     from envplan.runtime.service import Service, unit_file
 
@@ -44,7 +44,7 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
 
     if unit:
         text = unit_file().rstrip()
-        answer(show, lambda: {"unit": text}, lambda: say(text))
+        ui.answer(show, lambda: {"unit": text}, lambda: ui.say(text))
         if not show.json:  # the unit is for a file
             typer.echo(f"next: {_INSTALL}", err=True)
         return
@@ -58,4 +58,4 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
         service.look()
     if not service.finish(_LAST_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
-    answer(show, lambda: {"left_set": 0}, lambda: None, then="envplan devices")
+    ui.answer(show, lambda: {"left_set": 0}, then="envplan devices")

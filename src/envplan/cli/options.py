@@ -7,25 +7,29 @@ was given as one value. See command.py for how that works.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import (
     Numbers,
     argument,
+    dashed,
+    either,
+    given,
     numbers,
-    one_of,
     options,
+    refuse,
+    refuse_both,
     share,
 )
+from envplan.cli.inputs import Inputs, check_outputs, refuse_overwriting
 from envplan.errors import InputError
-from envplan.quantities import COUNT, LONG_TIME, NUMBER, TIME, WHOLE
+from envplan.quantities import COUNT, NUMBER, PERCENT, TIME
 
 if TYPE_CHECKING:
     from envplan.costs import Overheads, Run
     from envplan.costs.rates import Kind, Rate
-    from envplan.pipeline import Pipeline
-    from envplan.profile import ByParts, Profile
-    from envplan.solve import Frontier
 
 DEFAULT_PROFILE = "profile.csv"
 _MANY = COUNT.within(1, 10**18)
@@ -70,6 +74,7 @@ SHARED = share(
     """,
     switch_latency=TIME.plainly("ms").within(0, 3600),
     min_dwell=TIME.plainly("ms").within(0, 3600),
+    noise=PERCENT.within(0, 100),
 )
 
 
@@ -164,7 +169,7 @@ class JobOptions(ParallelOptions):
     blocking_power: float | None = None
     jobs: int | None = None
 
-    def load(self) -> tuple[Profile, Pipeline]:
+    def load(self) -> tuple[envplan.Profile, envplan.Pipeline]:
         """The profile and the pipeline.
 
         Raises:
@@ -173,73 +178,70 @@ class JobOptions(ParallelOptions):
         from envplan.cores import use_cores
 
         use_cores(self.jobs)
-        profile = open_profile(self.profile, raw=self.raw)
+        profile = envplan.Profile.open(self.profile, raw=self.raw)
         self._warn_of_contradictions(profile)
-        pipeline = self._from_dag() if self.dag else self._from_schedule(profile)
+        pipeline = self._from_schedule(profile) if self.dag is None else self._from_dag(self.dag)
         if (count := len(pipeline.operations)) > _MANY_OPERATIONS:
-            from envplan.cli.output import warn
-
-            warn(
+            ui.warn(
                 f"{count} operations: planning may take hours and gigabytes; plans of long "
                 "iterations repeat, so some microbatches for each stage tell nearly as much"
             )
-        needed = {op.instruction for op in pipeline.operations}
-        by_parts = self.by_parts(profile)
-        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts), pipeline
+        return self.fitted(profile, pipeline), pipeline
 
-    def by_parts(self, profile: Profile) -> ByParts | None:
-        """How operations are made of the parts that a profile splits them into; None: not at all.
+    def fitted(self, profile: envplan.Profile, pipeline: envplan.Pipeline) -> envplan.Profile:
+        """A profile with the operations of a pipeline, made of parts as the options say.
 
         Raises:
-            InputError: options contradict each other or the profile.
+            InputError: it lacks some, or options contradict each other or the profile.
         """
-        return profile.by_parts(
+        by_parts = profile.by_parts(
             one_clock=self.one_clock,
             within_percent=self.parts_within,
             blocking_power_w=self.blocking_power,
         )
+        needed = {op.instruction for op in pipeline.operations}
+        return profile.fitted(needed, recompute=self.recompute, by_parts=by_parts)
 
-    def trace(self, *, quiet: bool, whole: bool = True) -> Frontier:
+    def trace(
+        self, *outputs: Path | None, quiet: bool, whole: bool = True, inputs: Inputs = ()
+    ) -> envplan.Frontier:
         """The frontier, with a progress bar if it takes long and somebody is watching.
 
         Args:
+            outputs, inputs: files that the command is about to write, and others that it reads.
             whole: now, not only what is asked for later.
 
         Raises:
-            InputError: as for load, or the profile does not fit the pipeline.
+            InputError: as for load and check_outputs, or the profile does not fit the pipeline.
         """
+        check_outputs(*outputs, inputs=[("the DAG file", self.dag), *inputs])
         profile, pipeline = self.load()
-        return self.trace_with(profile, pipeline, self.replicas(profile), quiet=quiet, whole=whole)
+        refuse_overwriting(profile, *outputs)
+        return self.trace_with(profile, pipeline, quiet=quiet, whole=whole)
 
     def trace_with(
         self,
-        profile: Profile,
-        pipeline: Pipeline,
-        replicas: int,
+        profile: envplan.Profile,
+        pipeline: envplan.Pipeline,
+        replicas: int | None = None,
         *,
         quiet: bool,
         full: bool = False,
         whole: bool = True,
-    ) -> Frontier:
+    ) -> envplan.Frontier:
         """The frontier of a pipeline with a profile, for so many replicas. As trace."""
-        from envplan.cli.output import progress_bar
-        from envplan.solve import trace_frontier
-
-        with progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
-            return trace_frontier(
+        known = profile.metadata
+        with ui.progress_bar(f"Tracing the frontier of {profile.name}", quiet=quiet) as progress:
+            return envplan.trace_frontier(
                 pipeline,
                 profile,
                 blocking_power=self.blocking_power,
-                gpus_per_stage=self.gpus_per_stage(profile),
-                replicas=replicas,
+                gpus_per_stage=known.gpus_per_stage_with(self.tp, self.cp),
+                replicas=replicas or self.dp or known.job.replicas,
                 full=full,
                 whole=whole,
                 progress=progress,
             )
-
-    def gpus_per_stage(self, profile: Profile) -> int:
-        """GPUs of a stage: as given, else as the profile's sidecar says."""
-        return profile.metadata.gpus_per_stage_with(self.tp, self.cp)
 
     @property
     def slots(self) -> int | list[int] | None:
@@ -247,52 +249,40 @@ class JobOptions(ParallelOptions):
         slots = self.activation_slots
         return slots[0] if slots is not None and len(slots) == 1 else slots
 
-    def replicas(self, profile: Profile) -> int:
-        """Replicas of the pipeline: as given, else as the profile's sidecar says."""
-        return self.dp or profile.metadata.job.replicas
-
-    def _warn_of_contradictions(self, profile: Profile) -> None:
-        from envplan.cli.output import warn
-
+    def _warn_of_contradictions(self, profile: envplan.Profile) -> None:
         known = profile.metadata
         timed = "its times and energies are those of"
         shared_out = f"its {profile.num_stages} model stages are shared out anew, not as with"
-        for name, given, made, so in (
+        gpus = known.gpus_per_stage_with(self.tp, self.cp)
+        for name, asked, made, so in (
             ("--tp", self.tp, known.tensor_parallel, timed),
-            ("GPUs of a stage:", self.gpus_per_stage(profile), known.job.gpus_per_stage, timed),
+            ("GPUs of a stage:", gpus, known.job.gpus_per_stage, timed),
             ("--pp", self.pp, known.job.stages, shared_out),
         ):
-            if given is not None and made not in (None, given):
-                made_so = f"{profile.path or profile.name} was made with {name} {made}, not {given}"
-                warn(f"{made_so}: {so} {name} {made}")
+            if asked is not None and made not in (None, asked):
+                made_so = f"{profile.path or profile.name} was made with {name} {made}, not {asked}"
+                ui.warn(f"{made_so}: {so} {name} {made}")
                 return
 
-    def _from_dag(self) -> Pipeline:
-        from envplan.pipeline import Pipeline
+    def _from_dag(self, file: Path) -> envplan.Pipeline:
+        shape = "schedule microbatches pp vp microbatch_group p2p_latency activation_slots extra"
+        for name in given(self, shape):
+            raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
+        return envplan.Pipeline.from_dag_file(file)
 
-        scheduling = {
-            "--schedule": self.schedule,
-            "--microbatches": self.microbatches,
-            "--pp": self.pp,
-            "--vp": self.vp,
-            "--microbatch-group": self.microbatch_group,
-            "--p2p-latency": self.p2p_latency,
-            "--activation-slots": self.activation_slots,
-            "--extra": self.extra,
-        }
-        for name, value in scheduling.items():
-            if value is not None:
-                raise InputError(f"--dag and {name} exclude each other; the DAG file says it all")
-        assert self.dag is not None
-        return Pipeline.from_dag_file(self.dag)
-
-    def _from_schedule(self, profile: Profile) -> Pipeline:
+    def _from_schedule(self, profile: envplan.Profile) -> envplan.Pipeline:
         from envplan.pipeline.described import described_pipeline
         from envplan.pipeline.extras import parse_extras
 
         schedule = self.schedule or profile.metadata.schedule or "1f1b"
-        if self.activation_slots is not None and schedule != "envpipe":
-            raise InputError(f"--activation-slots goes with schedule envpipe, not {schedule}")
+        if schedule != "envpipe":
+            slots = given(self, "activation_slots")
+            refuse(slots, f"goes with schedule envpipe, not {schedule}")
+
+        def ahead(microbatches: int) -> tuple[int, ...]:
+            timed = profile.fitted(("backward",), recompute=self.recompute)
+            return envplan.forwards_ahead(timed, microbatches, self.slots)
+
         return described_pipeline(
             profile,
             schedule=self.schedule,
@@ -302,99 +292,15 @@ class JobOptions(ParallelOptions):
             p2p_latency=self.p2p_latency,
             extras=parse_extras(self.extra, profile),
             microbatch_group=self.microbatch_group,
-            forwards_ahead=lambda microbatches: self._forwards_ahead(profile, microbatches),
+            forwards_ahead=ahead,
         )
 
-    def _forwards_ahead(self, profile: Profile, microbatches: int) -> tuple[int, ...]:
-        from envplan.planners import forwards_ahead
 
-        timed = profile.fitted(("backward",), recompute=self.recompute)
-        return forwards_ahead(timed, microbatches, self.slots)
-
-
-def open_profile(path_or_name: str, *, raw: bool = False) -> Profile:
-    """The profile at a path or of a built-in name; `raw` keeps its noise.
-
-    Raises:
-        InputError: there is none; says how to come by one.
-    """
-    from envplan.profile import Profile
-
-    if path_or_name == DEFAULT_PROFILE and not Path(DEFAULT_PROFILE).exists():
-        raise InputError(
-            "no such file here; give the path of a profile, or the name of a built-in one "
-            "(`envplan profiles` lists them)",
-            path=DEFAULT_PROFILE,
-        )
-    return Profile.open(path_or_name, raw=raw)
-
-
-@options(
-    """
-    Most used:
-      --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
-          900ms.
-      --slowdown PCT  Least energy at most PCT percent above T_min.
-      --min-energy  Least energy of all, at T_star.
-    Target:
-      --energy-budget J  Shortest iteration of at most J joules over all GPUs.
-      --power-cap W  Shortest iteration of at most W watts over all GPUs, on average.
-      --peak-power-cap W  Shortest iteration of never more than W watts over all GPUs; with
-          --target-time, --slowdown or --min-energy: least energy.
-      --straggler-time TIME  Some replica takes so long anyway: use what time that leaves, up to
-          T_max.
-    """,
-)
-class TargetOptions:
-    """What a plan is for; without any, no slowdown."""
-
-    target_time: float | None = None
-    slowdown: float | None = None
-    min_energy: bool = False
-    energy_budget: float | None = None
-    power_cap: float | None = None
-    peak_power_cap: float | None = None
-    straggler_time: float | None = None
-
-
-@options(
-    """
-    Target:
-      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s; default: none.
-      --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
-          appears.
-      --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
-          brings its own schedule unless one is named.
-      --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
-          Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
-      --explain  With planner envpipe: print each of its iterations.
-    """,
-    ladder=WHOLE,
-)
-class PlannerOptions:
-    """Who plans, and how hard it tries."""
-
-    polish: float = 0.0
-    ladder: int = 0
-    planner: str = "frontier"
-    clocks: Path | None = None
-    reconfigure: str | None = None
-    explain: bool = False
-
-
-@options(
-    """
-    Noise:
-      --robust PCT  Hold the target with a probability of PCT percent, though times vary.
-    """,
-)
-class ClockOptions:
-    """How late clocks follow and how much times vary; seconds and percent."""
-
-    switch_latency: float | None = None
-    min_dwell: float | None = None
-    robust: float | None = None
-    noise: float | None = None
+def needs(group: Any, **needed: str) -> None:
+    """Raises: InputError: an option is given without any of the others that it goes with."""
+    for name, others in needed.items():
+        if not given(group, others):
+            refuse(given(group, name), f"goes with {either(map(dashed, others.split()))}")
 
 
 @options(
@@ -429,9 +335,8 @@ class RateOptions:
     lifetime: float = 5.0
 
     def __post_init__(self) -> None:
-        """Raises: InputError: options lack one another."""
-        if self.embodied and self.carbon is None:
-            raise InputError("--embodied goes with --carbon")
+        """Raises: InputError: options contradict each other or lack one another."""
+        needs(self, embodied="carbon")
 
     @property
     def files(self) -> list[tuple[str, str | None]]:
@@ -442,8 +347,15 @@ class RateOptions:
         """What is counted beside the energy of GPUs."""
         from envplan.costs import Overheads
 
-        names = ("pue", "host_power", "gpu_hour", "embodied", "lifetime")
-        return Overheads.of(**{name: getattr(self, name) for name in names})
+        return Overheads.of(**{name: getattr(self, name) for name in Overheads.model_fields})
+
+    def rates(self, **how: Any) -> dict[str, Rate]:
+        """Price and carbon of a kWh, as far as they are given. As read_rate."""
+        from envplan.costs import read_rate
+
+        kinds: tuple[Kind, ...] = ("price", "carbon")
+        asked = {kind: getattr(self, kind) for kind in kinds}
+        return {kind: read_rate(rate, kind, **how) for kind, rate in asked.items() if rate}
 
 
 @options(
@@ -472,31 +384,21 @@ class CostOptions(RateOptions):
     repeat_rates: bool = False
 
     def __post_init__(self) -> None:
-        """Raises: InputError: options contradict each other or lack one another."""
         super().__post_init__()
-        rates = self.price or self.carbon
-        work = self.iterations or self.tokens
-        for name, value, needed, other in (
-            ("--currency", self.currency, "--price", self.price),
-            ("--gpu-hour", self.gpu_hour, "--price", self.price),
-            ("--pue", self.pue != 1, "--price, --carbon, --iterations or --tokens", rates or work),
-            ("--host-power", self.host_power, "--price, --carbon or --iterations", rates or work),
-            ("--tokens-per-iteration", self.tokens_per_iteration, "--tokens", self.tokens),
-            ("--start", self.start, "--price or --carbon", rates),
-            ("--repeat-rates", self.repeat_rates, "--price or --carbon", rates),
-        ):
-            if value and not other:
-                raise InputError(f"{name} goes with {needed}")
-        if self.iterations is not None and self.tokens is not None:
-            raise InputError("--iterations and --tokens exclude each other; give one of them")
+        needs(
+            self,
+            currency="price",
+            gpu_hour="price",
+            pue="price carbon iterations tokens",
+            host_power="price carbon iterations tokens",
+            tokens_per_iteration="tokens",
+            start="price carbon",
+            repeat_rates="price carbon",
+        )
+        refuse_both(given(self, "iterations tokens"))
 
-    @property
-    def given(self) -> bool:
-        """Whether anything is to be computed."""
-        return any((self.price, self.carbon, self.iterations, self.tokens))
-
-    def run(self, frontier: Frontier | None) -> Run:
-        """The run whose costs are wanted.
+    def run(self, frontier: envplan.Frontier | None = None) -> Run | None:
+        """The run whose costs are wanted; None where no costs are.
 
         Args:
             frontier: what says how many tokens an iteration has; None: an option must.
@@ -504,12 +406,21 @@ class CostOptions(RateOptions):
         Raises:
             InputError: a rate cannot be read, or nothing says how many tokens an iteration has.
         """
-        from envplan.costs import Run
+        from envplan.costs import Run, tokens_per_iteration
 
+        if not given(self, "price carbon iterations tokens"):
+            return None
+        iterations = self.iterations
+        if self.tokens is not None:
+            each = self.tokens_per_iteration
+            if each is None:
+                if frontier is None:
+                    raise InputError("--tokens needs --tokens-per-iteration here")
+                each = tokens_per_iteration(frontier)
+            iterations = -(-self.tokens // each)
         return Run.of(
-            iterations=self._iterations(frontier),
-            price=self._rate(self.price, "price"),
-            carbon=self._rate(self.carbon, "carbon"),
+            **self.rates(start=self.start, repeats=self.repeat_rates),
+            iterations=iterations,
             currency=self.currency,
             tokens=self.tokens,
             overheads=self.overheads(),
@@ -519,49 +430,3 @@ class CostOptions(RateOptions):
     def _aim(self) -> dict[str, Any]:
         """What further says which plan is best."""
         return {}
-
-    def _rate(self, given: str | None, kind: Kind) -> Rate | None:
-        from envplan.costs import read_rate
-
-        if given is None:
-            return None
-        return read_rate(given, kind, start=self.start, repeats=self.repeat_rates)
-
-    def _iterations(self, frontier: Frontier | None) -> int | None:
-        from envplan.costs import tokens_per_iteration
-
-        if self.tokens is None:
-            return self.iterations
-        each = self.tokens_per_iteration
-        if each is None:
-            if frontier is None:
-                raise InputError("--tokens needs --tokens-per-iteration here")
-            each = tokens_per_iteration(frontier)
-        return -(-self.tokens // each)
-
-
-@options(
-    """
-    Money:
-      --deadline TIME  The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.
-      --minimize WHAT  With --deadline: money, carbon or energy; default: the first of these that
-          is known.
-    """,
-    deadline=LONG_TIME,
-    minimize=one_of("money", "carbon", "energy"),
-)
-class RunOptions(CostOptions):
-    """The costs of a run that may have to be over in time."""
-
-    deadline: float | None = None
-    minimize: Literal["energy", "money", "carbon"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.minimize and self.deadline is None:
-            raise InputError("--minimize goes with --deadline")
-        if self.deadline is not None and self.iterations is None and self.tokens is None:
-            raise InputError("--deadline needs to know the work: give --iterations or --tokens")
-
-    def _aim(self) -> dict[str, Any]:
-        return {"deadline_s": self.deadline, "minimize": self.minimize}

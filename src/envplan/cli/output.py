@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from envplan.cli import state
 from envplan.errors import DoubtWarning
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from envplan.cli.options import OutputOptions
     from envplan.plan import Plan
     from envplan.solve import Frontier
@@ -39,16 +42,10 @@ _BETWEEN = 2  # characters between columns of a table
 _FOLDED = 8  # characters that a column of words may be folded to
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """A JSON document on stdout. Where it has no schema of its own, it is the running command's."""
-    named = {"schema": f"envplan/{state.command}/v1", **document}
-    typer.echo(json.dumps(named, indent=2, allow_nan=False))
-
-
 def answer(
     show: OutputOptions,
     document: Callable[[], Mapping[str, Any]],
-    tell: Callable[[], None],
+    tell: Callable[[], None] = lambda: None,
     *,
     written: Sequence[Path | None] = (),
     last: str = "",
@@ -65,7 +62,10 @@ def answer(
     """
     following = then if isinstance(then, str) else shlex.join(then)
     if show.json:
-        print_json({**document(), **({"next": following} if following else {})})
+        # Where a document has no schema of its own, it is the running command's.
+        named = {"schema": f"envplan/{state.command}/v1", **document()}
+        named |= {"next": following} if following else {}
+        typer.echo(json.dumps(named, indent=2, allow_nan=False))
         return
     if show.quiet:
         return
@@ -115,7 +115,7 @@ def print_table(
         each.width, spare = each.least + given, spare - given
     if title:
         say("\n".join(map(_bold, textwrap.wrap(title, room))))
-    _print_cells(columns, [c.header for c in columns], _bold)
+    _print_cells(columns, [c.header for c in columns], heading=True)
     say("─" * (sum(c.width + _BETWEEN for c in columns) - _BETWEEN))
     for row in zip(*(c.cells for c in columns), strict=True):
         _print_cells(columns, row)
@@ -136,24 +136,22 @@ class _Column:
         self.width = self.natural
 
 
-def _print_cells(
-    columns: Sequence[_Column], cells: Sequence[str], style: Callable[[str], str] = str
-) -> None:
-    """A row of a table, on as many lines as its tallest cell takes."""
+def _print_cells(columns: Sequence[_Column], cells: Sequence[str], heading: bool = False) -> None:
+    """A row of a table, on as many lines as its tallest cell takes; headings stand at the foot."""
     folded = [
         textwrap.wrap(cell, each.width, break_on_hyphens=False) or [""]
         for each, cell in zip(columns, cells, strict=True)
     ]
     height = max(map(len, folded))
-    lines = [[""] * (height - len(lines)) + lines for lines in folded]  # headers stand at the foot
-    if style is str:
-        lines = [lines + [""] * (height - len(lines)) for lines in folded]
-    for parts in zip(*lines, strict=True):
-        padded = [
-            part.ljust(each.width) if each.text else part.rjust(each.width)
-            for each, part in zip(columns, parts, strict=True)
+    for each, lines in zip(columns, folded, strict=True):
+        blank = [""] * (height - len(lines))
+        lines[:] = [*blank, *lines] if heading else [*lines, *blank]
+        lines[:] = [
+            text.ljust(each.width) if each.text else text.rjust(each.width) for text in lines
         ]
-        say(style((" " * _BETWEEN).join(padded).rstrip()))
+    for parts in zip(*folded, strict=True):
+        line = (" " * _BETWEEN).join(parts).rstrip()
+        say(_bold(line) if heading else line)
 
 
 def _bold(text: str) -> str:
@@ -161,11 +159,39 @@ def _bold(text: str) -> str:
 
 
 def print_columns(
-    title: str, columns: Mapping[str, Sequence[str]], *, words: int = 1, drop: Sequence[str] = ()
+    title: str,
+    columns: Mapping[str, Any],
+    *,
+    words: int = 1,
+    wrap: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
-    """A table on stdout, given by its columns. As print_table."""
-    rows = list(zip(*columns.values(), strict=True))
-    print_table(title, list(columns), rows, words=words, drop=drop)
+    """A table on stdout, given by its columns of texts or numbers. As print_table."""
+    texts = [_texts(header, list(values)) for header, values in columns.items()]
+    rows = list(zip(*texts, strict=True))
+    print_table(title, list(columns), rows, words=words, wrap=wrap, drop=drop)
+
+
+def _texts(header: str, values: list[Any]) -> list[str]:
+    """The cells of a column: of fractions as many digits as its header asks for; None is "-"."""
+    known = [value for value in values if isinstance(value, float)]
+    if header.endswith("(%)"):
+        form = _PERCENTS.get(header, "{:.2f}".format)
+        shown = iter([form(value) for value in known])
+    else:
+        shown = iter(column(known))
+    return [
+        next(shown) if isinstance(value, float) else "-" if value is None else str(value)
+        for value in values
+    ]
+
+
+#: Percentages that are not shown with two decimals and no sign.
+_PERCENTS = {
+    "slower (%)": signed_percent,
+    "change (%)": signed_percent,
+    "gap (%)": "{:.3f}".format,
+}
 
 
 ITERATION = "One iteration, all GPUs"
@@ -184,6 +210,26 @@ def changes(rows: Iterable[tuple[str, float, float]]) -> list[list[str]]:
     ]
 
 
+def picked(value: object, names: str) -> dict[str, Any]:
+    """Attributes for a JSON document: from `name other=path.to.it` by the keys name and other."""
+    pairs = (name.partition("=") for name in names.split())
+    return {key: attrgetter(path or key)(value) for key, _, path in pairs}
+
+
+def draw(
+    path: Path | None, figure: Callable[[], Figure], page: Callable[[], str] | None = None
+) -> None:
+    """Write a picture, or a page where the file's name ends in .html; nothing without a file."""
+    if path is not None and page is not None and path.suffix.lower() == ".html":
+        from envplan.plotting.page import save_page
+
+        save_page(page(), path)
+    elif path is not None:
+        from envplan.plotting.figures import save_figure
+
+        save_figure(figure(), path)
+
+
 def colored() -> bool:
     """Whether to print in colours: as --color says, else on terminals unless NO_COLOR is set."""
     if state.color is not None:
@@ -196,9 +242,10 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def say(line: str) -> None:
-    """A line on stdout."""
-    typer.echo(line, color=state.color)
+def say(*lines: str) -> None:
+    """Lines on stdout."""
+    for line in lines:
+        typer.echo(line, color=state.color)
 
 
 def warn(line: str) -> None:
@@ -257,9 +304,8 @@ def config_counts(plan: Plan) -> Counter[str]:
 
 def describe_configs(plan: Plan) -> list[str]:
     """A line about how often a plan chose which config; none where operations have no configs."""
-    counts = config_counts(plan)
-    named = ", ".join(f"{config} {count}" for config, count in sorted(counts.items()))
-    return [f"operations by config: {named}"] if counts else []
+    named = ", ".join(f"{config} {count}" for config, count in sorted(config_counts(plan).items()))
+    return [f"operations by config: {named}"] if named else []
 
 
 @contextmanager
@@ -272,12 +318,12 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
         The callback (time now, T_min), or None where nobody wants to see it.
     """
     first: int | None = None
-    with _bar(task, quiet=quiet) as draw:
+    with bar(task, quiet=quiet) as show:
 
         def update(now_ns: int, min_ns: int) -> None:
             nonlocal first
             first = now_ns if first is None else first
-            draw((first - now_ns) / max(1, first - min_ns), task)
+            show((first - now_ns) / max(1, first - min_ns), task)
 
         yield None if quiet else update
 
@@ -285,11 +331,11 @@ def progress_bar(task: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
 @contextmanager
 def counting_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int, int], None]]:
     """Likewise for things that are counted: the callback takes (done, of how many, failed)."""
-    with _bar(what, quiet=quiet) as draw:
+    with bar(what, quiet=quiet) as show:
 
         def update(done: int, count: int, failed: int) -> None:
             known = f", {failed} failed" if failed else ""
-            draw(done / max(1, count), f"{done} of {count} {what}{known}")
+            show(done / max(1, count), f"{done} of {count} {what}{known}")
 
         yield update
 
@@ -307,24 +353,24 @@ def spinner(task: str, *, quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+def bar(task: str, *, quiet: bool) -> Iterator[Callable[[float, str], None]]:
     """A callback that takes the part done, from 0 to 1, and what is being done."""
     if quiet:
         yield lambda part, now: None
-    else:
-        bar = _Bar(task) if sys.stderr.isatty() else _Lines(task)
-        try:
-            yield bar
-        finally:
-            bar.stop()
+        return
+    shown = _Bar(task) if sys.stderr.isatty() else _Lines(task)
+    try:
+        yield shown
+    finally:
+        shown.stop()
 
 
 class _Lines:
     """A line on stderr once a minute, for the logs of long work."""
 
     def __init__(self, task: str) -> None:
-        self._task = task
-        self._part = 0.0
+        self._task, self._part = task, 0.0
+        self._first: float | None = None
         self._begun = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -332,6 +378,7 @@ class _Lines:
 
     def __call__(self, part: float, task: str) -> None:
         self._part, self._task = part, task
+        self._first = part if self._first is None else self._first
 
     def stop(self) -> None:
         self._ended.set()
@@ -341,8 +388,8 @@ class _Lines:
         while not self._ended.wait(_REPORT_PERIOD_S):
             minutes = (time.monotonic() - self._begun) / 60
             told = f"{self._task}: {self._part:.1%} done after {minutes:.0f} min"
-            if self._part > 0:
-                told += f", about {minutes * (1 / self._part - 1):.0f} min left"
+            if (more := self._part - (self._first or 0.0)) > 0:  # an earlier run did the first
+                told += f", about {minutes * (1 - self._part) / more:.0f} min left"
             with suppress(OSError):
                 print(told, file=sys.stderr, flush=True)
 

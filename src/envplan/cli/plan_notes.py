@@ -1,24 +1,27 @@
-"""What a user should know about a plan, in sentences."""
+"""What a user should know about a plan and its planner, in sentences and a table."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from envplan.cli.output import describe_configs, exact_seconds, significant
+import envplan
+from envplan.cli import output as ui
 from envplan.errors import NoAnswerError
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.solve import Frontier
+    from envplan.planners import EnvPipeRun
 
 #: A gap from which on a plan says how large it is and why.
 _LARGE_GAP = 0.02
 
 
-def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
+def plan_notes(frontier: envplan.Frontier, plan: envplan.Plan) -> list[str]:
     """How the target was met, what the plan was made to bear, and what that costs."""
     return [
-        *describe_configs(plan),
+        *ui.describe_configs(plan),
         *_about_raw_rows(frontier, plan),
         *_about_given_clocks(frontier, plan),
         *_about_target(frontier, plan),
@@ -29,50 +32,49 @@ def plan_notes(frontier: Frontier, plan: Plan) -> list[str]:
     ]
 
 
-def _about_raw_rows(frontier: Frontier, plan: Plan) -> list[str]:
+def _about_raw_rows(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     """What taking out noise does to the plan: its clocks on the rows as they were measured."""
     from envplan.plan import beyond_raw_rows
 
-    if not frontier.profile.noisy:
-        return []
+    profile = frontier.profile
     noisy = "the measured rows are noisy (time rises or cost jumps with the clock against physics)"
-    if not frontier.profile.adjustments.smoothed:
-        return [f"{noisy}: plans and their bound hang on rows that are too fast by chance"]
-    late, dearer = beyond_raw_rows(plan, frontier.profile)
-    fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in frontier.profile.jumps.items())
-    return [
-        f"{noisy}, so this plan is made on smooth ones; on the rows as measured its clocks take "
-        f"{100 * late:+.2f}% time and {100 * dearer:+.2f}% energy (--raw plans on those"
-        + (f", and counts on {fast} being faster than right above)" if fast else ")")
-    ]
+    if profile.noisy and not profile.adjustments.smoothed:
+        yield f"{noisy}: plans and their bound hang on rows that are too fast by chance"
+    elif profile.noisy:
+        late, dearer = beyond_raw_rows(plan, profile)
+        fast = " and ".join(f"{name} up to {mhz} MHz" for name, mhz in profile.jumps.items())
+        yield (
+            f"{noisy}, so this plan is made on smooth ones; on the rows as measured its clocks "
+            f"take {100 * late:+.2f}% time and {100 * dearer:+.2f}% energy (--raw plans on those"
+            + (f", and counts on {fast} being faster than right above)" if fast else ")")
+        )
 
 
-def _about_given_clocks(frontier: Frontier, plan: Plan) -> list[str]:
+def _about_given_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     if plan.planner != "clocks":
-        return []
-    ours = frontier.plan(plan.iteration_time)
-    saved = plan.energy - ours.energy
+        return
+    saved = plan.energy - frontier.plan(plan.iteration_time).energy
     if saved <= 0:
-        return ["no plan of ours uses less than these clocks in the same time"]
-    return [
-        f"these clocks use {significant(saved, 4)} J ({100 * saved / plan.energy:.2f}%) more than "
-        f"ours do in the same time; leave --clocks out and give --target-time "
-        f"{exact_seconds(plan.iteration_time)} for that plan"
-    ]
+        yield "no plan of ours uses less than these clocks in the same time"
+    else:
+        yield (
+            f"these clocks use {ui.significant(saved)} J ({100 * saved / plan.energy:.2f}%) more "
+            f"than ours do in the same time; leave --clocks out and give --target-time "
+            f"{ui.exact_seconds(plan.iteration_time)} for that plan"
+        )
 
 
-def _about_target(frontier: Frontier, plan: Plan) -> list[str]:
+def _about_target(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     target, star = plan.target, frontier.min_energy_time
-    notes = []
     asked = target.time_s if target.kind == "time" and target.peak_power_w is None else None
     if asked is not None and asked > star:
-        notes.append(
-            f"{exact_seconds(asked)} s is beyond T_star, {significant(star)} s: going "
+        yield (
+            f"{ui.exact_seconds(asked)} s is beyond T_star, {ui.significant(star)} s: going "
             "slower than that would cost energy as well as time, so this is the T_star plan"
         )
     if target.kind == "power-cap" and target.deadline_s > star:
-        notes.append(
-            f"this is slower than T_star, {significant(star)} s, where energy is least: faster "
+        yield (
+            f"this is slower than T_star, {ui.significant(star)} s, where energy is least: faster "
             "plans found draw more than the cap"
         )
     if target.peak_power_w is not None:
@@ -80,93 +82,125 @@ def _about_target(frontier: Frontier, plan: Plan) -> list[str]:
         from envplan.units import w_from_uw
 
         peak = w_from_uw(replay_plan(plan, frontier.profile).peak_uw * plan.job.num_gpus)
-        notes.append(
-            f"at its peak it draws {significant(peak)} W, of {target.peak_power_w:g} W allowed; "
+        yield (
+            f"at its peak it draws {ui.significant(peak)} W, of {target.peak_power_w:g} W allowed; "
             "the gap is to a lower bound without that cap"
         )
     elif plan.gap > _LARGE_GAP and plan.planner == "frontier" and target.kind != "sync-time":
-        notes.append(
+        yield (
             f"the certified gap of {100 * plan.gap:.2f}% is large: the lower bound knows clocks "
             "that come at once and in any step, and no limits; a later target, or --polish, "
             "brings a plan closer to it"
         )
-    return notes
 
 
-def _about_straggler(frontier: Frontier, plan: Plan) -> list[str]:
+def _about_straggler(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     straggler, star = plan.target.straggler_time_s, frontier.min_energy_time
     if straggler is None:
-        return []
+        return
     if straggler <= plan.iteration_time:
-        return ["the straggler is not slower than this plan, so it leaves no time to use"]
-    notes = [
-        f"waiting for the straggler until {significant(straggler)} s takes another "
-        f"{significant(plan.waiting_energy(straggler))} J"
-    ]
+        yield "the straggler is not slower than this plan, so it leaves no time to use"
+        return
+    yield (
+        f"waiting for the straggler until {ui.significant(straggler)} s takes another "
+        f"{ui.significant(plan.waiting_energy(straggler))} J"
+    )
     if plan.iteration_time > star:
-        notes.append(
-            f"without the straggler, T_star's plan of {significant(star)} s would use less; "
+        yield (
+            f"without the straggler, T_star's plan of {ui.significant(star)} s would use less; "
             "while everyone waits anyway, slower clocks do"
         )
-    return notes
 
 
-def _about_clocks(frontier: Frontier, plan: Plan) -> list[str]:
-    job, notes = plan.job, []
+def _about_clocks(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
+    job = plan.job
     if job.switch_latency_s is not None:
-        notes.append(
+        yield (
             f"every clock comes {job.switch_latency_s * 1000:g} ms after it is asked for; time and "
             "energy are those of the replay with that"
         )
     if job.min_dwell_s is not None:
-        notes.append(f"no stage asks for another clock within {job.min_dwell_s * 1000:g} ms")
+        yield f"no stage asks for another clock within {job.min_dwell_s * 1000:g} ms"
     if plan.target.kind == "no-slowdown" and plan.target.deadline_s > frontier.min_time:
-        notes.append(
+        yield (
             "T_min needs clocks that change at once, and no limits; the least time found with "
-            f"these is {significant(plan.target.deadline_s)} s"
+            f"these is {ui.significant(plan.target.deadline_s)} s"
         )
-    return notes
 
 
-def _about_noise(frontier: Frontier, plan: Plan) -> list[str]:
+def _about_noise(frontier: envplan.Frontier, plan: envplan.Plan) -> Iterator[str]:
     sure = plan.predicted.robustness
     if sure is None:
-        return []
+        return
     asked = plan.target.deadline_s if plan.target.time_s is None else plan.target.time_s
     noise = "as the profile's time_std" if sure.noise is None else f"of {100 * sure.noise:g}%"
     what = (
-        f"{sure.held_runs} of {sure.runs} replays end by {exact_seconds(asked)} s"
+        f"{sure.held_runs} of {sure.runs} replays end by {ui.exact_seconds(asked)} s"
         if sure.iterations is None
         else f"{sure.iterations} iterations end by the deadline, as {sure.runs} replays show"
     )
-    notes = [
+    yield (
         f"with noise {noise} {what}: a probability of at least {sure.percent_at_least} "
         f"({100 * sure.confidence:g}% confidence)"
-    ]
+    )
     limits = tuple(limit for limit in plan.request.limits if limit.kind != "probability")
     exact = plan.request.model_copy(update={"limits": limits, "run": None})
     if exact.objective != "energy":
-        return notes
-    try:
+        return
+    with suppress(NoAnswerError):
         plain = frontier.solve(exact).energy
-    except NoAnswerError:
-        return notes
-    return [
-        *notes,
-        f"that costs {significant(plan.energy - plain, 4)} J "
-        f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times",
-    ]
+        yield (
+            f"that costs {ui.significant(plan.energy - plain)} J "
+            f"({100 * (plan.energy / plain - 1):.2f}%) more than a plan for exact times"
+        )
 
 
-def _about_costs(plan: Plan) -> list[str]:
-    costs = plan.costs
-    if costs is not None and plan.predicted.until_straggler is not None:
-        return ["costs are those of iterations that last until the straggler has finished"]
-    if costs is None or costs.deadline_s is None:
-        return []
+def _about_costs(plan: envplan.Plan) -> Iterator[str]:
     from envplan.units import duration_text
 
-    return [
-        f"least {costs.minimized} of the plans whose run is over within "
-        f"{duration_text(costs.deadline_s)}"
-    ]
+    costs = plan.costs
+    if costs is not None and plan.predicted.until_straggler is not None:
+        yield "costs are those of iterations that last until the straggler has finished"
+    elif costs is not None and costs.deadline_s is not None:
+        yield (
+            f"least {costs.minimized} of the plans whose run is over within "
+            f"{duration_text(costs.deadline_s)}"
+        )
+
+
+def why_stopped(run: EnvPipeRun) -> str:
+    """Why EnvPipe raised no further clock."""
+    return {
+        "outer envelope": "the critical path is the outer envelope",
+        "highest clocks": "the critical path has only highest clocks left",
+    }[run.stopped]
+
+
+def print_run(run: EnvPipeRun, pipeline: envplan.Pipeline) -> None:
+    """EnvPipe's iterations as a table."""
+    if pipeline.forwards_ahead:
+        ahead = ", ".join(map(str, pipeline.forwards_ahead))
+        ui.say(f"EnvPipe runs {ahead} forwards ahead of 1F1B, by stage")
+    columns = {
+        "": range(1, len(run.iterations) + 1),
+        "then raised": [_raised(iteration.raised, pipeline) for iteration in run.iterations],
+        "time (s)": [iteration.iteration_time for iteration in run.iterations],
+        "energy (J)": [iteration.energy for iteration in run.iterations],
+        "critical path": [len(iteration.critical_path) for iteration in run.iterations],
+    }
+    ui.print_columns("EnvPipe's iterations", columns, words=2)
+    ui.say(f"EnvPipe stopped: {why_stopped(run)}")
+
+
+def _raised(raised: tuple[tuple[int, int, int], ...], pipeline: envplan.Pipeline) -> str:
+    """Such as "12 on stage 0, 3 on stage 1: 1005 to 1020 MHz"."""
+    if not raised:
+        return "nothing"
+    if len(raised) == 1:
+        i, before, after = raised[0]
+        op = pipeline.operations[i]
+        return f"{op.instruction} {op.microbatch} on stage {op.stage}: {before} to {after} MHz"
+    stages = sorted(pipeline.operations[i].stage for i, _, _ in raised)
+    counts = ", ".join(f"{len(list(same))} on stage {stage}" for stage, same in groupby(stages))
+    clocks = " and ".join(f"{low} to {high}" for low, high in sorted({r[1:] for r in raised}))
+    return f"{counts}: {clocks} MHz"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from envplan.cli.command import PICTURES, Numbers, file_of, numbers, one_of, options, takes
+import envplan
+from envplan._words import counted
+from envplan.cli import output as ui
+from envplan.cli.command import (
+    PICTURES,
+    Numbers,
+    file_of,
+    given,
+    numbers,
+    one_of,
+    options,
+    refuse,
+    refuse_both,
+    takes,
+)
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
 from envplan.errors import InputError, unknown
@@ -17,19 +28,14 @@ from envplan.profiling.sizes import Sizes
 from envplan.quantities import PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.profile import Profile
-    from envplan.profiling.sweep import Progress, Workload
+    from envplan.profiling.sweep import Workload
     from envplan.profiling.workloads import Model
 
 _DEFAULT_GPU: Final = "a40"
 _MODEL_GPU: Final = "h100"
 _MICROBATCH_SIZES: Final = {"gpt": 4, "bert": 8, "t5": 4, "wide-resnet": 32}
 _PRECISIONS: Final = {"bfloat16": "half", "float16": "half", "float32": "single"}
-_HEADERS: Final = (
-    *("stage", "clocks (MHz)", "time (s)", "energy (J)"),
-    *("valley (MHz)", "slower (%)", "saved (%)"),
-)
-_REPORT_PERIOD_S: Final = 60.0
+_MEASURING: Final = "device error time_limit no_lock smooth"
 
 
 def _known_schedule(name: str, option_name: str) -> str:
@@ -49,6 +55,11 @@ def _known_schedule(name: str, option_name: str) -> str:
       --entry MODULE:FUNCTION  Measure the stages that this function returns: pairs of a torch
           module and inputs.
       --pp, --stages N  Pipeline stages; default: 4.
+      --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
+          by the Zeus daemon; modelled: no GPU needed.
+      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
+          devices --backend modelled); default: a40, with --model h100.
+      --step MHZ  Clocks at least this far apart; 0: all there are.
     Job:
       --vp, --chunks N  Model chunks of a stage; default: the schedule's, else 1.
       --layers-per-stage LIST  Layers of each stage or chunk, in the model's order, as in 6,7,7,4;
@@ -67,18 +78,40 @@ def _known_schedule(name: str, option_name: str) -> str:
       --recompute  A backward does its forward again.
       --split-backward  Gradients of inputs and weights apart; default: as the schedule has it.
       --parts  With --backend modelled: rows for each module of a layer.
+    Measuring:
+      --device N  Which GPU, by nvidia-smi; default: CUDA's first.
+      --error PCT  Repeat until time and energy have this standard error; default: 1.
+      --time-limit TIME  But at most so long for an operation; default: 20s.
+      --no-lock  Touch no clock: measure at the current ones only.
+      --smooth  Take out noise; raw_time and raw_energy stay.
+    Sizes of the workload:
+      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
+      --hidden-size N  Width of a transformer.
+      --heads N  Attention heads.
+      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
+      --sequence-length N  Tokens of a sample.
+      --width-factor N  How much wider than ResNet's 3x3 convolutions.
+      --image-size N  Pixels on a side of an image.
     """,
+    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
+    step=WHOLE,
     schedule=_known_schedule,
     dtype=one_of(*_PRECISIONS),
     layers_per_stage=numbers("6,7,7,4"),
+    device=WHOLE,
+    error=PERCENT.within(1e-6),
+    time_limit=TIME.within(1e-6),
 )
-class WorkOptions:
-    """What is profiled, and the job it is part of."""
+class WorkOptions(Sizes):
+    """What is profiled and how, and the job it is part of; None where nothing was said."""
 
     workload: str | None = None
     model: str | None = None
     entry: str | None = None
     stages: int | None = None
+    backend: str | None = None
+    gpu: str | None = None
+    step: int = 0
     vp: int | None = None
     layers_per_stage: Numbers | None = None
     microbatch_group: int | None = None
@@ -94,12 +127,15 @@ class WorkOptions:
     recompute: bool = False
     split_backward: bool = False
     parts: bool = False
+    device: int | None = None
+    error: float | None = None
+    time_limit: float | None = None
+    no_lock: bool = False
+    smooth: bool = False
 
     def __post_init__(self) -> None:
         """Raises: InputError: more than one option says what runs, or the stages differ."""
-        given = [f"--{name}" for name in ("workload", "model", "entry") if getattr(self, name)]
-        if len(given) > 1:
-            raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+        refuse_both(given(self, "workload model entry"))
         listed = self.layers_per_stage
         if listed and len(listed) != self.num_stages * self.chunks:
             raise InputError(
@@ -129,85 +165,40 @@ class WorkOptions:
         return self.vp or traits(self.schedule).chunks
 
     @property
+    def job_schedule(self) -> str:
+        """The job's; with several chunks 1f1b is interleaved."""
+        return "interleaved" if self.schedule == "1f1b" and self.chunks > 1 else self.schedule
+
+    @property
     def splits_backward(self) -> bool:
         """Whether backwards are profiled in two, for their own sake or the schedule's."""
         from envplan.pipeline import traits
 
         return self.split_backward or traits(self.schedule).passes > 2
 
-    def what(self, sizes: Sizes) -> Model:
+    def what(self) -> Model:
         """The model that is trained. Raises: InputError: there is none of that name or size."""
         from envplan.profiling.modelled import model_of, named_model
 
+        sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
         if self.model is not None:
             return named_model(self.model, sizes)
         return model_of(self.workload or "gpt", sizes)
 
 
-@options(
-    """
-    Sizes of the workload:
-      --layers N  Layers; t5: of either part; wide-resnet: 50, 101, 152.
-      --hidden-size N  Width of a transformer.
-      --heads N  Attention heads.
-      --vocabulary-size N  Words; 0: no embedding and head (gpt, bert).
-      --sequence-length N  Tokens of a sample.
-      --width-factor N  How much wider than ResNet's 3x3 convolutions.
-      --image-size N  Pixels on a side of an image.
-    """,
-    **dict.fromkeys(Sizes.__dataclass_fields__, WHOLE),
-)
-class SizeOptions(Sizes):
-    """Sizes of the workload."""
-
-
-@options(
-    """
-    Measuring:
-      --device N  Which GPU, by nvidia-smi; default: CUDA's first.
-      --error PCT  Repeat until time and energy have this standard error; default: 1.
-      --time-limit TIME  But at most so long for an operation; default: 20s.
-      --no-lock  Touch no clock: measure at the current ones only.
-      --smooth  Take out noise; raw_time and raw_energy stay.
-    """,
-    device=WHOLE,
-    error=PERCENT.within(1e-6),
-    time_limit=TIME.within(1e-6),
-)
-class MeasuringOptions:
-    """How a real GPU is measured; None where nothing was said."""
-
-    device: int | None = None
-    error: float | None = None
-    time_limit: float | None = None
-    no_lock: bool = False
-    smooth: bool = False
-
-
 @takes(
     """
     Most used:
-      --backend NAME  nvml: measure on a GPU here (the default); zeusd: the same, with clocks set
-          by the Zeus daemon; modelled: no GPU needed.
-      --gpu NAME  The GPU to model: h100, h200, b200, a100, l40s, a40, v100 and more (envplan
-          devices --backend modelled); default: a40, with --model h100.
-      --step MHZ  Clocks at least this far apart; 0: all there are.
       --plot [FILE]  Draw energy against clock: .png, .svg or .pdf; without a name: profile.png.
     Output:
       -o, --output FILE  Where the profile goes.
     """,
-    step=WHOLE,
     plot=file_of(PICTURES, "choose one of them", "profile.png"),
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def profile(
     work: WorkOptions,
-    sizes: SizeOptions,
-    measuring: MeasuringOptions,
     show: OutputOptions,
-    backend: str | None = None,
-    gpu: str | None = None,
-    step: int = 0,
     plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
@@ -224,56 +215,44 @@ def profile(
       envplan profile --workload gpt --layers 24 --hidden-size 2048 --step 30 --smooth --plot
       envplan profile --entry mymodel.stages:build --no-lock
     """
-    from envplan.cli.output import answer
     from envplan.devices import DEFAULT_BACKEND, backend_class
+    from envplan.plotting.profile import profile_figure
+    from envplan.profiling.remarks import remarks, summarize_profile
 
     check_outputs(output, plot)
-    name = backend or ("modelled" if work.model else DEFAULT_BACKEND)
-    if backend_class(name).real:
-        _refuse({"--gpu": gpu}, f"goes with --backend modelled, not {name}")
-        _refuse(
-            {"--model": work.model},
-            f"goes with --backend modelled, not {name}; measure your model's stages with --entry",
-        )
-        made = _measure(name, work, sizes, measuring, step, output, quiet=show.quiet)
+    backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
+    if backend_class(backend).real:
+        why = f"goes with --backend modelled, not {backend}"
+        refuse(given(work, "gpu"), why)
+        refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
+        made = _measure(backend, work, output, quiet=show.quiet)
     else:
-        unfit = {"--entry": work.entry, **_given(measuring)}
-        _refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {name}")
-        usual = _MODEL_GPU if work.model else _DEFAULT_GPU
-        made = _model(work, sizes, gpu or usual, step, output)
-    if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.profile import profile_figure
-
-        save_figure(profile_figure(made), plot)
+        unfit = given(work, f"entry {_MEASURING}")
+        refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
+        made = _model(work, output)
+    ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
-    answer(
+    ui.answer(
         show,
-        lambda: _document(made),
+        lambda: {
+            "profile": str(made.path),
+            **ui.picked(made.metadata, "source gpu workload"),
+            "stages": [asdict(summary) for summary in summarize_profile(made)],
+            "notes": remarks(made),
+        },
         lambda: _print(made),
         written=[output, plot],
         then=["envplan", "frontier", *named, "--plot"],
     )
 
 
-def _given(options: object) -> dict[str, Any]:
-    return {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
-
-
-def _refuse(options: Mapping[str, Any], why: str) -> None:
-    for name, value in options.items():
-        if value not in (None, False):
-            raise InputError(f"{name} {why}")
-
-
-def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -> Profile:
-    from envplan.profile import Profile, ProfileMetadata
+def _model(work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.modelled import ModelledJob, modelled_profile
 
     job = ModelledJob(
         name=output.stem,
-        gpu=gpu,
-        model=work.what(sizes),
+        gpu=work.gpu or (_MODEL_GPU if work.model else _DEFAULT_GPU),
+        model=work.what(),
         num_stages=work.num_stages,
         chunks=work.chunks,
         num_microbatches=work.microbatches,
@@ -284,7 +263,7 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         recompute=work.recompute,
         precision=_PRECISIONS[work.dtype],
         split_backward=work.splits_backward,
-        schedule=_schedule(work),
+        schedule=work.job_schedule,
         parts=work.parts,
         layers=work.layers_per_stage,
         microbatch_group=work.microbatch_group,
@@ -292,52 +271,30 @@ def _model(work: WorkOptions, sizes: Sizes, gpu: str, step: int, output: Path) -
         overlap_p2p=not work.no_overlap_p2p,
     )
     if output.exists():
-        there = ProfileMetadata.read_json(output.with_suffix(".meta.json"))
+        there = envplan.ProfileMetadata.read_json(output.with_suffix(".meta.json"))
         if there.source != "modelled":
             raise InputError(
                 "exists and is not a modelled profile; choose another file with -o, or delete it",
                 path=output,
             )
-    modelled_profile(job, step=step).save_csv(output)
-    return Profile.read_csv(output)
+    modelled_profile(job, step=work.step).save_csv(output)
+    return envplan.Profile.read_csv(output)
 
 
-def _schedule(work: WorkOptions) -> str:
-    """The job's; with several chunks 1f1b is interleaved."""
-    return "interleaved" if work.schedule == "1f1b" and work.chunks > 1 else work.schedule
-
-
-def _measure(
-    backend: str,
-    work: WorkOptions,
-    sizes: Sizes,
-    measuring: MeasuringOptions,
-    step: int,
-    output: Path,
-    *,
-    quiet: bool,
-) -> Profile:
+def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
-    if measuring.smooth and measuring.no_lock:
-        raise InputError(
-            "--smooth and --no-lock exclude each other: one clock makes no curve to smooth"
-        )
-    if work.cp > 1:
-        raise InputError(
-            "--cp is not measured: measure stages with the part of the sequence that one GPU has"
-        )
-    if work.no_overlap_p2p:
-        raise InputError(
-            "--no-overlap-p2p goes with --backend modelled; a job that profiles itself, with "
-            "envplan.runtime, measures its own waits"
-        )
-    if work.parts:
-        raise InputError(
-            "--parts goes with --backend modelled; parts are measured inside a job, with "
-            "envplan.runtime's Profiler(parts=)"
-        )
+    if work.no_lock:
+        why = "and --no-lock exclude each other: one clock makes no curve to smooth"
+        refuse(given(work, "smooth"), why)
+    why = "is not measured: measure stages with the part of the sequence that one GPU has"
+    refuse(given(work, "cp"), why)
+    refuse(
+        given(work, "no_overlap_p2p parts"),
+        "goes with --backend modelled; a job that profiles itself, with envplan.runtime's "
+        "Profiler(parts=), measures its own waits and parts",
+    )
     if work.splits_backward and work.recompute:
         raise InputError(
             "--split-backward and --recompute are not measured together: torch would do the "
@@ -345,34 +302,32 @@ def _measure(
             "envplan frontier or solve instead"
         )
     settings = Settings(
-        step=step,
+        step=work.step,
         split_backward=work.splits_backward,
-        lock=not measuring.no_lock,
-        target_error=(measuring.error or 1.0) / 100,
-        time_limit=measuring.time_limit or Settings.time_limit,
+        lock=not work.no_lock,
+        target_error=(work.error or 1.0) / 100,
+        time_limit=work.time_limit or Settings.time_limit,
     )
-    reporter = _Reporter(sys.stderr.isatty())
-    try:
+    with ui.bar("Measuring", quiet=quiet) as bar:
         return measure(
-            lambda device: _workload(work, sizes, device),
+            lambda device: _workload(work, device),
             output,
             settings,
             source=backend,
-            device=measuring.device,
-            metadata=_metadata(work, sizes),
-            smooth=measuring.smooth,
-            progress=None if quiet else reporter,
+            device=work.device,
+            metadata=_metadata(work),
+            smooth=work.smooth,
+            progress=lambda so_far: bar(so_far.done / so_far.total, str(so_far)),
         )
-    finally:
-        reporter.end()
 
 
-def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
+def _metadata(work: WorkOptions) -> envplan.ProfileMetadata:
     """What the sidecar shall say of the job itself."""
-    from envplan.profile import INCLUDES_RECOMPUTATION, ProfileMetadata
+    from envplan.profile import INCLUDES_RECOMPUTATION
+    from envplan.profile.sidecar import Job
 
     extra: dict[str, Any] = {}
-    if not work.entry and (length := work.what(sizes).tokens):
+    if not work.entry and (length := work.what().tokens):
         extra["sequence_length"] = length
     if work.tp > 1:
         extra["communication"] = (
@@ -383,47 +338,36 @@ def _metadata(work: WorkOptions, sizes: Sizes) -> Any:
         extra["layers_per_stage"] = work.layers_per_stage
     if work.recompute:
         extra[INCLUDES_RECOMPUTATION] = True
-    return ProfileMetadata(
+    chunked = work.chunks > 1
+    return envplan.ProfileMetadata(
         microbatch_size=work.samples,
         tensor_parallel=work.tp,
-        schedule=_schedule(work),
+        schedule=work.job_schedule,
         num_microbatches=work.microbatches,
-        job=_job(work),
+        job=Job(
+            stages=work.num_stages if chunked else None,
+            chunks=work.chunks if chunked else None,
+            microbatch_group=work.microbatch_group,
+            p2p_latency_s=work.p2p_latency,
+            replicas=work.dp,
+        ),
         extra=extra,
     )
 
 
-def _job(work: WorkOptions) -> Any:
-    from envplan.profile.sidecar import Job
-
-    return Job(
-        stages=work.num_stages if work.chunks > 1 else None,
-        chunks=work.chunks if work.chunks > 1 else None,
-        microbatch_group=work.microbatch_group,
-        p2p_latency_s=work.p2p_latency,
-        replicas=work.dp,
-    )
-
-
-def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
+def _workload(work: WorkOptions, device: str) -> Workload:
     if work.entry is not None:
         from envplan.profiling.entry import load_entry
 
-        beside = {
-            "--workload": work.workload,
-            "--stages": work.stages,
-            "--layers-per-stage": work.layers_per_stage,
-            "--microbatch-size": work.microbatch_size,
-            "--recompute": work.recompute,
-            **_given(sizes),
-        }
-        _refuse(beside, "and --entry exclude each other; the function says it all")
+        beside = "workload stages layers_per_stage microbatch_size recompute"
+        why = "and --entry exclude each other; the function says it all"
+        refuse(given(work, " ".join([beside, *Sizes.__dataclass_fields__])), why)
         return load_entry(work.entry, device)
     from envplan.profiling.torch_workloads import torch_workload
 
     return torch_workload(
         work.workload or "gpt",
-        work.what(sizes),
+        work.what(),
         num_stages=work.num_stages * work.chunks,
         microbatch_size=work.samples or 1,
         dtype=work.dtype,
@@ -434,75 +378,32 @@ def _workload(work: WorkOptions, sizes: Sizes, device: str) -> Workload:
     )
 
 
-class _Reporter:
-    """Shows progress on stderr: a line that is rewritten on a terminal, else one a minute."""
-
-    def __init__(self, terminal: bool) -> None:
-        self._terminal = terminal
-        self._last = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        if self._terminal:
-            print(f"\r\x1b[K{progress}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last >= _REPORT_PERIOD_S:
-            self._last = time.monotonic()
-            print(progress, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._terminal:
-            with suppress(OSError):
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _print(profile: Profile) -> None:
-    from envplan._words import counted
-    from envplan.cli.output import describe_profile, print_table, say, signed_percent, significant
+def _print(profile: envplan.Profile) -> None:
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    metadata = profile.metadata
-    say(f"{describe_profile(profile)}: {metadata.workload}")
-    rows = []
-    for one in summarize_profile(profile):
-        lowest = "" if one.clocks == 1 else f"-{one.lowest} ({one.clocks})"
-        rows.append(
-            [
-                str(one.stage),
-                f"{one.highest}{lowest}",
-                significant(one.time_at_highest),
-                significant(one.energy_at_highest),
-                str(one.valley) + ("" if one.ends_below else " (lowest)"),
-                signed_percent(100 * (one.time_at_valley / one.time_at_highest - 1)),
-                f"{100 * (1 - one.energy_at_valley / one.energy_at_highest):.2f}",
-            ]
-        )
+    metadata, stages = profile.metadata, summarize_profile(profile)
+    ui.say(f"{ui.describe_profile(profile)}: {metadata.workload}")
+    lowest = ["" if one.clocks == 1 else f"-{one.lowest} ({one.clocks})" for one in stages]
+    columns = {
+        "stage": [one.stage for one in stages],
+        "clocks (MHz)": [f"{one.highest}{low}" for one, low in zip(stages, lowest, strict=True)],
+        "time (s)": [ui.significant(one.time_at_highest) for one in stages],
+        "energy (J)": [ui.significant(one.energy_at_highest) for one in stages],
+        "valley (MHz)": [f"{one.valley}{'' if one.ends_below else ' (lowest)'}" for one in stages],
+        "slower (%)": [100 * (one.time_at_valley / one.time_at_highest - 1) for one in stages],
+        "saved (%)": [100 * (1 - one.energy_at_valley / one.energy_at_highest) for one in stages],
+    }
     modelled = "" if metadata.source == "measured" else " (modelled)"
-    print_table(
+    ui.print_columns(
         "Forward + backward of a microbatch on one GPU at the highest clock,\nand what the clock "
         f"of least energy, the valley, does to it{modelled}",
-        _HEADERS,
-        rows,
+        columns,
         words=2,
     )
     size = metadata.microbatch_size
     of = f" of {counted(size, 'sample')}" if size else ""
-    say(
+    ui.say(
         f"planned for, unless a command says otherwise: {metadata.num_microbatches} "
-        f"microbatches{of}, schedule {metadata.schedule}"
+        f"microbatches{of}, schedule {metadata.schedule}",
+        *remarks(profile),
     )
-    for line in remarks(profile):
-        say(line)
-
-
-def _document(profile: Profile) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from envplan.profiling.remarks import remarks, summarize_profile
-
-    return {
-        "profile": str(profile.path),
-        "source": profile.metadata.source,
-        "gpu": profile.metadata.gpu,
-        "workload": profile.metadata.workload,
-        "stages": [asdict(summary) for summary in summarize_profile(profile)],
-        "notes": remarks(profile),
-    }

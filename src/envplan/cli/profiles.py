@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.options import OutputOptions
 
-if TYPE_CHECKING:
-    from envplan.profile import Profile
-
-_SHOWN: Final = ("name", "time", "energy", "stages", "frequency_mhz", "gpu", "workload")
+#: The columns of the table, and what they show of the document.
+_COLUMNS: Final = {
+    "name": "name", "time": "time", "energy": "energy", "stages": "stages",
+    "MHz": "frequency_mhz", "GPU": "gpu", "workload": "workload",
+}  # fmt: skip
 
 
 def profiles(show: OutputOptions) -> None:
@@ -22,40 +25,34 @@ def profiles(show: OutputOptions) -> None:
       envplan profiles
       envplan frontier sosp24-a100-gpt3-xl-4stage
     """
-    from envplan.cli.output import answer, print_table, say
-    from envplan.profile import builtin_profiles
 
-    known = [_describe(profile) for profile in builtin_profiles()]
+    known = [_describe(profile) for profile in envplan.builtin_profiles()]
     known.sort(key=lambda profile: (profile["source"] != "measured", profile["name"]))
 
     def tell() -> None:
-        headers = ("name", "time", "energy", "stages", "MHz", "GPU", "workload")
-        rows = [[str(profile[field] or "-") for field in _SHOWN] for profile in known]
-        print_table("", headers, rows, words=len(headers), wrap=("GPU", "workload"))
-        say(
+        columns = {name: [one[field] for one in known] for name, field in _COLUMNS.items()}
+        ui.print_columns("", columns, words=len(columns), wrap=("GPU", "workload"))
+        ui.say(
             "time and energy of operations are measured on real GPUs (interpolated at clocks that "
             "no run had), identified from measured iterations, or modelled"
         )
 
     first = known[0]["name"]
-    answer(show, lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
+    ui.answer(show, lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
 
 
-def _describe(profile: Profile) -> dict[str, Any]:
-    clocks, metadata = profile.clocks_mhz, profile.metadata
+def _describe(profile: envplan.Profile) -> dict[str, Any]:
+    clocks, source = profile.clocks_mhz, profile.metadata.source
     # Sidecars of measured profiles say what about them was not measured operation by operation.
-    energy = metadata.extra.get("identified", {}).get("energy", metadata.source)
+    energy = profile.metadata.extra.get("identified", {}).get("energy", source)
     return {
         "name": profile.name,
         "stages": profile.num_stages,
         "frequency_mhz": f"{clocks[0]}-{clocks[-1]}" if clocks else None,
-        "gpu": metadata.gpu,
-        "source": metadata.source,
-        "time": metadata.source,
-        "energy": energy if energy == metadata.source else "identified",
-        "workload": metadata.workload,
+        **ui.picked(profile.metadata, "gpu source time=source"),
+        "energy": energy if energy == source else "identified",
+        "workload": profile.metadata.workload,
         "instructions": list(profile.instructions),
-        "schedule": metadata.schedule,
-        "microbatches": metadata.num_microbatches,
+        **ui.picked(profile.metadata, "schedule microbatches=num_microbatches"),
         "sha256": profile.sha256,
     }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import argument, file_of, takes
-from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import OutputOptions
+from envplan.cli.inputs import load_plan
+from envplan.cli.options import OutputOptions, PlanOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envplan.plan import Plan
     from envplan.runtime.drift import Drift
 
 
@@ -43,41 +45,37 @@ def refine(
       envplan refine plan.json run.jsonl
       envplan apply plan.refined.json
     """
-    from dataclasses import asdict
     from hashlib import sha256
 
-    from envplan.cli.output import answer, progress_bar
-    from envplan.plan import Plan, as_referenced, check_reference, find_profile
-    from envplan.profile import Profile
+    from envplan.plan import check_reference
     from envplan.runtime.drift import measure_drift, replan, rescale
     from envplan.runtime.runlog import read_run_log, steps_of_plan
 
-    read = [("the plan", plan), *(("a run log", log) for log in logs)]
-    check_outputs(output, profile_output, inputs=read)
-    old = Plan.load(plan)
-    known = find_profile(old.profile, plan) if profile is None else Profile.open(profile)
+    given = PlanOptions(plan=plan, profile=profile)
+    old, known = load_plan(
+        given, output, profile_output, inputs=[("a run log", log) for log in logs]
+    )
     check_reference(old.profile, known, force=False)
-    known = as_referenced(old.profile, known)
-    refuse_overwriting(known, output, profile_output)
     steps = list(steps_of_plan(read_run_log(logs), sha256(plan.read_bytes()).hexdigest()))
     if not steps:
         raise InputError(f"has no measured step of a run under {plan}", path=logs[0])
     drifts = measure_drift(old, known, steps)
-    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         # Read back, so that the new plan refers to the file that it can be checked against.
         rescale(known, drifts).save_csv(profile_output)
-        new = replan(old, Profile.open(str(profile_output)), progress)
+        new = replan(old, envplan.Profile.open(str(profile_output)), progress)
     new.save(output)
     unmeasured = sorted(set(range(known.num_stages)) - {drift.stage for drift in drifts})
-    answer(
+    figures = "iteration_time_s=iteration_time energy_j=energy"
+    ui.answer(
         show,
         lambda: {
             "profile": str(profile_output),
             "plan": str(output),
             "drift": [asdict(drift) for drift in drifts],
             "unmeasured_stages": unmeasured,
-            "before": {"iteration_time_s": old.iteration_time, "energy_j": old.energy},
-            "after": {"iteration_time_s": new.iteration_time, "energy_j": new.energy},
+            "before": ui.picked(old, figures),
+            "after": ui.picked(new, figures),
         },
         lambda: _print(old, new, drifts, unmeasured),
         written=[profile_output, output],
@@ -85,23 +83,22 @@ def refine(
     )
 
 
-def _print(old: Plan, new: Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]) -> None:
-    from envplan.cli.output import print_table, say, signed_percent, significant
-
-    print_table(
-        "Measured against planned time",
-        ("instruction", "stage", "operations", "change (%)"),
-        [
-            [d.instruction, str(d.stage), str(d.samples), signed_percent(100 * (d.factor - 1))]
-            for d in drifts
-        ],
-    )
+def _print(
+    old: envplan.Plan, new: envplan.Plan, drifts: Sequence[Drift], unmeasured: Sequence[int]
+) -> None:
+    columns = {
+        "instruction": [drift.instruction for drift in drifts],
+        "stage": [drift.stage for drift in drifts],
+        "operations": [drift.samples for drift in drifts],
+        "change (%)": [100 * (drift.factor - 1) for drift in drifts],
+    }
+    ui.print_columns("Measured against planned time", columns)
     if unmeasured:
         stages, whose = ("stages", "their") if len(unmeasured) > 1 else ("stage", "its")
-        say(
+        ui.say(
             f"nothing measured of {stages} {', '.join(map(str, unmeasured))}: {whose} times stay "
             "as planned; give the run logs of all ranks"
         )
     for name, plan in (("old plan", old), ("new plan", new)):
-        time, energy = significant(plan.iteration_time), significant(plan.energy)
-        say(f"{name}: {time} s, {energy} J, as its own profile has it")
+        time, energy = ui.significant(plan.iteration_time), ui.significant(plan.energy)
+        ui.say(f"{name}: {time} s, {energy} J, as its own profile has it")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import file_of, takes
+from envplan.cli.inputs import load_plan
 from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -38,48 +40,43 @@ def report(
       envplan report plan.json -o report.html
       envplan report plan.json --price 0.25 --currency EUR --carbon 380 --iterations 100000
     """
-    from envplan.cli.output import answer, progress_bar, say, signed_percent, spinner
     from envplan.costs import priced
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
     from envplan.plotting.page import save_page
     from envplan.plotting.report import report_page
-    from envplan.simulation import simulate
     from envplan.solve import trace_job
 
-    loaded, profile = load_plan(source, output)
-    after = simulate(loaded, profile, force=source.force)
-    with progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
+    loaded, profile = load_plan(source, output, inputs=costs.files)
+    after = envplan.simulate(loaded, profile, force=source.force)
+    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
         frontier = trace_job(loaded.job, profile, progress)
-    if costs.given:
-        loaded = priced(loaded, costs.run(frontier))
-    with progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
+    if (run := costs.run(frontier)) is not None:
+        loaded = priced(loaded, run)
+    with ui.progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
         along = distinct(plans_along(frontier, _ALONG, progress=progress))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
-        with spinner("Comparing planners", quiet=show.quiet):
+        with ui.spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
     save_page(report_page(loaded, source.plan, frontier, along, after, comparison), output)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "
-        f"{signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
+        f"{ui.signed_percent(loaded.predicted.slowdown_percent)}% iteration time{modelled}"
     )
     if compare is None and comparison is None:
         words += f"\nother planners are left out of {operations:,} operations; --compare adds them"
-    answer(
+    names = (
+        "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
+        "energy_j=energy gap source=profile.source"
+    )
+    ui.answer(
         show,
-        lambda: {
-            "written": str(output),
-            "savings_percent": loaded.predicted.savings_percent,
-            "slowdown_percent": loaded.predicted.slowdown_percent,
-            "energy_j": loaded.energy,
-            "gap": loaded.gap,
-            "source": loaded.profile.source,
-        },
-        lambda: say(words),
+        lambda: {"written": str(output), **ui.picked(loaded, names)},
+        lambda: ui.say(words),
         written=[output],
         then=["envplan", "apply", str(source.plan)],
     )

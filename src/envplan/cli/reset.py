@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from envplan.cli import output as ui
 from envplan.cli.options import OutputOptions
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ def reset(show: OutputOptions) -> None:
     """
     from dataclasses import asdict
 
-    from envplan.cli.output import answer, say
     from envplan.devices import DeviceError, opened
     from envplan.runtime.locks import give_back_all
 
@@ -33,11 +33,11 @@ def reset(show: OutputOptions) -> None:
     def tell() -> None:
         for outcome in outcomes:
             if outcome.problem is None:
-                say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
+                ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
 
     if not (show.json and failed):  # there is one JSON document, and it is the error
         document = {"gpus": [asdict(outcome) for outcome in outcomes]}
-        answer(show, lambda: document, tell, then="envplan devices")
+        ui.answer(show, lambda: document, tell, then="envplan devices")
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

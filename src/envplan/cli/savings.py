@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import options, typed
+from envplan.cli.costs import CURRENCY
 from envplan.cli.options import JobOptions, OutputOptions, RateOptions
 from envplan.quantities import PERCENT
 
 if TYPE_CHECKING:
     from envplan.costs.savings import Amounts, Saving, Site
-    from envplan.solve import Frontier
 
-_CURRENCY: Final = "USD"
+#: What JSON says of a plan.
+_ROW: Final = """
+    point iteration_time_s=plan.iteration_time slowdown_percent=plan.predicted.slowdown_percent
+    energy_j=plan.energy savings_percent=plan.savings.percent
+"""
 
 
 def _share(text: str, name: str) -> float:
@@ -38,12 +44,10 @@ class SiteOptions(RateOptions):
 
     def site(self) -> Site:
         """As the library takes it."""
-        from envplan.costs import Run, read_rate
+        from envplan.costs import Run
         from envplan.costs.savings import Site
 
-        price = None if self.price is None else read_rate(self.price, "price")
-        carbon = None if self.carbon is None else read_rate(self.carbon, "carbon")
-        run = Run(price=price, carbon=carbon, iterations=1, overheads=self.overheads())
+        run = Run.of(**self.rates(), iterations=1, overheads=self.overheads())
         return Site.of_run(run, self.utilization)
 
 
@@ -59,13 +63,10 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
       envplan savings --gpus 64 --price 0.12 --pue 1.3 --carbon 380 --utilization 0.8
       envplan savings --gpus 1024 --price 0.25 --currency EUR --gpu-hour 1.90 --host-power 150
     """
-    import envplan
-    from envplan.cli.output import answer
-
     where = site.site()
     frontier = job.trace(quiet=show.quiet)
     rows = envplan.savings(frontier, gpus=site.gpus, **where.model_dump())
-    answer(
+    ui.answer(
         show,
         lambda: _document(frontier, rows, site, where),
         lambda: _print(frontier, rows, site, where),
@@ -73,22 +74,22 @@ def savings(job: JobOptions, site: SiteOptions, show: OutputOptions) -> None:
     )
 
 
-def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site) -> None:
-    from envplan.cli.output import describe_job, print_columns, say, signed_percent
-
-    currency = site.currency or _CURRENCY
+def _print(
+    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
+) -> None:
+    currency = site.currency or CURRENCY
     gpus = site.gpus or frontier.num_gpus * frontier.pipeline.num_stages
     assumed = " (assumed; --price says yours)" if site.price is None else ""
     beside = where.in_words() or "GPUs alone"
-    say(describe_job(frontier))
-    say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
+    ui.say(ui.describe_job(frontier))
+    ui.say(f"one year at {where.price:g} {currency} a kWh{assumed}, {beside}:")
     spent = ", ".join(f"{text} {unit}" for unit, text in _amounts(rows[0].spent, currency).items())
     used = "" if site.utilization == 1 else f" {100 * site.utilization:g}% of the time"
-    say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
-    columns: dict[str, list[str]] = {
+    ui.say(f"{gpus:,} GPUs at maximum frequency{used} take {spent}")
+    columns: dict[str, Any] = {
         "": [row.point for row in rows],
-        "slower (%)": [signed_percent(row.plan.predicted.slowdown_percent) for row in rows],
-        "energy saved (%)": [f"{row.plan.savings.percent:.2f}" for row in rows],
+        "slower (%)": [row.plan.predicted.slowdown_percent for row in rows],
+        "energy saved (%)": [row.plan.savings.percent for row in rows],
     }
     for period in ("month", "year"):
         cells = [_amounts(getattr(row, period), currency) for row in rows]
@@ -96,55 +97,43 @@ def _print(frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where:
     energies = frontier.profile.metadata.energies_are
     title = f"Saved for the same work, {gpus:,} GPUs"
     monthly = [name for name in reversed(columns) if name.endswith("a month")]
-    print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
+    ui.print_columns(title + (f", energies {energies}" if energies else ""), columns, drop=monthly)
     if not site.gpu_hour:
-        say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
+        ui.say("time lost by slower plans is not paid for; --gpu-hour P says what it costs")
     if site.carbon is None:
-        say("--carbon G (gCO2 of a kWh) adds CO2")
+        ui.say("--carbon G (gCO2 of a kWh) adds CO2")
 
 
 def _amounts(amounts: Amounts, currency: str) -> dict[str, str]:
     """Numbers by their units."""
-    from envplan.cli.output import significant
-
-    texts = {"kWh": significant(amounts.kwh), currency: significant(amounts.money)}
-    return texts if amounts.carbon_t is None else texts | {"t CO2": significant(amounts.carbon_t)}
+    known = {"kWh": amounts.kwh, currency: amounts.money, "t CO2": amounts.carbon_t}
+    return {unit: ui.significant(amount) for unit, amount in known.items() if amount is not None}
 
 
 def _then(rows: Sequence[Saving], job: JobOptions, site: SiteOptions) -> list[str]:
     """The command that makes the plan: of the best money where time is paid for, else at T_min."""
-    from envplan.cli.output import exact_seconds
-
     none, best, star = rows
     target: list[str] = []
     if site.gpu_hour and best.plan.iteration_time > none.plan.iteration_time:
         target = ["--min-energy"]
         if best.plan.iteration_time < star.plan.iteration_time:
-            target = ["--target-time", exact_seconds(best.plan.target.deadline_s)]
+            target = ["--target-time", ui.exact_seconds(best.plan.target.deadline_s)]
     return ["envplan", "solve", *typed(job), *target]
 
 
 def _document(
-    frontier: Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
+    frontier: envplan.Frontier, rows: Sequence[Saving], site: SiteOptions, where: Site
 ) -> dict[str, Any]:
     return {
         "profile": rows[0].plan.profile.model_dump(exclude_none=True),
         "energies_are": frontier.profile.metadata.energies_are,
         "gpus": site.gpus or frontier.num_gpus * frontier.pipeline.num_stages,
-        "currency": site.currency or _CURRENCY,
+        "currency": site.currency or CURRENCY,
         "price_is_assumed": site.price is None,
         "site": where.model_dump(),
         "max_frequency_year": asdict(rows[0].spent),
         "savings": [
-            {
-                "point": row.point,
-                "iteration_time_s": row.plan.iteration_time,
-                "slowdown_percent": row.plan.predicted.slowdown_percent,
-                "energy_j": row.plan.energy,
-                "savings_percent": row.plan.savings.percent,
-                "month": asdict(row.month),
-                "year": asdict(row.year),
-            }
+            {**ui.picked(row, _ROW), "month": asdict(row.month), "year": asdict(row.year)}
             for row in rows
         ],
     }

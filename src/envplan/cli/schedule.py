@@ -21,7 +21,7 @@ from envplan.cli.command import (
     takes,
 )
 from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import OutputOptions, open_profile
+from envplan.cli.options import OutputOptions
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -212,7 +212,9 @@ def _timed_by(profile: str | None, output: Path | None) -> Profile | None:
     """The profile of a name, which is no file that is going to be written."""
     if profile is None:
         return None
-    opened = open_profile(profile)
+    from envplan.profile import Profile
+
+    opened = Profile.open(profile)
     refuse_overwriting(opened, output)
     return opened
 

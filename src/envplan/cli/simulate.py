@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envplan.cli.command import PLOT_TYPES, Numbers, file_of, numbers, options, takes
+import envplan
+from envplan._words import counted
+from envplan.cli import output as ui
+from envplan.cli.command import (
+    PLOT_TYPES,
+    Numbers,
+    file_of,
+    given,
+    numbers,
+    options,
+    refuse_both,
+    takes,
+)
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import check_outputs, naming
+from envplan.cli.inputs import load_plan, naming
 from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
 from envplan.cli.replicas import load_replicas, print_replicas
-from envplan.cli.timeline import draw
+from envplan.cli.timeline import draw_timeline
 from envplan.errors import InputError
 from envplan.quantities import WHOLE
 
 if TYPE_CHECKING:
-    from envplan.cluster import ClusterReport, Slowdowns
+    from envplan._model import Model
     from envplan.costs import Run, Spent
-    from envplan.plan import Plan
-    from envplan.profile import Profile
     from envplan.replicas import ReplicaPlans
-    from envplan.simulation import Conditions, Timeline
+    from envplan.simulation import Conditions
 
 _PERCENTS = (5, 25, 50, 75, 95, 99)
-_CLUSTER = "Cluster"
 
 
 @options(
@@ -50,53 +57,37 @@ class ClusterOptions(ParallelOptions):
 
     def __post_init__(self) -> None:
         """Raises: InputError: both options for stragglers are given."""
-        if self.straggler and self.straggler_trace:
-            raise InputError(
-                "--straggler and --straggler-trace exclude each other; give one of them"
-            )
-
-    @property
-    def given(self) -> str | None:
-        """The first option given, None without any."""
-        options = {
-            "--dp": self.dp,
-            "--tp": self.tp,
-            "--cp": self.cp,
-            "--straggler": self.straggler,
-            "--straggler-trace": self.straggler_trace,
-            "--strong-scaling": self.strong_scaling,
-        }
-        return next((name for name, value in options.items() if value), None)
+        refuse_both(given(self, "straggler straggler_trace"))
 
     def reports(
-        self, plan: Plan, profile: Profile, conditions: Conditions, *, force: bool, quiet: bool
-    ) -> list[ClusterReport]:
+        self,
+        plan: envplan.Plan,
+        profile: envplan.Profile,
+        conditions: Conditions,
+        *,
+        force: bool,
+        quiet: bool,
+    ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
-        if self.given is None:
+        if not given(self):
             return []
-        from envplan.cli.output import progress_bar
-        from envplan.cluster import read_slowdowns, simulate_cluster, strong_scaling
-
         replicas = self.dp or plan.job.replicas
-        gpus = (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None
-        slowdowns: Sequence[Slowdowns] = [_parse_stragglers(self.straggler or ())]
-        if self.straggler_trace is not None:
-            slowdowns = read_slowdowns(self.straggler_trace, replicas)
-        asked: dict[str, Any] = {
-            "slowdowns": slowdowns,
-            "gpus_per_stage": gpus,
+        how: dict[str, Any] = {
+            "slowdowns": [_parse_stragglers(self.straggler or ())],
+            "gpus_per_stage": (self.tp or 1) * (self.cp or 1) if self.tp or self.cp else None,
             "conditions": conditions,
             "force": force,
         }
-        with progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            first = simulate_cluster(plan, profile, replicas=replicas, progress=progress, **asked)
-        if not self.strong_scaling:
-            return [first]
-        batch = plan.job.microbatches * replicas
-        return [
-            first,
-            *strong_scaling(plan, profile, self.strong_scaling, global_batch=batch, **asked),
-        ]
+        if self.straggler_trace is not None:
+            how["slowdowns"] = envplan.read_slowdowns(self.straggler_trace, replicas)
+        with ui.progress_bar("Tracing the frontier", quiet=quiet) as progress:
+            reports = [
+                envplan.simulate_cluster(plan, profile, replicas=replicas, progress=progress, **how)
+            ]
+        if self.strong_scaling:
+            how["global_batch"] = plan.job.microbatches * replicas
+            reports += envplan.strong_scaling(plan, profile, self.strong_scaling, **how)
+        return reports
 
 
 @takes(
@@ -147,14 +138,9 @@ def simulate(
       envplan simulate plan.json --price 0.25 --carbon 380 --iterations 100000
     """
     from envplan.simulation import Conditions
-    from envplan.simulation import simulate as replay
 
     read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
-    check_outputs(trace, plot, inputs=read)
-    if (noise or 0.0) > 100:
-        raise InputError(f"--noise must be at most 100 percent, not {noise:g}")
-
-    loaded, profile = load_plan(source, trace, plot)
+    loaded, profile = load_plan(source, trace, plot, inputs=read)
     conditions = Conditions.of(
         noise=(noise or 0.0) / 100,
         seed=seed,
@@ -163,30 +149,21 @@ def simulate(
         sync_time=sync_time,
     )
     with naming(source.plan):
-        timeline = replay(loaded, profile, force=source.force, **dict(conditions))
-    together = None
+        timeline = envplan.simulate(loaded, profile, force=source.force, **dict(conditions))
+    run, together, spent = costs.run(), None, None
     if replica or replica_profile:
-        together = load_replicas(
-            (loaded, profile),
-            replica or [],
-            replica_profile or [],
-            conditions=conditions,
-            force=source.force,
-        )
-    run = costs.run(None) if costs.given else None
-    if together is not None:
-        together = replace(together, run=run)
+        how: Any = {"conditions": conditions, "run": run, "force": source.force}
+        others = (replica or [], replica_profile or [])
+        together = load_replicas((loaded, profile), *others, **how)
     reports = cluster.reports(loaded, profile, conditions, force=source.force, quiet=show.quiet)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 
         save_chrome_trace(timeline, trace)
     if plot is not None:
-        draw(timeline, plot)
-    planned_s = loaded.job.switch_latency_s or 0.0
-    other_clocks = switch_latency not in (None, planned_s)
+        draw_timeline(plot, timeline)
+    other_clocks = switch_latency not in (None, loaded.job.switch_latency_s or 0.0)
     notes = _notes(timeline, sync_time, disturbed=bool(noise) or other_clocks)
-    spent = None
     if run is not None:
         from envplan.costs.spending import spent_in_replays
 
@@ -199,9 +176,7 @@ def simulate(
         if together is not None:
             print_replicas(together)
 
-    from envplan.cli.output import answer
-
-    answer(
+    ui.answer(
         show,
         lambda: {
             **_document(timeline, reports, together, run, spent, notes),
@@ -211,12 +186,6 @@ def simulate(
         written=[trace, plot],
         then=["envplan", "apply", str(source.plan)],
     )
-
-
-def _cost_document(report: ClusterReport, run: Run) -> dict[str, Any]:
-    iteration, whole = report.costs(run)
-    pairs = {"iteration": iteration, "run": whole}
-    return {n: pair.model_dump(exclude_none=True) for n, pair in pairs.items() if pair is not None}
 
 
 def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
@@ -245,7 +214,7 @@ def _parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
     return named | dict(zip(free, unnamed, strict=False))
 
 
-def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
+def _notes(timeline: envplan.Timeline, sync_time: float | None, *, disturbed: bool) -> list[str]:
     plan = timeline.plan
     if sync_time is not None:
         late = timeline.sync_time_ns > timeline.iteration_time_ns
@@ -258,73 +227,68 @@ def _notes(timeline: Timeline, sync_time: float | None, *, disturbed: bool) -> l
 
 
 def _print(
-    timeline: Timeline,
-    profile: Profile,
-    reports: Sequence[ClusterReport],
+    timeline: envplan.Timeline,
+    profile: envplan.Profile,
+    reports: Sequence[envplan.ClusterReport],
     run: Run | None,
     notes: Sequence[str],
 ) -> None:
-    from envplan.cli.output import (
-        ITERATION,
-        describe_configs,
-        describe_profile,
-        print_columns,
-        say,
-        significant,
-        titled,
-    )
     from envplan.plotting.figures import job_line
 
     plan = timeline.plan
     job = job_line(timeline.pipeline, plan.job.num_gpus)
-    say(f"{describe_profile(profile)}; planner {plan.planner}; {job}")
+    ui.say(f"{ui.describe_profile(profile)}; planner {plan.planner}; {job}")
     source = plan.profile.source
     first = ", first run" if len(timeline.run_times_ns) > 1 else ""
-    print_columns(titled(ITERATION, source) + first, _stages(timeline))
+    ui.print_columns(ui.titled(ui.ITERATION, source) + first, _stages(timeline))
     until = ""
     if timeline.sync_time_ns > timeline.iteration_time_ns:
-        until = f", waited for until {significant(timeline.sync_time)} s"
-    say(f"iteration time {significant(timeline.iteration_time)} s{until}")
-    say(
-        f"energy {significant(timeline.energy)} J = computation "
-        f"{significant(timeline.computation_energy)} J + blocking "
-        f"{significant(timeline.blocking_energy)} J"
+        until = f", waited for until {ui.significant(timeline.sync_time)} s"
+    ui.say(f"iteration time {ui.significant(timeline.iteration_time)} s{until}")
+    ui.say(
+        f"energy {ui.significant(timeline.energy)} J = computation "
+        f"{ui.significant(timeline.computation_energy)} J + blocking "
+        f"{ui.significant(timeline.blocking_energy)} J"
     )
-    say(
-        f"power {significant(timeline.average_power)} W on average, "
-        f"{significant(timeline.peak_power)} W at the peak"
+    ui.say(
+        f"power {ui.significant(timeline.average_power)} W on average, "
+        f"{ui.significant(timeline.peak_power)} W at the peak"
     )
-    say(f"critical path: {_path_in_words(timeline)}")
-    if len(timeline.run_times_ns) > 1:
-        _print_percentiles(timeline)
+    ui.say(f"critical path: {_path_in_words(timeline)}")
+    if first:
+        times, energies = timeline.percentiles(_PERCENTS)
+        columns = {
+            "percent of runs": _PERCENTS,
+            "iteration time at most (s)": times,
+            "energy at most (J)": energies,
+        }
+        ui.print_columns(f"{len(timeline.run_times_ns)} runs", columns)
     _print_clusters(reports, source, run)
-    for note in (*describe_configs(plan), *notes):
-        say(note)
+    ui.say(*ui.describe_configs(plan), *notes)
 
 
-def _stages(timeline: Timeline) -> dict[str, list[str]]:
+def _stages(timeline: envplan.Timeline) -> dict[str, Any]:
     """What each stage does, by column."""
-    from envplan.cli.output import column
     from envplan.units import j_from_fj, s_from_ns
 
     stages = timeline.stages
     of_stage = [[b for b in timeline.bubbles if b.stage == use.stage] for use in stages]
     stretch = [s_from_ns(max((b.stretch_ns for b in bs), default=0)) for bs in of_stage]
     return {
-        "stage": [str(use.stage) for use in stages],
-        "busy (s)": column([s_from_ns(use.busy_ns) for use in stages]),
-        "blocked (s)": column([s_from_ns(use.blocked_ns) for use in stages]),
+        "stage": [use.stage for use in stages],
+        "busy (s)": [s_from_ns(use.busy_ns) for use in stages],
+        "blocked (s)": [s_from_ns(use.blocked_ns) for use in stages],
         "busy (%)": [f"{100 * use.busy_ns / timeline.sync_time_ns:.1f}" for use in stages],
-        "computation (J)": column([j_from_fj(use.computation_fj) for use in stages]),
-        "blocking (J)": column([j_from_fj(use.blocking_fj) for use in stages]),
-        "bubbles": [str(len(bubbles)) for bubbles in of_stage],
-        "usable": [str(sum(bubble.usable for bubble in bubbles)) for bubbles in of_stage],
-        "most stretch (s)": column(stretch),
-        "clock changes": [str(len(use.clock_changes) - 1) for use in stages],
+        "computation (J)": [j_from_fj(use.computation_fj) for use in stages],
+        "blocking (J)": [j_from_fj(use.blocking_fj) for use in stages],
+        "bubbles": list(map(len, of_stage)),
+        "usable": [sum(bubble.usable for bubble in bubbles) for bubbles in of_stage],
+        "most stretch (s)": stretch,
+        "clock changes": [len(use.clock_changes) - 1 for use in stages],
     }
 
 
-def _path_in_words(timeline: Timeline) -> str:
+def _path_in_words(timeline: envplan.Timeline) -> str:
     """The critical path by the stages it goes through."""
     stages = [timeline.operations[index].operation.stage for index in timeline.critical_path]
     turns = [stage for k, stage in enumerate(stages) if k == 0 or stage != stages[k - 1]]
@@ -332,60 +296,47 @@ def _path_in_words(timeline: Timeline) -> str:
     return f"{len(stages)} operations, by stage {shown}"
 
 
-def _print_percentiles(timeline: Timeline) -> None:
-    from envplan.cli.output import column, print_columns
-
-    times, energies = timeline.percentiles(_PERCENTS)
-    columns = {
-        "percent of runs": list(map(str, _PERCENTS)),
-        "iteration time at most (s)": column(times),
-        "energy at most (J)": column(energies),
-    }
-    print_columns(f"{len(timeline.run_times_ns)} runs", columns)
-
-
-def _print_clusters(reports: Sequence[ClusterReport], source: str | None, run: Run | None) -> None:
+def _print_clusters(
+    reports: Sequence[envplan.ClusterReport], source: str | None, run: Run | None
+) -> None:
     if not reports:
         return
-    from envplan.cli.output import print_columns, say, significant, titled
-
-    count = len(reports[0].iterations)
-    title = titled(f"Cluster, {count} iteration{'s' if count > 1 else ''}", source)
+    title = ui.titled(f"Cluster, {counted(len(reports[0].iterations), 'iteration')}", source)
     if len(reports) > 1:
         title += "; the first row is the plan, others are planned anew for the same global batch"
-    columns: dict[str, Callable[[ClusterReport], str]] = {
-        "GPUs": lambda one: str(one.num_gpus),
-        "replicas": lambda one: str(one.replicas),
-        "microbatches": lambda one: str(one.num_microbatches),
-        "time (s)": lambda one: significant(one.time),
-        "max frequency (J)": lambda one: significant(one.baseline_energy),
-        "plan (J)": lambda one: significant(one.plan_energy),
-        "with look-up (J)": lambda one: significant(one.energy),
-        "intrinsic saved (%)": lambda one: f"{one.percent(one.intrinsic_savings):.2f}",
-        "extrinsic saved (%)": lambda one: f"{one.percent(one.extrinsic_savings):.2f}",
-        "total saved (%)": lambda one: f"{one.percent(one.baseline_energy - one.energy):.2f}",
+    gpus = [one.num_gpus for one in reports]
+    columns = {
+        "GPUs": gpus,
+        "replicas": [one.replicas for one in reports],
+        "microbatches": [one.num_microbatches for one in reports],
+        "time (s)": [ui.significant(one.time) for one in reports],
+        "max frequency (J)": [ui.significant(one.baseline_energy) for one in reports],
+        "plan (J)": [ui.significant(one.plan_energy) for one in reports],
+        "with look-up (J)": [ui.significant(one.energy) for one in reports],
+        "intrinsic saved (%)": [one.percent(one.intrinsic_savings) for one in reports],
+        "extrinsic saved (%)": [one.percent(one.extrinsic_savings) for one in reports],
+        "total saved (%)": [one.percent(one.baseline_energy - one.energy) for one in reports],
     }
-    cells = {name: [shown(one) for one in reports] for name, shown in columns.items()}
-    print_columns(title, cells, words=0)
+    ui.print_columns(title, columns, words=0)
     if run is not None:
         title, spent = cost_columns(run, [one.costs(run) for one in reports])
-        print_columns(titled(title, source), {"GPUs": cells["GPUs"], **spent}, words=0)
-    straggling = [it for it in reports[0].iterations if it.stragglers]
+        ui.print_columns(ui.titled(title, source), {"GPUs": gpus, **spent}, words=0)
+    iterations = reports[0].iterations
+    straggling = [it for it in iterations if it.stragglers]
     if straggling:
         worst = max(straggling, key=lambda it: it.sync_time_ns)
-        times = [worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9]
-        say(
-            f"somebody straggles in {len(straggling)} of {count}; at worst T' is "
-            f"{significant(times[0])} s, and the others follow the plan of "
-            f"{significant(times[1])} s"
+        late, followed = worst.sync_time_ns / 1e9, worst.followed_time_ns / 1e9
+        ui.say(
+            f"somebody straggles in {len(straggling)} of {len(iterations)}; at worst T' is "
+            f"{ui.significant(late)} s, and the others follow the plan of "
+            f"{ui.significant(followed)} s"
         )
-    for note in reports[0].notes:
-        say(note)
+    ui.say(*reports[0].notes)
 
 
 def _document(
-    timeline: Timeline,
-    reports: Sequence[ClusterReport],
+    timeline: envplan.Timeline,
+    reports: Sequence[envplan.ClusterReport],
     together: ReplicaPlans | None,
     run: Run | None,
     spent: tuple[Spent, Spent | None] | None,
@@ -403,15 +354,17 @@ def _document(
     if together is not None:
         document["replicas"] = together.to_dict()
     if spent is not None:
-        document["costs"] = {
-            name: one.model_dump(exclude_none=True)
-            for name, one in zip(("iteration", "run"), spent, strict=True)
-            if one is not None
-        }
+        document["costs"] = _cost_document(*spent)
     if reports:
         document["cluster"] = [
-            report.to_dict() | ({} if run is None else {"costs": _cost_document(report, run)})
+            report.to_dict()
+            | ({} if run is None else {"costs": _cost_document(*report.costs(run))})
             for report in reports
         ]
     document["notes"] = [*notes, *(note for report in reports[:1] for note in report.notes)]
     return document
+
+
+def _cost_document(iteration: Model, run: Model | None) -> dict[str, Any]:
+    known = {"iteration": iteration} | ({} if run is None else {"run": run})
+    return {name: one.model_dump(exclude_none=True) for name, one in known.items()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import PICTURES, argument, file_of, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
@@ -40,27 +42,22 @@ def smooth(
       envplan smooth profile.csv -o smooth.csv
       envplan frontier smooth.csv --microbatches 32
     """
-    from envplan.cli.output import answer, counting_bar, describe_profile, say
-    from envplan.profile import Profile
+    from envplan.plotting.profile import profile_figure
     from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
 
     check_outputs(output, plot)
-    source = Profile.open(profile)
+    source = envplan.Profile.open(profile)
     assert source.path is not None  # it was read from a file
-    with counting_bar("operations", quiet=show.quiet) as progress:
+    with ui.counting_bar("operations", quiet=show.quiet) as progress:
         smoothed = smooth_profile(source.path, progress)
     smoothed.save_csv(output)
-    if plot is not None:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.profile import profile_figure
-
-        save_figure(profile_figure(smoothed), plot)
+    ui.draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]
-    answer(
+    ui.answer(
         show,
         lambda: {"profile": str(output), **said},
-        lambda: say(f"{describe_profile(source)}: {describe_smoothing(said)}"),
+        lambda: ui.say(f"{ui.describe_profile(source)}: {describe_smoothing(said)}"),
         written=[output, plot],
         then=["envplan", "frontier", str(output)],
     )

@@ -2,29 +2,143 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from envplan.cli.asking import check_targets, chosen_planner, request_of
-from envplan.cli.command import takes
+import envplan
+from envplan.cli import output as ui
+from envplan.cli.command import given, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import check_outputs, refuse_overwriting
-from envplan.cli.options import (
-    ClockOptions,
-    JobOptions,
-    OutputOptions,
-    PlannerOptions,
-    RunOptions,
-    TargetOptions,
-)
-from envplan.cli.replicas import solve_replicas
-from envplan.errors import InputError
+from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
+from envplan.cli.options import CostOptions, JobOptions, OutputOptions, needs
+from envplan.cli.plan_notes import plan_notes, print_run
+from envplan.cli.replicas import parse_replica, print_replicas
+from envplan.quantities import LONG_TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.plan import Plan
-    from envplan.planners import EnvPipeRun
-    from envplan.solve import Frontier
+    from envplan.planners import EnvPipeRun, Planner
+
+
+@options(
+    """
+    Most used:
+      --target-time TIME  Least energy with an iteration of at most TIME, as in 14.2 (seconds) or
+          900ms.
+      --slowdown PCT  Least energy at most PCT percent above T_min.
+      --min-energy  Least energy of all, at T_star.
+    Target:
+      --energy-budget J  Shortest iteration of at most J joules over all GPUs.
+      --power-cap W  Shortest iteration of at most W watts over all GPUs, on average.
+      --peak-power-cap W  Shortest iteration of never more than W watts over all GPUs; with
+          --target-time, --slowdown or --min-energy: least energy.
+      --straggler-time TIME  Some replica takes so long anyway: use what time that leaves, up to
+          T_max.
+      --polish TIME  Time to spend on improving the plan with CP-SAT, as in 30s; default: none.
+      --ladder N  Put up to N slower plans, up to T_max, into the file for when a straggler
+          appears.
+      --planner NAME  frontier, max_frequency, zeus_global, zeus_per_stage or envpipe; envpipe
+          brings its own schedule unless one is named.
+      --clocks FILE  Choose nothing: take the clocks from FILE (freqs_pipeline_*.py of Perseus and
+          Zeus, a frequency plan, or a CSV) and say what they cost and what is lost.
+      --explain  With planner envpipe: print each of its iterations.
+    Noise:
+      --robust PCT  Hold the target with a probability of PCT percent, though times vary.
+    Money:
+      --deadline TIME  The cheapest plan whose run is over within TIME, as in 14d, 36h or 1d12h.
+      --minimize WHAT  With --deadline: money, carbon or energy; default: the first of these that
+          is known.
+    """,
+    ladder=WHOLE,
+    deadline=LONG_TIME,
+    minimize=one_of("money", "carbon", "energy"),
+)
+class AskedOptions(CostOptions):
+    """What is wanted of a plan, who makes it, and what it costs; without a target, no slowdown."""
+
+    target_time: float | None = None
+    slowdown: float | None = None
+    min_energy: bool = False
+    energy_budget: float | None = None
+    power_cap: float | None = None
+    peak_power_cap: float | None = None
+    straggler_time: float | None = None
+    polish: float = 0.0
+    ladder: int = 0
+    planner: str = "frontier"
+    clocks: Path | None = None
+    reconfigure: str | None = None
+    explain: bool = False
+    switch_latency: float | None = None
+    min_dwell: float | None = None
+    robust: float | None = None
+    noise: float | None = None
+    deadline: float | None = None
+    minimize: Literal["energy", "money", "carbon"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_both(given(self, "target_time slowdown min_energy deadline"))
+        needs(self, minimize="deadline", deadline="iterations tokens")
+
+    def _aim(self) -> dict[str, Any]:
+        return {"deadline_s": self.deadline, "minimize": self.minimize}
+
+    def request(self, frontier: envplan.Frontier) -> envplan.Request:
+        """What the options ask for.
+
+        Raises:
+            InputError: two of them exclude each other, or a rate cannot be read.
+        """
+
+        def part(percent: float | None) -> float | None:
+            return None if percent is None else percent / 100
+
+        return envplan.Request.asking(
+            self.target_time,
+            slowdown=part(self.slowdown),
+            min_energy=self.min_energy,
+            straggler_time=self.straggler_time,
+            energy_budget=self.energy_budget,
+            power_cap=self.power_cap,
+            peak_power_cap=self.peak_power_cap,
+            probability=part(self.robust),
+            noise=part(self.noise),
+            switch_latency=self.switch_latency or 0.0,
+            min_hold=self.min_dwell or 0.0,
+            run=self.run(frontier),
+            polish=self.polish,
+            ladder=self.ladder,
+        )
+
+    def other_planner(self) -> Planner | None:
+        """The planner that the options ask for, if it can do all else they ask for; None: ours.
+
+        Raises:
+            InputError: there is no such planner, or it cannot.
+        """
+        if not given(self, "planner clocks reconfigure explain"):
+            return None
+        from envplan.planners import EnvPipe, planner_named
+
+        planner = planner_named(self.planner)
+        if self.planner != EnvPipe.name:
+            why = f"goes with --planner envpipe, not {self.planner}"
+            refuse(given(self, "reconfigure explain"), why)
+        refuse_both(given(self, "clocks planner"))
+        who, takes, limits = self.planner, "no target", "target_time slowdown "
+        if self.clocks is not None:
+            who = "--clocks"
+        elif planner.takes_target:
+            takes, limits = "--target-time or --slowdown", ""
+        limits += "min_energy energy_budget power_cap peak_power_cap "
+        refuse(
+            given(self, f"{limits} switch_latency min_dwell robust deadline polish ladder"),
+            f"goes with --planner frontier; {who} takes {takes} and knows no limits, so leave one "
+            "of the two out",
+        )
+        return EnvPipe(self.reconfigure) if self.reconfigure is not None else planner
 
 
 @takes(
@@ -39,10 +153,7 @@ if TYPE_CHECKING:
 )
 def solve(
     job: JobOptions,
-    target: TargetOptions,
-    how: PlannerOptions,
-    clocks: ClockOptions,
-    costs: RunOptions,
+    asked: AskedOptions,
     show: OutputOptions,
     replica_profile: list[str] | None = None,
     output: Path = Path("plan.json"),
@@ -61,74 +172,66 @@ def solve(
       envplan solve --slowdown 2 --switch-latency 20 --min-dwell 100 --ladder 16
       envplan solve --slowdown 3 --robust 95 --noise 2 --peak-power-cap 2000
     """
-    if how.planner == "envpipe" and not job.dag and job.vp in (None, 1):
+    if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
-    check_outputs(
-        output,
-        inputs=[("the DAG file", job.dag), ("the file of clocks", how.clocks), *costs.files],
-    )
-    check_targets(target, costs)
-    other = chosen_planner(target, how, clocks, costs)
+    planner = asked.other_planner()
+    inputs = [("the file of clocks", asked.clocks), *asked.files]
     if replica_profile:
-        if how.clocks is not None:
-            raise InputError(
-                "--clocks says the clocks of one kind of replica: make a plan for each, and give "
-                "them to envplan simulate PLAN --replica PLAN"
-            )
-        solve_replicas(job, replica_profile, (target, how, clocks, costs), output, show, other)
+        refuse(
+            given(asked, "clocks"),
+            "says the clocks of one kind of replica: make a plan for each, and give them to "
+            "envplan simulate PLAN --replica PLAN",
+        )
+        numbers = range(1, len(replica_profile) + 1)
+        files = [output.with_suffix(f".replica{k}{output.suffix}") for k in numbers]
+        check_outputs(output, *files, inputs=[("the DAG file", job.dag), *inputs])
+        _solve_replicas(job, replica_profile, asked, [output, *files], show, planner)
         return
-    from envplan.cli.output import answer, progress_bar
-    from envplan.cli.planning import plan_of, plan_of_clocks, print_run
-
-    frontier = job.trace(quiet=show.quiet, whole=False)
-    refuse_overwriting(frontier.profile, output)
-    request = request_of(frontier, target, how, clocks, costs)
+    frontier = job.trace(output, quiet=show.quiet, whole=False, inputs=inputs)
+    request = asked.request(frontier)
     run: EnvPipeRun | None = None
-    with progress_bar("Planning", quiet=show.quiet) as progress:
-        if how.clocks is not None:
-            plan = plan_of_clocks(frontier, how.clocks)
-        elif other is None:
+    with ui.progress_bar("Planning", quiet=show.quiet) as progress:
+        if asked.clocks is not None:
+            plan = _plan_of_clocks(frontier, asked.clocks)
+        elif planner is None:
             plan = frontier.solve(request, progress=progress)
         else:
-            plan, run = plan_of(other, frontier, request)
+            from envplan.planners import EnvPipe
+            from envplan.planners.base import answer as planned
+
+            run = planner.run(frontier) if isinstance(planner, EnvPipe) else None
+            plan = planned(run or planner, frontier, request)
     plan.save(output)
+    explained = run if asked.explain else None
 
     def tell() -> None:
-        if run is not None and how.explain:
-            print_run(run, frontier.pipeline)
+        if explained is not None:
+            print_run(explained, frontier.pipeline)
         _print(frontier, plan)
 
-    answer(
+    ui.answer(
         show,
-        lambda: _document(frontier, plan, output, run if how.explain else None),
+        lambda: _document(frontier, plan, output, explained),
         tell,
         written=[output],
-        last=year_of(plan, costs),
+        last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
 
 
-def _print(frontier: Frontier, plan: Plan) -> None:
-    from envplan.cli.output import ITERATION, describe_ends, describe_job, print_table, say, titled
-    from envplan.cli.plan_notes import plan_notes
+def _plan_of_clocks(frontier: envplan.Frontier, file: Path) -> envplan.Plan:
+    """The plan that runs the clocks of a file."""
+    from envplan.enforce.given_clocks import read_clocks
 
-    say(describe_job(frontier))
-    print_table(
-        titled(ITERATION, plan.profile.source),
-        ("", "max frequency", "plan", "change (%)"),
-        _rows(plan),
-    )
-    print_costs(plan)
-    for note in plan_notes(frontier, plan):
-        say(note)
-    say(describe_ends(frontier))
-    if plan.ladder is not None:
-        say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
+    clocks = read_clocks(file, frontier.pipeline)
+    with naming(file):
+        return envplan.plan_from_clocks(
+            frontier.pipeline, frontier.profile, clocks, frontier=frontier
+        )
 
 
-def _rows(plan: Plan) -> list[list[str]]:
-    from envplan.cli.output import changes
-
+def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
+    ui.say(ui.describe_job(frontier))
     before, after = plan.predicted.baseline, plan.predicted
     rows = [
         ("iteration time (s)", before.iteration_time_s, after.iteration_time_s),
@@ -139,25 +242,77 @@ def _rows(plan: Plan) -> list[list[str]]:
         rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
     rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    return [*changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    table = [*ui.changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    headers = ("", "max frequency", "plan", "change (%)")
+    ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
+    print_costs(plan)
+    ui.say(*plan_notes(frontier, plan), ui.describe_ends(frontier))
+    if plan.ladder is not None:
+        ui.say(f"{len(plan.ladder)} slower plans in the ladder for stragglers")
 
 
 def _document(
-    frontier: Frontier, plan: Plan, output: Path, run: EnvPipeRun | None
+    frontier: envplan.Frontier, plan: envplan.Plan, output: Path, run: EnvPipeRun | None
 ) -> dict[str, Any]:
-    from envplan.cli.plan_notes import plan_notes
-
-    head = plan.model_dump(
-        by_alias=True, exclude_none=True, exclude={"stages", "schema_id", "ladder"}
-    )
-    head["job"].pop("dag", None)
+    left_out: Any = {"stages": True, "schema_id": True, "ladder": True, "job": {"dag"}}
+    head = plan.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
     if plan.costs is not None:
         head["costs"] = costs_document(plan)
-    summary: dict[str, Any] = {
+    return {
         "plan": str(output),
         "t_min_s": frontier.min_time,
         "t_star_s": frontier.min_energy_time,
         "notes": plan_notes(frontier, plan),
         **head,
+        **({} if run is None else {"envpipe": run.to_dict(frontier.pipeline)}),
     }
-    return summary if run is None else {**summary, "envpipe": run.to_dict(frontier.pipeline)}
+
+
+def _solve_replicas(
+    job: JobOptions,
+    others: Sequence[str],
+    asked: AskedOptions,
+    files: Sequence[Path],
+    show: OutputOptions,
+    planner: Planner | None,
+) -> None:
+    """Plan every kind of replica for a common time, write the plans and say what they do.
+
+    Args:
+        others: as given to --replica-profile.
+        files: where the plans go, that of the job itself first.
+        planner: that plans every kind; None: our own.
+
+    Raises:
+        InputError: options contradict each other, or a profile does not fit the job.
+        NoAnswerError: the slowest kind cannot meet the target, or a limit cannot be kept.
+    """
+    profile, pipeline = job.load()
+    kinds: list[tuple[envplan.Profile, int | None]] = [(profile, None)]
+    for name, count in map(parse_replica, others):
+        other = envplan.Profile.open(name)
+        fitting = job if other.has_parts else replace(job, parts_within=None)
+        kinds.append((fitting.fitted(other, pipeline), count))
+    frontiers = [
+        job.trace_with(kind, pipeline, count, quiet=show.quiet, full=True) for kind, count in kinds
+    ]
+    for frontier in frontiers:
+        refuse_overwriting(frontier.profile, *files)
+    with ui.spinner("planning every kind of replica", quiet=show.quiet):
+        planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
+    for plan, file in zip(planned.plans, files, strict=True):
+        plan.save(file)
+
+    def tell() -> None:
+        ui.say(*map(ui.describe_job, frontiers))
+        print_replicas(planned)
+        least = max(frontier.min_time for frontier in frontiers)
+        ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
+
+    ui.answer(
+        show,
+        lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
+        tell,
+        written=files,
+        then=["envplan", "apply", str(files[0])],
+    )

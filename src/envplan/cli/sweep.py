@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import PICTURES, argument, file_of, takes
+from envplan.cli import output as ui
+from envplan.cli.command import PICTURES, argument, file_of, refuse_both, takes
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions
-from envplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +55,8 @@ def sweep(
       envplan sweep sweep.toml --ray auto
     """
     if jobs is not None and ray is not None:
-        raise InputError("--jobs and --ray exclude each other; give one of them")
-    from envplan.cli.output import answer, counting_bar
+        refuse_both(["--jobs", "--ray"])
+    from envplan.plotting.sweep import sweep_figure
     from envplan.sweep import read_config, run_sweep, write_table
     from envplan.sweep.running import journal_of
     from envplan.sweep.table import check_table
@@ -66,21 +66,16 @@ def sweep(
     read = read_config(config)
     journal = journal_of(output)
     try:
-        with counting_bar("points", quiet=show.quiet) as progress:
+        with ui.counting_bar("points", quiet=show.quiet) as progress:
             result = run_sweep(read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress)
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     write_table(result.rows, output)
-    failed = len(result.failures)
-    all_failed = failed == len(result.rows)
-    if plot is not None and not all_failed:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.sweep import sweep_figure
-
-        save_figure(sweep_figure(result.rows), plot)
+    all_failed = len(result.failures) == len(result.rows)
     drawn = None if all_failed else plot
-    answer(
+    ui.draw(drawn, lambda: sweep_figure(result.rows))
+    ui.answer(
         show,
         lambda: _document(result, output, journal, drawn),
         lambda: _print(result, output),
@@ -92,22 +87,18 @@ def sweep(
 
 
 def _then(config: Path, result: SweepResult) -> list[str]:
-    """The sweep's picture, or the command that makes the plan that saves most."""
+    """The command that makes the plan that saves most."""
     from envplan.sweep.summary import best_rows
 
     best = best_rows(result.rows, 1)
     if not best:
         return []
-    row = best[0]
-    target = {
-        "time": ["--target-time", f"{row.target_value}"],
-        "slowdown": ["--slowdown", f"{row.target_value:g}"] if row.target_value else [],
-        "min-energy": ["--min-energy"],
-        "energy-budget": ["--energy-budget", f"{row.target_value}"],
-        "power-cap": ["--power-cap", f"{row.target_value}"],
-        "peak-power-cap": ["--peak-power-cap", f"{row.target_value}"],
-        "own": [],
-    }[row.target]
+    row, target = best[0], list[str]()
+    if row.target == "slowdown":
+        target = ["--slowdown", f"{row.target_value:g}"] if row.target_value else []
+    elif row.target != "own":
+        name = "target-time" if row.target == "time" else row.target
+        target = [f"--{name}", *([] if name == "min-energy" else [f"{row.target_value}"])]
     there = config.parent / row.profile
     profile = str(there) if there.is_file() else row.profile
     words = ["envplan", "solve", profile, "--microbatches", f"{row.microbatches}"]
@@ -116,71 +107,59 @@ def _then(config: Path, result: SweepResult) -> list[str]:
 
 
 def _print(result: SweepResult, output: Path) -> None:
-    from envplan.cli.output import ITERATION, print_columns, say, signed_percent, titled
     from envplan.sweep.summary import best_rows, by_what_varies
 
-    planned = [row for row in result.rows if row.error is None]
+    planned, failures = [row for row in result.rows if row.error is None], result.failures
     if planned:
-        few = len(planned) <= _TABLE_ROWS
-        shown = planned if few else best_rows(planned, _BEST)
-        title = titled(ITERATION, *(row.source for row in planned))
-        best = f"{title}: the {len(shown)} of {len(planned)} points that save most"
-        heading, columns, words = _rows(planned, shown, title if few else best)
-        print_columns(heading, columns, words=words)
-    shares = by_what_varies(planned)
-    if shares:
+        title, shown = ui.titled(ui.ITERATION, *(row.source for row in planned)), planned
+        if len(planned) > _TABLE_ROWS:
+            shown = best_rows(planned, _BEST)
+            title += f": the {len(shown)} of {len(planned)} points that save most"
+        _print_rows(title, planned, shown)
+    if shares := by_what_varies(planned):
         columns = {
             "what varies": [share.name for share in shares],
             "value": [share.value for share in shares],
-            "points": [str(share.points) for share in shares],
-            "slower (%)": [signed_percent(share.slowdown_percent) for share in shares],
-            "saved (%)": [f"{share.savings_percent:.2f}" for share in shares],
-            "most saved (%)": [f"{share.most_percent:.2f}" for share in shares],
+            "points": [share.points for share in shares],
+            "slower (%)": [share.slowdown_percent for share in shares],
+            "saved (%)": [share.savings_percent for share in shares],
+            "most saved (%)": [share.most_percent for share in shares],
         }
-        print_columns("On average of the points that share a value", columns, words=2)
-    failures = result.failures
+        ui.print_columns("On average of the points that share a value", columns, words=2)
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
-    say(
+    ui.say(
         f"{len(result.rows)} points: {len(planned)} planned, {len(failures)} failed{resumed}; "
         f"took {result.wall_s:.1f} s"
     )
-    for row in failures[:_FAILURES]:
-        say(f"failed: {_name(row)}: {row.error}")
+    ui.say(*(f"failed: {_name(row)}: {row.error}" for row in failures[:_FAILURES]))
     if len(failures) > _FAILURES:
-        say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
+        ui.say(f"and {len(failures) - _FAILURES} more: see column error of {output}")
 
 
-def _rows(
-    planned: Sequence[Row], shown: Sequence[Row], title: str
-) -> tuple[str, dict[str, list[str]], int]:
-    """Title, columns of some points, and how many of these are words."""
-    from envplan.cli.output import column, signed_percent
+def _print_rows(title: str, planned: Sequence[Row], shown: Sequence[Row]) -> None:
+    """A table of some points, with what varies between all."""
     from envplan.sweep.summary import target_in_words, varying
 
     varied = varying(planned)
     words = [name for name in ("profile", "schedule", "planner") if name in varied]
-    columns: dict[str, list[str]] = {
-        name: [str(getattr(row, name) or "") for row in shown] for name in words
+    counts = [name for name in ("microbatches", "chunks", "replicas") if name in varied]
+    columns: dict[str, Any] = {
+        **{name: [getattr(row, name) or "" for row in shown] for name in words},
+        "target": [target_in_words(row) for row in shown],
+        **{name: [getattr(row, name) for row in shown] for name in counts},
+        "time (s)": [row.iteration_time_s for row in shown],
+        "slower (%)": [row.slowdown_percent for row in shown],
+        "energy (J)": [row.energy_j for row in shown],
+        "saved (%)": [row.savings_percent for row in shown],
     }
-    columns["target"] = [target_in_words(row) for row in shown]
-    for name in ("microbatches", "chunks", "replicas"):
-        if name in varied:
-            columns[name] = [str(getattr(row, name)) for row in shown]
-    columns |= {
-        "time (s)": column([row.iteration_time_s or 0.0 for row in shown]),
-        "slower (%)": [signed_percent(row.slowdown_percent or 0.0) for row in shown],
-        "energy (J)": column([row.energy_j or 0.0 for row in shown]),
-        "saved (%)": [f"{row.savings_percent or 0.0:.2f}" for row in shown],
-    }
-    return title, columns, len(words) + 1
+    ui.print_columns(title, columns, words=len(words) + 1)
 
 
 def _name(row: Row) -> str:
     from envplan.sweep.summary import target_in_words
 
-    parts = [row.profile, row.schedule, row.planner, target_in_words(row)]
-    if row.microbatches is not None:
-        parts.append(f"{row.microbatches} microbatches")
+    count = row.microbatches and f"{row.microbatches} microbatches"
+    parts = (row.profile, row.schedule, row.planner, target_in_words(row), count)
     return ", ".join(part for part in parts if part)
 
 
@@ -192,13 +171,11 @@ def _document(
     return {
         "output": str(output),
         "journal": str(journal),
-        "plot": None if plot is None else str(plot),
+        "plot": plot and str(plot),
         "points": len(result.rows),
         "planned": len(result.rows) - len(result.failures),
         "failed": len(result.failures),
-        "computed": result.computed,
-        "resumed": result.resumed,
-        "wall_s": result.wall_s,
+        **ui.picked(result, "computed resumed wall_s"),
         "best": [row.model_dump(exclude_none=True) for row in best_rows(result.rows, _BEST)],
         "by_what_varies": [share._asdict() for share in by_what_varies(result.rows)],
         "failures": [row.model_dump(exclude_none=True) for row in result.failures],

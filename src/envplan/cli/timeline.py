@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import envplan
+from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
+from envplan.cli.inputs import load_plan
 from envplan.cli.options import OutputOptions, PlanOptions
-from envplan.cli.plan_file import load_plan
 
 if TYPE_CHECKING:
     from envplan.plotting.timeline import Colour
-    from envplan.simulation import Timeline
 
 
 @takes(
@@ -39,15 +40,13 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-    from envplan.cli.output import answer, spinner
-    from envplan.simulation import simulate
 
     loaded, profile = load_plan(source, output)
-    with spinner("Drawing", quiet=show.quiet):
-        after = simulate(loaded, profile, force=source.force)
+    with ui.spinner("Drawing", quiet=show.quiet):
+        after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
-        draw(after, output, before, colour)
-    answer(
+        draw_timeline(output, after, before, colour)
+    ui.answer(
         show,
         lambda: {
             "written": str(output),
@@ -56,14 +55,16 @@ def timeline(
             "max_frequency_iteration_time_s": before and before.iteration_time,
             "max_frequency_energy_j": before and before.energy,
         },
-        lambda: None,
         written=[output],
         then=["envplan", "report", str(source.plan)],
     )
 
 
-def draw(
-    timeline: Timeline, path: Path, before: Timeline | None = None, colour: Colour = "frequency"
+def draw_timeline(
+    path: Path,
+    timeline: envplan.Timeline,
+    before: envplan.Timeline | None = None,
+    colour: Colour = "frequency",
 ) -> None:
     """Write the picture or the page of a timeline.
 
@@ -71,13 +72,11 @@ def draw(
         before: that of maximum frequency, to show above it.
         colour: what colours stand for in a picture; on a page the reader chooses.
     """
-    if path.suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-        from envplan.plotting.report import timeline_page
+    from envplan.plotting.report import timeline_page
+    from envplan.plotting.timeline import timeline_figure
 
-        save_page(timeline_page(timeline, before), path)
-    else:
-        from envplan.plotting.figures import save_figure
-        from envplan.plotting.timeline import timeline_figure
-
-        save_figure(timeline_figure(timeline, before=before, colour=colour), path)
+    ui.draw(
+        path,
+        lambda: timeline_figure(timeline, before=before, colour=colour),
+        lambda: timeline_page(timeline, before),
+    )

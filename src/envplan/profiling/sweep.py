@@ -215,7 +215,6 @@ class Progress:
         frequency: being measured, MHz; None without locks.
         done: operations at clocks that are measured or need not be.
         total: of all stages and clocks.
-        seconds_left: at most, at the pace so far; None before the first measurement.
     """
 
     stage: int
@@ -223,16 +222,10 @@ class Progress:
     frequency: int | None
     done: int
     total: int
-    seconds_left: float | None
 
     def __str__(self) -> str:
         clock = "current clocks" if self.frequency is None else f"{self.frequency} MHz"
-        line = f"stage {self.stage} of {self.num_stages}, {clock}"
-        if self.seconds_left is None:
-            return line
-        minutes, seconds = divmod(round(self.seconds_left), 60)
-        left = f"{minutes} min" if minutes else f"{seconds} s"
-        return f"{line}, {100 * self.done / self.total:.0f}%, up to about {left} left"
+        return f"stage {self.stage} of {self.num_stages}, {clock}"
 
 
 def sweep(
@@ -434,8 +427,7 @@ class _Sweep:
             for row in self.file.rows
         }
         self._cold = True
-        self._done = self._measured = 0
-        self._begin = self.now()
+        self._done = 0
 
     def run(self) -> None:
         for stage in range(self.workload.num_stages):
@@ -461,7 +453,6 @@ class _Sweep:
                 self.locked = clock
             row = self._measure(stage, instruction, clock)
             self.file.append(row)
-            self._measured += 1
         self._done += 1
         return row
 
@@ -470,9 +461,7 @@ class _Sweep:
             return
         stages = self.workload.num_stages
         total = len(self._clocks) * (len(self.settings.instructions) * stages + 1)
-        pace = (self.now() - self._begin) / self._measured if self._measured else None
-        left = None if pace is None else pace * (total - self._done)
-        self.progress(Progress(stage, stages, clock, self._done, total, left))
+        self.progress(Progress(stage, stages, clock, self._done, total))
 
     def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
         settings = self.settings
