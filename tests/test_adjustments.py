@@ -173,7 +173,7 @@ def test_check_rejects_a_plan_whose_adjustments_were_changed() -> None:
     plan = trace_frontier(pipeline, profile.adjusted(recompute=True)).plan(slowdown=0.1)
     verify_plan(plan, profile)
     bare = plan.profile.model_copy(update={"adjustments": None})
-    with pytest.raises(InputError, match="the profile says"):
+    with pytest.raises(InputError, match="recomputed it is"):
         verify_plan(plan.model_copy(update={"profile": bare}), profile)
 
 
@@ -237,4 +237,4 @@ def test_solve_says_what_it_assumed_and_check_derives_it_again(tmp_path: Path) -
         assert again.code == 0, again.err
     text = (tmp_path / "plan.json").read_text().replace('"recompute": true', '"recompute": false')
     (tmp_path / "plan.json").write_text(text)
-    assert_refused(envplan("check", "plan.json", cwd=tmp_path), 2, "the profile says")
+    assert_refused(envplan("check", "plan.json", cwd=tmp_path), 2, "recomputed it is")
