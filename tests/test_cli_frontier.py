@@ -199,14 +199,14 @@ def test_microbatches_that_nothing_says_must_be_given(folder: Path) -> None:
                 {"id": "a", "stage": 0, "instruction": "forward", "after": ["b"]},
                 {"id": "b", "stage": 1, "instruction": "forward", "after": ["a"]},
             ],
-            ["cycle", '"a"'],
+            ["waiting for each other", '"a"'],
         ),
         (
             [
                 {"id": "a", "stage": 0, "instruction": "forward"},
                 {"id": "b", "stage": 1, "instruction": "forward"},
             ],
-            ["2 parts"],
+            ["parts that nothing connects"],
         ),
         (
             [
