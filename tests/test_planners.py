@@ -58,6 +58,7 @@ def drawn_replay(frontier: Frontier, data: st.DataObject) -> Replay:
 def test_unknown_planner_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r'unknown planner "zeus"; known: max_frequency, zeus_gl'):
         planner_named("zeus")
+    assert all(planner_named(name).name == name for name in PLANNERS)
 
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))

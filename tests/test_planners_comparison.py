@@ -38,6 +38,9 @@ def assert_nobody_beats_ours(comparison: Comparison) -> None:
         assert e.ours.planner == "frontier"
         assert e.intrinsic_j >= 0
         assert e.extrinsic_j >= 0
+        if comparison.straggler_time is None:
+            assert e.intrinsic_j == pytest.approx(e.plan.energy - e.ours.energy)
+            assert (e.extrinsic_j, e.straggler_energy, e.straggler_gap) == (0, None, None)
 
 
 @given(st.data())

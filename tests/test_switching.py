@@ -72,6 +72,17 @@ def test_clocks_that_come_sooner_save_no_less(a40: Frontier, slowdown: float) ->
         assert saved[k] >= max(saved[:k]) - 0.05
 
 
+def test_a_longer_hold_means_fewer_changes() -> None:
+    profile = small_profile()
+    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile)
+    changes = []
+    for hold in (0.0, 0.3, 100.0):
+        plan = frontier.plan(slowdown=0.05, switch_latency=0.01, min_hold=hold)
+        stages = simulate(plan, profile).stages
+        changes.append(sum(len(stage.clock_changes) - 1 for stage in stages))
+    assert changes[0] > changes[1] > changes[2] == 0
+
+
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
     profile = Profile.from_rows(AT_TWO_CLOCKS)
     frontier = trace_frontier(Pipeline("1f1b", 1, 2), profile)
