@@ -12,7 +12,7 @@ import envplan.enforce.freqplan
 from cli_helpers import small_profile
 from envplan._documents import json_schema
 from envplan.enforce.apply import apply_plan
-from envplan.enforce.freqplan import SCHEMA_FILE, FrequencyPlan
+from envplan.enforce.freqplan import FrequencyPlan
 from envplan.enforce.given_clocks import read_clocks
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
@@ -52,7 +52,7 @@ def test_a_rank_is_one_line_of_the_file(freqplan: FrequencyPlan) -> None:
 
 
 def test_schema_file_is_the_one_the_models_give() -> None:
-    assert SCHEMA_FILE.read_text() == json_schema(FrequencyPlan), (
+    assert FrequencyPlan.schema_file().read_text() == json_schema(FrequencyPlan), (
         "run python -m envplan.enforce.freqplan"
     )
 

@@ -11,28 +11,19 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, Strict
 
-from envplan._documents import (
-    MAX_DOCUMENT_BYTES,
-    json_schema,
-    parse_document,
-    read_json,
-    readable_json,
-)
-from envplan._files import atomic_write
-from envplan._model import Model
+from envplan._documents import MAX_DOCUMENT_BYTES
+from envplan._files import AnyPath
+from envplan._model import Document, Model
 from envplan.enforce.topology import Topology
 from envplan.errors import InputError
 from envplan.profile import changes_of
 
 FREQPLAN_SCHEMA: Final = "envplan/freqplan/v1"
-SCHEMA_FILE: Final = Path(__file__).parent.parent / "schemas" / "freqplan.v1.schema.json"
 
 #: Operations of all ranks together that a file may hold: about 150 MB of text.
 MAX_OPERATIONS: Final = 4_000_000
@@ -144,7 +135,7 @@ class LadderRung(Model):
         return None if self.configs is None else self.configs[stage]
 
 
-class FrequencyPlan(Model):
+class FrequencyPlan(Document):
     """What every rank sets its clock to, checked.
 
     Attributes:
@@ -163,6 +154,9 @@ class FrequencyPlan(Model):
         ranks: every global rank, in order; those of one stage have the same operations.
         ladder: slower rungs by ascending iteration time; absent if the plan has none.
     """
+
+    kind: ClassVar[str] = "frequency plan"
+    schema_name: ClassVar[str] = FREQPLAN_SCHEMA
 
     schema_id: Literal["envplan/freqplan/v1"] = Field(alias="schema")
     plan_sha256: Sha256
@@ -250,21 +244,13 @@ class FrequencyPlan(Model):
         by_stage = {rank.stage: rank.operations for rank in self.ranks}
         return [by_stage[stage] for stage in range(self.layout.stages)]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write run.freqplan.json, whole or not at all.
-
-        Raises:
-            InputError: it cannot be written there.
-        """
-        atomic_write(path, self.to_json())
-
     def to_json(self) -> str:
         """The text of run.freqplan.json, with a rank a line.
 
         Raises:
             InputError: it would be too large to be read back.
         """
-        text = readable_json(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+        text = super().to_json()
         if len(text) > MAX_DOCUMENT_BYTES:
             raise InputError(
                 f"the frequency plan would be larger than {MAX_DOCUMENT_BYTES >> 20} MiB"
@@ -309,28 +295,16 @@ class FrequencyPlan(Model):
         return text
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a frequency plan and check that it says one thing throughout.
-
-        Raises:
-            InputError: the file cannot be read, is larger than 256 MiB, is not JSON (says line and
-                column), not a frequency plan (names the field) or contradicts itself.
-        """
-        return cls.from_document(read_json(path), path=path)
-
-    @classmethod
-    def from_document(cls, document: object, *, path: str | os.PathLike[str] | None = None) -> Self:
-        """A frequency plan from a JSON value as parsed.
+    def from_document(cls, document: object, *, path: AnyPath | None = None) -> Self:
+        """A frequency plan from a JSON value as parsed, which says one thing throughout.
 
         Args:
             path: the file that errors shall name.
 
         Raises:
-            InputError: as for load.
+            InputError: it is none (names the field), or contradicts itself.
         """
-        read = parse_document(
-            document, cls, kind="frequency plan", schema=FREQPLAN_SCHEMA, path=path
-        )
+        read = super().from_document(document, path=path)
         try:
             read.check()
         except InputError as error:
@@ -452,4 +426,4 @@ def _clock_everywhere(operations: Sequence[Operation]) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    atomic_write(SCHEMA_FILE, json_schema(FrequencyPlan))
+    FrequencyPlan.write_schema()
