@@ -509,10 +509,12 @@ def test_random_errors_never_reach_the_caller(fake_nvml: FakeNvml) -> None:
     with Guard.start("nvml", 0, every_request=True) as guard:
         for k in range(300):
             guard.request(600 + 15 * (k % 50))
-        wait_for(lambda: fake_nvml.locked() == 600 + 15 * 49)
+        guard.request(1500)
+        wait_for(lambda: fake_nvml.locked() == 1500)
         problems += guard.problems()
     assert problems
-    assert guard.problems() == []
+    # Of requests, the last problems may be told late; of giving back there is none.
+    assert not any("envplan reset" in problem for problem in guard.problems())
     assert fake_nvml.locked() is None
 
 
