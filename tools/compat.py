@@ -219,15 +219,21 @@ def _python(environment: Environment, end: float) -> Path:
             (metadata,) = site.glob("torch-*.dist-info/METADATA")
             nvidias = re.compile(r"^Requires-Dist: (cuda|nvidia|triton).*\n", re.MULTILINE)
             metadata.write_text(nvidias.sub("", metadata.read_text()))
-        # What is shared comes after the environment's own.
-        shared = sysconfig.get_path("purelib")
-        (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+        _share(home)
         if environment.packages:
             call(*pip, *environment.packages)
         if environment.bare:
             call(*pip, "--no-deps", *environment.bare)
         done.write_text(wanted)
+    _share(home)  # it may have been built from another place
     return python
+
+
+def _share(home: Path) -> None:
+    """Let an environment see what this runs in, after its own packages."""
+    site = next((home / "lib").glob("python*")) / "site-packages"
+    shared = sysconfig.get_path("purelib")
+    (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
 
 
 def _result(python: Path, tests: str, end: float) -> str:
