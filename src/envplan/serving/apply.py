@@ -23,8 +23,6 @@ from envplan.runtime.guard import Guard
 from envplan.serving.plan import Count, Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
 
-__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "hold_clocks"]
-
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02
 
@@ -142,8 +140,6 @@ def apply_serving_plan(
     elif known is None:
         every = sorted({frequency for _, _, frequency in profile.curves})
         known = Clocks(tuple(every), "profile", profile.gpu)
-    if gpus_per_node < 1:
-        raise InputError(f"a node needs at least one GPU, not {gpus_per_node}")
     instances: list[Instance] = []
     free: list[int] = []  # the next free device of each node
     for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):

@@ -32,12 +32,19 @@ from typing import Any, Final
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts, serves
-from envplan.serving.demand import check_demand, check_reachable, too_few
 from envplan.serving.hierarchy import hierarchical_pools
-from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Pool,
+    ServingPlan,
+    check_demand,
+    check_reachable,
+    main_class,
+    make_plan,
+    make_pool,
+    needed_for,
+    too_few,
+)
 from envplan.serving.profile import Curve, Segment, ServingProfile
-
-__all__ = ["TIME_LIMIT_S", "exact_plan"]
 
 #: For the solver, s.
 TIME_LIMIT_S: Final = 6.0

@@ -24,19 +24,19 @@ import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
-from envplan.serving.demand import check_demand, check_reachable, too_few
 from envplan.serving.phases import FloatArray
-from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Pool,
+    ServingPlan,
+    check_demand,
+    check_reachable,
+    main_class,
+    make_plan,
+    make_pool,
+    needed_for,
+    too_few,
+)
 from envplan.serving.profile import Curve, ServingProfile
-
-__all__ = [
-    "PoolModel",
-    "SizedPool",
-    "hierarchical_plan",
-    "hierarchical_pools",
-    "reshard",
-    "size_pools",
-]
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
 

@@ -1,37 +1,31 @@
 """Serving plans: which instances run, for which classes, at which clock and load.
 
-A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1").
+A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1"). Here is what all planners
+share, too: what they may be asked, why there may be no answer, and how a plan is made of pools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from envplan._files import is_file
 from envplan._model import Document, Model
-from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, Positive, Slo, serves
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
-
-__all__ = [
-    "Count",
-    "Group",
-    "Pool",
-    "Served",
-    "ServingPlan",
-    "main_class",
-    "make_plan",
-    "make_pool",
-    "needed_for",
-]
 
 #: Loads and powers of a plan must agree with its profile this well, relative to the larger.
 _TOLERANCE: Final = 1e-6
 #: tokens/s, or W, that make no difference: the exact planner's solver does not see them.
 _NOTHING: Final = 2e-3
+
+#: tokens/s: what is less is none, and what is more than MOST_LOAD no planner could tell apart.
+LEAST_LOAD: Final = 0.01
+MOST_LOAD: Final = 1e9
 
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -377,4 +371,61 @@ def make_pool(
             )
             for curve, count, load in instances
         ],
+    )
+
+
+def check_demand(loads: Mapping[str, float], gpus: int) -> dict[str, float]:
+    """The loads above zero, in the order of the classes.
+
+    Raises:
+        InputError: there is no load, no GPU, or no such class.
+    """
+    if gpus < 1:
+        raise InputError(f"a fleet needs at least one GPU, not {gpus}")
+    for name, load in loads.items():
+        check_class(name)
+        if not (math.isfinite(load) and (load == 0 or LEAST_LOAD <= load <= MOST_LOAD)):
+            raise InputError(
+                f"the load of {name} must be 0, or from {LEAST_LOAD:g} to {MOST_LOAD:g} tokens/s, "
+                f"not {load:g}"
+            )
+    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
+    if not wanted:
+        raise InputError("there is no load; give at least one class tokens/s above 0")
+    return wanted
+
+
+def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
+    """Every class has a configuration that meets its SLO at some load.
+
+    Raises:
+        NoAnswerError: one has none; says which SLO it misses and the best there is.
+    """
+    for name in loads:
+        slo = profile.classes[name].slo
+        curves = [curve for host in hosts(name, merge=merge) for curve in profile.of(host)]
+        if not curves:
+            raise NoAnswerError(
+                f"no configuration of profile {profile.name} serves {name}"
+                + (" or a higher class" if merge else "")
+            )
+        if any(curve.segments(slo) for curve in curves):
+            continue
+        apart = f"its tokens {slo.tbt_s:g} s apart"
+        if paced := [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]:
+            missed = f"its first token within {slo.ttft_s:g} s"
+            best = f"the best that keeps {apart} takes {min(paced):g} s"
+        else:
+            missed, best = apart, f"the best takes {min(curve.tbt_s[0] for curve in curves):g} s"
+        raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
+
+
+def too_few(
+    gpus: int, needed: int, by_class: Mapping[str, int], what: str = "the loads need at least"
+) -> NoAnswerError:
+    """That the fleet is too small, by how much, and which class takes most of it, if known."""
+    largest = max(by_class, key=lambda name: by_class[name], default=None)
+    most = "" if largest is None else f"; class {largest} takes most, {by_class[largest]} GPUs"
+    return NoAnswerError(
+        f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

@@ -52,16 +52,6 @@ from envplan.profile.sidecar import sidecar_path
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
 from envplan.serving.phases import FloatArray, Phases, steady
 
-__all__ = [
-    "BUILTIN",
-    "Curve",
-    "Segment",
-    "ServingProfile",
-    "builtin_folder",
-    "builtin_profiles",
-    "named_file",
-]
-
 #: The serving profile that ships with envplan.
 BUILTIN: Final = "h100-llama2-70b"
 

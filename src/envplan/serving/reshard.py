@@ -22,8 +22,6 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from envplan.serving.apply import Instance, ServingApplied
 
-__all__ = ["PARTS", "NodeChange", "Transfer", "TransferPlan", "move_fleet", "transfer_plan"]
-
 #: Equal parts of the weights in which transfers are counted: all shards are made of whole ones.
 PARTS: Final = 8
 

@@ -26,8 +26,6 @@ from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
-__all__ = ["READY", "Fleet", "Machines", "Overheads", "PoolSpec", "Series", "Simulation"]
-
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
 _PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at least an instance
@@ -184,6 +182,12 @@ class Simulation:
         return self.attained / self.requests
 
     @property
+    def attainment_by_class(self) -> dict[str, float]:
+        """The same of each class that came."""
+        by_class = zip(CLASSES, self.by_class.tolist(), strict=True)
+        return {name: met / came for name, (came, _, _, met) in by_class if came}
+
+    @property
     def first_in_time(self) -> float:
         """Share of requests whose first token was in time."""
         return int(self.by_class[:, 1].sum()) / self.requests
@@ -192,6 +196,16 @@ class Simulation:
     def tokens_in_time(self) -> float:
         """Share of requests whose further tokens were in time."""
         return int(self.by_class[:, 2].sum()) / self.requests
+
+    @property
+    def gpus_mean(self) -> float:
+        """GPUs in use, on average."""
+        return float(self.series.gpus.mean())
+
+    @property
+    def gpus_most(self) -> float:
+        """GPUs in use, at most."""
+        return float(self.series.gpus.max())
 
     @property
     def gpu_hours(self) -> float:

@@ -22,8 +22,6 @@ from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 
-__all__ = ["Need", "Stream"]
-
 
 class Need(NamedTuple):
     """What a stretch of requests asks of one instance size.

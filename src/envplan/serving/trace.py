@@ -35,8 +35,6 @@ from envplan.serving.classes import CLASSES, classify_all
 from envplan.serving.phases import FloatArray
 from envplan.serving.profile import ServingProfile, builtin_folder, named_file
 
-__all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
-
 IntArray = npt.NDArray[np.int32]
 
 SLOT_S: Final = 60.0  # by which policies look at a trace
@@ -218,8 +216,7 @@ def builtin_traces() -> dict[str, Path]:
 def _open(path: Path) -> IO[bytes]:
     """The file, unzipped."""
     file: Any = opened(path)
-    zipped = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
+    zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.demand import check_reachable
+from envplan.serving.plan import check_reachable
 from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import Fleet, Machines, Simulation

@@ -18,8 +18,6 @@ from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import Fleet, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
 
-__all__ = ["POLICIES", "Outlook", "Policy", "Settings", "Stretch", "home", "policy"]
-
 _WORTH: Final = 0.85  # of its power: what another TP must stay below to be worth a change
 _BUSY_BATCH: Final = 16.0  # requests that decode together where instances are filled up
 
