@@ -243,16 +243,11 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     return drawn
 
 
-def kwh(joules: float) -> str:
-    """An energy in kWh, to a tenth, or to three digits where there is little."""
-    energy = joules / J_PER_KWH
-    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
-
-
 def figures(simulation: Simulation) -> dict[str, str]:
     """What came of a simulation, by what it is."""
+    energy = simulation.energy_j / J_PER_KWH
     return {
-        "energy (kWh)": kwh(simulation.energy_j),
+        "energy (kWh)": f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}",
         "requests": str(simulation.requests),
         "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
         "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
@@ -270,8 +265,8 @@ def figures(simulation: Simulation) -> dict[str, str]:
 
 def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a comparison; savings are against the first one."""
-    headers = [name for name in figures(simulations[0]) if "request" not in name]
-    headers = [name for name in headers if "in time" not in name]
+    beside = ("request", "in time")
+    headers = [name for name in figures(simulations[0]) if not any(w in name for w in beside)]
     rows = []
     for simulation in simulations:
         percent, found = simulation.saved_percent(simulations[0]), figures(simulation)

@@ -136,15 +136,10 @@ def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> l
 
 @dataclass(frozen=True)
 class _Site:
-    """A pool that might be, with the variables that the program has for it.
+    """A pool that might be: a class's stretches of straight power under an SLO.
 
-    Attributes:
-        name: the class whose configurations it runs.
-        slo: what it promises.
-        stretches: on which power is straight, each with its configuration.
-        counts: instances on each stretch.
-        loads: what they carry together.
-        routed: load of each class that is sent here.
+    Variables of the program: instances on each stretch (`counts`), what they carry together
+    (`loads`), and the load of each class that is sent here (`routed`).
     """
 
     name: str
@@ -179,15 +174,15 @@ def _beaten(pair: Stretch, pairs: Sequence[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
     for other, segment in pairs:
-        if other is curve or other.tp != curve.tp:
+        covers = segment.low <= mine.low and mine.high <= segment.high
+        if other is curve or other.tp != curve.tp or not covers:
             continue
-        if segment.low <= mine.low and mine.high <= segment.high:
-            low, high = other.power_at(mine.low), other.power_at(mine.high)
-            if low > mine.power_low or high > mine.power_high:
-                continue
-            equal = (low, high) == (mine.power_low, mine.power_high)
-            if not equal or other.frequency_mhz < curve.frequency_mhz:
-                return True
+        more = (
+            other.power_at(mine.low) - mine.power_low,
+            other.power_at(mine.high) - mine.power_high,
+        )
+        if max(more) <= 0 and (any(more) or other.frequency_mhz < curve.frequency_mhz):
+            return True
     return False
 
 

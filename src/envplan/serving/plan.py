@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from envplan._files import is_file
 from envplan._model import Document, Model
@@ -27,6 +27,14 @@ _NOTHING: Final = 2e-3
 LEAST_LOAD: Final = 0.01
 MOST_LOAD: Final = 1e9
 
+
+def _class(name: str) -> str:
+    if name not in CLASSES:
+        raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
+    return name
+
+
+Class = Annotated[str, AfterValidator(_class)]
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -39,7 +47,7 @@ class Served(Model):
         load_tokens_s: its own tokens per second.
     """
 
-    request_class: str
+    request_class: Class
     load_tokens_s: Amount
 
 
@@ -73,7 +81,7 @@ class Pool(Model):
         groups: its instances.
     """
 
-    request_class: str
+    request_class: Class
     slo: Slo
     serves: list[Served]
     groups: list[Group]
@@ -115,8 +123,8 @@ class Asked(Model):
     """
 
     gpus: Count
-    loads_tokens_s: dict[str, Positive]
-    slos: dict[str, Slo]
+    loads_tokens_s: dict[Class, Positive]
+    slos: dict[Class, Slo]
     merge: bool
     one_frequency: bool
 
@@ -178,15 +186,6 @@ class ServingPlan(Document):
             for group in pool.groups:
                 for _ in range(group.instances):
                     yield pool, group
-
-    @model_validator(mode="after")
-    def _names_classes(self) -> Self:
-        names = {*self.asked.loads_tokens_s, *self.asked.slos}
-        for pool in self.pools:
-            names |= {pool.request_class, *pool.classes}
-        for name in names - set(CLASSES):
-            raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
-        return self
 
     def find_profile(self, given: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.

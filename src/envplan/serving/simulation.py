@@ -245,13 +245,7 @@ class _Start(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A part of a change of the fleet that is still to come.
-
-    Attributes:
-        at: when, s.
-        leave: instances that take nothing more from then on.
-        begin: instances that their GPUs become.
-    """
+    """A part of a change still to come: when (s), who leaves, and what their GPUs become."""
 
     at: float
     leave: list[int]
@@ -296,10 +290,8 @@ class Machines:
         for key, pool in fleet.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
-            size = self.stream.sizes[pool.tp]
-            start = _Start(
-                number, size, self.stream.clocks[pool.tp].index(pool.clock), pool.managed
-            )
+            size, clocks = self.stream.sizes[pool.tp], self.stream.clocks[pool.tp]
+            start = _Start(number, size, clocks.index(pool.clock), pool.managed)
             wanted[number, size] = [start] * pool.count
         self._route(fleet)
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
@@ -321,11 +313,11 @@ class Machines:
         left = [
             (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
         ]
-        if not warm:
+        if warm:
+            for start in lacking:
+                self.replay.start(*start, now)
+        else:
             self._change(lacking, left, now)
-            return
-        for start in lacking:
-            self.replay.start(*start, now)
 
     def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
         """Start what is lacking, and let go what is left over when it is not needed any more."""

@@ -29,21 +29,13 @@ import numpy.typing as npt
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
 from envplan.serving.plan import check_reachable
-from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
+from envplan.serving.policies.outlook import POLICIES as POLICIES
+from envplan.serving.policies.outlook import Outlook, Policy, Stretch
+from envplan.serving.policies.outlook import Settings as Settings
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import Fleet, Machines, Simulation
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S, Trace
-
-__all__ = [
-    "POLICIES",
-    "Settings",
-    "compare_policies",
-    "predicted",
-    "replay",
-    "simulate",
-    "stream_of",
-]
 
 for _file in pkgutil.iter_modules(__path__):  # every policy registers itself
     import_module(f"{__name__}.{_file.name}")
