@@ -312,9 +312,6 @@ def profile(
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
-    from envplan.serving.classes import CLASSES
-
-    curves = [(curve, profile.classes[name].slo) for name in CLASSES for curve in profile.of(name)]
     return {
         **ui.picked(profile, "name gpu model source modelled sha256"),
         "load_tokens_s": load,
@@ -325,22 +322,22 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
         "configurations": [
             {
                 **ui.picked(curve, "class=name tp frequency_mhz"),
-                "capacity_tokens_s": curve.capacity(slo),
+                "capacity_tokens_s": curve.capacity(known.slo),
                 "max_load_tokens_s": curve.max_load,
                 "energy_per_request_j": profile.energy_per_request(curve, load)
-                if curve.meets(slo, load)
+                if curve.meets(known.slo, load)
                 else None,
             }
-            for curve, slo in curves
+            for name, known in profile.classes.items()
+            for curve in profile.of(name)
         ],
     }
 
 
 def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None:
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
-    ui.say(f"{profile.name}" + (f" ({', '.join(facts)})" if facts else ""))
-    if profile.modelled:
-        ui.say(f"modelled: {profile.modelled}")
+    modelled = [f"modelled: {profile.modelled}"] if profile.modelled else []
+    ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""), *modelled)
     energies = {
         (known["class"], (known["tp"], known["frequency_mhz"])): known["energy_per_request_j"]
         for known in document["configurations"]
@@ -353,9 +350,7 @@ def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None
     }
     for tp, clock in sorted({configuration for _, configuration in energies}):
         found = [energies.get((name, (tp, clock))) for name in slos]
-        columns[f"TP{tp} {clock}"] = [
-            None if energy is None else f"{energy / 3600:.2f}" for energy in found
-        ]
+        columns[f"TP{tp} {clock}"] = [known and f"{known / 3600:.2f}" for known in found]
     load = document["load_tokens_s"]
     ui.print_columns(
         f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", columns
@@ -543,12 +538,11 @@ def compare(
 
     def tell() -> None:
         ui.print_table(found.title, *pictures.comparison_table(found.results))
-        if headers := found.costs(base):
-            rows = [[f"{value:.6g}" for value in found.costs(r).values()] for r in found.results]
-            named = [[r.policy, *row] for r, row in zip(found.results, rows, strict=True)]
-            ui.print_table("", ("policy", *headers), named)
-        for name in names:
-            ui.say(f"{name}: {POLICIES[name].about}")
+        costs = [found.costs(result) for result in found.results]
+        if costs[0]:
+            columns = {key: [f"{one[key]:.6g}" for one in costs] for key in costs[0]}
+            ui.print_columns("", {"policy": names, **columns})
+        ui.say(*(f"{name}: {POLICIES[name].about}" for name in names))
 
     ui.answer(show, document, tell, written=[replay.plot],
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
@@ -664,9 +658,8 @@ def reshard(
             "Eighths of the weights that GPUs send each other",
             ("node", "before", "after", "sent", "one after another"), rows, words=3,
         )  # fmt: skip
-        for one in sent:
-            ui.say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
-        ui.say(f"{copies:g} copies of the weights in all")
+        line = "node {node}: GPU {source} sends eighth {part} to GPU {target}"
+        ui.say(*(line.format(**one) for one in sent), f"{copies:g} copies of the weights in all")
 
     ui.answer(
         show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,

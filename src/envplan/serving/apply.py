@@ -16,8 +16,7 @@ from pydantic import Field, model_validator
 
 from envplan._model import Document, Model
 from envplan.devices import DeviceError
-from envplan.devices.modelled import GPUS
-from envplan.enforce.clocks import Clocks, modelled_clocks
+from envplan.enforce.clocks import Clocks, named_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import Count, Group, Pool, ServingPlan
@@ -134,12 +133,8 @@ def apply_serving_plan(
             clock as high as the plan's.
     """
     plan.check(profile, force=force)
-    known = clocks
-    if known is None and (profile.gpu or "").lower() in {m.name.lower() for m in GPUS.values()}:
-        known = modelled_clocks(str(profile.gpu))
-    elif known is None:
-        every = sorted({frequency for _, _, frequency in profile.curves})
-        known = Clocks(tuple(every), "profile", profile.gpu)
+    measured = (frequency for _, _, frequency in profile.curves)
+    known = clocks or named_clocks(profile.gpu, measured)
     instances: list[Instance] = []
     free: list[int] = []  # the next free device of each node
     for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):

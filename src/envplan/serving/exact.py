@@ -37,8 +37,6 @@ from envplan.serving.plan import (
     Pool,
     ServingPlan,
     check_demand,
-    check_reachable,
-    main_class,
     make_plan,
     make_pool,
     needed_for,
@@ -82,8 +80,7 @@ def exact_plan(
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
-    wanted = check_demand(loads, gpus)
-    check_reachable(profile, wanted, merge=merge)
+    wanted = check_demand(profile, loads, gpus, merge=merge)
     program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
     begin = time.monotonic()
     found, bound = program.least_power(gpus, time_limit)
@@ -116,11 +113,11 @@ def _any_fleet(program: _Program, gpus: int, time_limit: float) -> list[Pool]:
     """
     pools, needed = program.fewest_gpus(time_limit)
     if needed > gpus:
-        by_class = Counter[str]()
-        for pool in pools:
-            served = {part.request_class: part.load_tokens_s for part in pool.serves}
-            by_class[main_class(program.profile, pool.request_class, served)] += pool.gpus
-        raise too_few(gpus, needed, by_class)
+        held = [
+            (pool.request_class, {s.request_class: s.load_tokens_s for s in pool.serves}, pool.gpus)
+            for pool in pools
+        ]
+        raise too_few(program.profile, gpus, needed, held)
     return pools if sum(pool.gpus for pool in pools) <= gpus else []
 
 

@@ -7,6 +7,7 @@ share, too: what they may be asked, why there may be no answer, and how a plan i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -282,11 +283,6 @@ def needed_for(profile: ServingProfile, request: str, pool: str) -> float:
     return profile.classes[pool].tokens / profile.classes[request].tokens
 
 
-def main_class(profile: ServingProfile, pool: str, served: Mapping[str, float]) -> str:
-    """The class, of those that a pool serves (tokens/s of each), that brings most of its load."""
-    return max(served, key=lambda name: served[name] * needed_for(profile, name, pool))
-
-
 def make_plan(
     planner: str,
     pools: Sequence[Pool],
@@ -373,11 +369,14 @@ def make_pool(
     )
 
 
-def check_demand(loads: Mapping[str, float], gpus: int) -> dict[str, float]:
-    """The loads above zero, in the order of the classes.
+def check_demand(
+    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
+) -> dict[str, float]:
+    """The loads above zero, in the order of the classes; each can be served at some load.
 
     Raises:
         InputError: there is no load, no GPU, or no such class.
+        NoAnswerError: as check_reachable.
     """
     if gpus < 1:
         raise InputError(f"a fleet needs at least one GPU, not {gpus}")
@@ -391,6 +390,7 @@ def check_demand(loads: Mapping[str, float], gpus: int) -> dict[str, float]:
     wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
     if not wanted:
         raise InputError("there is no load; give at least one class tokens/s above 0")
+    check_reachable(profile, wanted, merge=merge)
     return wanted
 
 
@@ -420,10 +420,22 @@ def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: boo
 
 
 def too_few(
-    gpus: int, needed: int, by_class: Mapping[str, int], what: str = "the loads need at least"
+    profile: ServingProfile,
+    gpus: int,
+    needed: int,
+    pools: Iterable[tuple[str, Mapping[str, float], int]],
+    what: str = "the loads need at least",
 ) -> NoAnswerError:
-    """That the fleet is too small, by how much, and which class takes most of it, if known."""
-    largest = max(by_class, key=lambda name: by_class[name], default=None)
+    """That the fleet is too small, by how much, and which class takes most of it, if known.
+
+    Args:
+        pools: of each its class, tokens/s of each class that it serves, and its GPUs.
+    """
+    by_class = Counter[str]()
+    for pool, served, used in pools:
+        brought = {name: x * needed_for(profile, name, pool) for name, x in served.items()}
+        by_class[max(brought, key=brought.__getitem__)] += used
+    largest = max(by_class, key=by_class.__getitem__, default=None)
     most = "" if largest is None else f"; class {largest} takes most, {by_class[largest]} GPUs"
     return NoAnswerError(
         f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"

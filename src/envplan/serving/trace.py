@@ -1,14 +1,9 @@
 """Traces: which requests come when, one by one.
 
-A trace is a CSV file, plain or gzipped, in order of time, with one row per request,
-
-    TIMESTAMP,ContextTokens,GeneratedTokens        as Azure publishes them
-    timestamp,input_tokens,output_tokens           the same
-    timestamp,class
-
-or per many alike, with a column `requests`: then a row stands for so many of them, spread evenly
-from its timestamp to the next one there is, and all timestamps are equally far apart. `timestamp`
-is in seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions and zone.
+A trace is a CSV file, plain or gzipped, in order of time, with one row per request or, with a
+column `requests`, per many alike, spread evenly from its timestamp to the next one: then all
+timestamps are equally far apart. docs/serving.md ("Traces") names the columns. `timestamp` is in
+seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions and zone.
 Files are read in pieces: 27 million requests take about half a gigabyte, and nothing else grows.
 """
 
