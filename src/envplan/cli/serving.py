@@ -312,12 +312,11 @@ def profile(
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
+    gaps = profile.gaps()
     return {
         **ui.picked(profile, "name gpu model source modelled sha256"),
         "load_tokens_s": load,
-        "gaps": [
-            {"class": name, "tp": tp, "frequency_mhz": clock} for name, tp, clock in profile.gaps()
-        ],
+        "gaps": [dict(zip(("class", "tp", "frequency_mhz"), gap, strict=True)) for gap in gaps],
         "classes": {name: ui.picked(known, _CLASS) for name, known in profile.classes.items()},
         "configurations": [
             {

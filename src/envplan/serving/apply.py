@@ -138,7 +138,13 @@ def apply_serving_plan(
     instances: list[Instance] = []
     free: list[int] = []  # the next free device of each node
     for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):
-        node = _place(free, group.tp, gpus_per_node)
+        if group.tp > gpus_per_node:
+            raise InputError(
+                f"an instance on {group.tp} GPUs does not fit into a node with {gpus_per_node}"
+            )
+        most = gpus_per_node - group.tp
+        node = next((node for node, used in enumerate(free) if used <= most), len(free))
+        free += [0] if node == len(free) else []
         clock = _supported(group.frequency_mhz, known)
         instances.append(
             Instance(
@@ -165,16 +171,6 @@ def apply_serving_plan(
         nodes=len(free),
         instances=instances,
     )
-
-
-def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
-    if tp > gpus_per_node:
-        raise InputError(f"an instance on {tp} GPUs does not fit into a node with {gpus_per_node}")
-    for node, used in enumerate(free):
-        if used + tp <= gpus_per_node:
-            return node
-    free.append(0)
-    return len(free) - 1
 
 
 def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:

@@ -89,8 +89,16 @@ def exact_plan(
         fleets.append(hierarchical_pools(profile, wanted, gpus, merge=merge))
     if not fleets:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        fleets.append(_any_fleet(program, gpus, left))
-    pools = min(fleets, key=_power)
+        smallest, needed = program.fewest_gpus(left)
+        if needed > gpus:
+            held = [
+                (p.request_class, {s.request_class: s.load_tokens_s for s in p.serves}, p.gpus)
+                for p in smallest
+            ]
+            raise too_few(profile, gpus, needed, held)
+        if sum(pool.gpus for pool in smallest) <= gpus:
+            fleets.append(smallest)
+    pools = min(fleets, key=_power, default=None)
     if not pools:
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
@@ -103,22 +111,6 @@ def exact_plan(
 
 def _power(pools: Sequence[Pool]) -> float:
     return sum(pool.power_w for pool in pools)
-
-
-def _any_fleet(program: _Program, gpus: int, time_limit: float) -> list[Pool]:
-    """The smallest fleet that was found, if it fits; otherwise no pools.
-
-    Raises:
-        NoAnswerError: none can.
-    """
-    pools, needed = program.fewest_gpus(time_limit)
-    if needed > gpus:
-        held = [
-            (pool.request_class, {s.request_class: s.load_tokens_s for s in pool.serves}, pool.gpus)
-            for pool in pools
-        ]
-        raise too_few(program.profile, gpus, needed, held)
-    return pools if sum(pool.gpus for pool in pools) <= gpus else []
 
 
 def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:

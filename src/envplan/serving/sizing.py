@@ -36,10 +36,6 @@ class Need(NamedTuple):
     busy: float
     decoding: float
 
-    def times(self, factor: float) -> Need:
-        """So many times as much."""
-        return Need(factor * self.instances, factor * self.busy, factor * self.decoding)
-
 
 class Stream:
     """Requests of a trace as a policy may know them: when, how long, which class they look like.
