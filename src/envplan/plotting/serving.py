@@ -243,11 +243,16 @@ def over_time_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     return drawn
 
 
+def kwh(joules: float) -> str:
+    """An energy in kWh, to a tenth, or to three digits where there is little."""
+    energy = joules / J_PER_KWH
+    return f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}"
+
+
 def figures(simulation: Simulation) -> dict[str, str]:
     """What came of a simulation, by what it is."""
-    energy = simulation.energy_j / J_PER_KWH
     return {
-        "energy (kWh)": f"{energy:.1f}" if energy >= 10 else f"{energy:.3g}",
+        "energy (kWh)": kwh(simulation.energy_j),
         "requests": str(simulation.requests),
         "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
         "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
