@@ -18,7 +18,7 @@ from envplan.serving.policies import (
     predicted,
     simulate,
 )
-from envplan.serving.policies.exact import least_power
+from envplan.serving.policies.ours import least_power
 from envplan.serving.policies.outlook import Outlook, Stretch
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import READY, Fleet, Machines, Overheads, PoolSpec

@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envplan.cli.command import PICTURES, Group, add, argument, file_of, one_of, options, takes
+from envplan.cli import output as ui
+from envplan.cli.command import (
+    PICTURES,
+    Group,
+    add,
+    argument,
+    file_of,
+    one_of,
+    options,
+    takes,
+)
 from envplan.cli.inputs import check_outputs
 from envplan.cli.options import OutputOptions, RateOptions
-from envplan.cli.output import answer, counting_bar, print_table, say, spinner, titled, warn
 from envplan.devices import DeviceError
 from envplan.errors import InputError
 from envplan.plotting import serving as pictures
-from envplan.plotting.figures import save_figure
-from envplan.plotting.page import save_page
 from envplan.quantities import COUNT, NUMBER, PERCENT, TIME, WHOLE
 
 if TYPE_CHECKING:
-    from envplan.costs.rates import Kind, Rate
     from envplan.runtime.guard import Guard
     from envplan.serving.plan import ServingPlan
     from envplan.serving.policies import Settings
@@ -41,6 +47,15 @@ _LOOK_S = 0.5
 _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
 _TABLE = file_of((".csv",), "it is a CSV file")
+
+#: What JSON says of a class, and of a result.
+_CLASS = "input_tokens output_tokens ttft_slo_s=slo.ttft_s tbt_slo_s=slo.tbt_s shared_by"
+_RESULT = """
+    policy energy_j requests slo_attainment=attainment slo_attainment_by_class=attainment_by_class
+    first_tokens_in_time=first_in_time further_tokens_in_time=tokens_in_time
+    instances_started=started instances_resharded=resharded weights_moved_copies=moved
+    clock_changes requests_helped=helped requests_squashed=squashed gpus_mean gpus_most gpu_hours
+"""
 
 
 def _picture(default: str, *more: str) -> Callable[[str, str], Path]:
@@ -71,23 +86,23 @@ class ServiceOptions:
         from envplan.serving.classes import Slo
         from envplan.serving.profile import ServingProfile
 
-        given = {}
+        slos = {}
         form = "--slo must be CLASS=TTFT,TBT in seconds, as in LL=2,0.1"
         for name, values in _by_class(self.slo or [], form):
             times = [_SECONDS.parse(value, f"--slo {name}") for value in values.split(",")]
             if len(times) != 2:
                 raise InputError(f"{form}, not {name}={values}")
-            given[name] = Slo(*times)
+            slos[name] = Slo(*times)
         profile = ServingProfile.open(self.profile)
         if gaps := profile.gaps():
             named = [f"{name} on TP{tp} at {clock} MHz" for name, tp, clock in gaps]
             more = f", ... ({len(gaps)} in all)" if len(gaps) > _MOST_NAMED else ""
-            warn(
+            ui.warn(
                 f"{profile.name} has no rows for {', '.join(named[:_MOST_NAMED])}{more}, but for "
                 "fewer GPUs or a lower clock; no SLO explains that, and neither plans nor "
                 "baselines can use it"
             )
-        return profile.with_slos(given, self.slo_scale)
+        return profile.with_slos(slos, self.slo_scale)
 
     def check_outputs(
         self, *outputs: Path | None, inputs: Sequence[tuple[str, str | None]] = ()
@@ -212,22 +227,17 @@ class _Replays:
         self, service: ServiceOptions, options: ReplayOptions, names: Sequence[str], *,
         quiet: bool, output: Path | None = None,
     ) -> None:  # fmt: skip
-        from envplan.costs.rates import read_rate
         from envplan.serving.policies import compare_policies
         from envplan.serving.trace import Trace
 
         files = [("the trace", options.trace), *options.files]
         service.check_outputs(output, options.plot, inputs=files)
         self.options = options
-        self.rates: dict[str, Rate] = {}
-        kinds: tuple[Kind, ...] = ("price", "carbon")
-        for kind in kinds:
-            if (given := getattr(options, kind)) is not None:
-                self.rates[kind] = read_rate(given, kind, start=options.start, repeats=True)
+        self.rates = options.rates(start=options.start, repeats=True)
         self.profile, self.trace = service.known, Trace.open(options.trace)
         if options.load_factor != 1:
             self.trace = self.trace.scaled(options.load_factor, options.seed)
-        with counting_bar(f"policies on {self.trace.name}", quiet=quiet) as bar:
+        with ui.counting_bar(f"policies on {self.trace.name}", quiet=quiet) as bar:
             self.results = compare_policies(
                 self.profile, self.trace, options.settings(), policies=names,
                 progress=lambda done, count: bar(done, count, 0),
@@ -236,10 +246,11 @@ class _Replays:
         source = self.profile.source
         known = "" if source in (None, "measured") else f" ({source})"
         self.title = f"{self.trace.name}{made} on {self.profile.name}{known}"
-        if options.plot is not None and options.plot.suffix.lower() == ".html":
-            save_page(pictures.comparison_page(self.results, self.title, source), options.plot)
-        elif options.plot is not None:
-            save_figure(pictures.over_time_figure(self.results, self.title), options.plot)
+        ui.draw(
+            options.plot,
+            lambda: pictures.over_time_figure(self.results, self.title),
+            lambda: pictures.comparison_page(self.results, self.title, source),
+        )
 
     def costs(self, result: Simulation) -> dict[str, float]:
         """What a result costs by the rates that are given."""
@@ -255,30 +266,7 @@ class _Replays:
 
     def document(self, result: Simulation) -> dict[str, Any]:
         """A result for --json."""
-        from envplan.serving.classes import CLASSES
-
-        by_class = zip(CLASSES, result.by_class.tolist(), strict=True)
-        return {
-            "policy": result.policy,
-            "energy_j": result.energy_j,
-            "requests": result.requests,
-            "slo_attainment": result.attainment,
-            "slo_attainment_by_class": {
-                name: met / came for name, (came, _, _, met) in by_class if came
-            },
-            "first_tokens_in_time": result.first_in_time,
-            "further_tokens_in_time": result.tokens_in_time,
-            "instances_started": result.started,
-            "instances_resharded": result.resharded,
-            "weights_moved_copies": result.moved,
-            "clock_changes": result.clock_changes,
-            "requests_helped": result.helped,
-            "requests_squashed": result.squashed,
-            "gpus_mean": float(result.series.gpus.mean()),
-            "gpus_most": float(result.series.gpus.max()),
-            "gpu_hours": result.gpu_hours,
-            **self.costs(result),
-        }
+        return ui.picked(result, _RESULT) | self.costs(result)
 
 
 @takes(
@@ -315,68 +303,56 @@ def profile(
     known = service.known
     if output is not None:
         known.save_copy(output)
-    if plot is not None:
-        save_figure(pictures.serving_profile_figure(known), plot)
+    ui.draw(plot, lambda: pictures.serving_profile_figure(known))
     document = _profile_document(known, load)
-    answer(
+    ui.answer(
         show, lambda: document, lambda: _print_profile(known, document), written=[output, plot],
         then=["envplan", "serving", "solve", "--load", "SS=20000,MM=8000"],
     )  # fmt: skip
 
 
 def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
-    facts = ("name", "gpu", "model", "source", "modelled", "sha256")
-    classes, configurations = {}, []
-    for name, known in profile.classes.items():
-        classes[name] = {
-            "input_tokens": known.input_tokens,
-            "output_tokens": known.output_tokens,
-            "ttft_slo_s": known.slo.ttft_s,
-            "tbt_slo_s": known.slo.tbt_s,
-            "shared_by": known.shared_by,
-        }
-        for curve in profile.of(name):
-            met = curve.meets(known.slo, load)
-            configurations.append({
-                "class": name,
-                "tp": curve.tp,
-                "frequency_mhz": curve.frequency_mhz,
+    gaps = profile.gaps()
+    return {
+        **ui.picked(profile, "name gpu model source modelled sha256"),
+        "load_tokens_s": load,
+        "gaps": [dict(zip(("class", "tp", "frequency_mhz"), gap, strict=True)) for gap in gaps],
+        "classes": {name: ui.picked(known, _CLASS) for name, known in profile.classes.items()},
+        "configurations": [
+            {
+                **ui.picked(curve, "class=name tp frequency_mhz"),
                 "capacity_tokens_s": curve.capacity(known.slo),
                 "max_load_tokens_s": curve.max_load,
-                "energy_per_request_j": profile.energy_per_request(curve, load) if met else None,
-            })  # fmt: skip
-    return {
-        **{fact: getattr(profile, fact) for fact in facts},
-        "load_tokens_s": load,
-        "gaps": [
-            {"class": name, "tp": tp, "frequency_mhz": clock} for name, tp, clock in profile.gaps()
+                "energy_per_request_j": profile.energy_per_request(curve, load)
+                if curve.meets(known.slo, load)
+                else None,
+            }
+            for name, known in profile.classes.items()
+            for curve in profile.of(name)
         ],
-        "classes": classes,
-        "configurations": configurations,
     }
 
 
 def _print_profile(profile: ServingProfile, document: Mapping[str, Any]) -> None:
     facts = [text for text in (profile.model, profile.gpu, profile.source) if text]
-    say(f"{profile.name}" + (f" ({', '.join(facts)})" if facts else ""))
-    if profile.modelled:
-        say(f"modelled: {profile.modelled}")
+    modelled = [f"modelled: {profile.modelled}"] if profile.modelled else []
+    ui.say(profile.name + (f" ({', '.join(facts)})" if facts else ""), *modelled)
     energies = {
         (known["class"], (known["tp"], known["frequency_mhz"])): known["energy_per_request_j"]
         for known in document["configurations"]
     }
-    configurations = sorted({configuration for _, configuration in energies})
-    rows = []
-    for name in dict.fromkeys(name for name, _ in energies):
-        slo = profile.classes[name].slo
-        found = [energies.get((name, configuration)) for configuration in configurations]
-        cells = ["-" if energy is None else f"{energy / 3600:.2f}" for energy in found]
-        rows.append([name, f"{slo.ttft_s:g}", f"{slo.tbt_s:g}", *cells])
-    print_table(
-        f"Energy per request (Wh) at {document['load_tokens_s']:g} tokens/s per instance, by TP "
-        "and MHz",
-        ["class", "TTFT (s)", "TBT (s)", *(f"TP{tp} {clock}" for tp, clock in configurations)],
-        rows,
+    slos = {name: profile.classes[name].slo for name, _ in energies}
+    columns: dict[str, Any] = {
+        "class": list(slos),
+        "TTFT (s)": [f"{slo.ttft_s:g}" for slo in slos.values()],
+        "TBT (s)": [f"{slo.tbt_s:g}" for slo in slos.values()],
+    }
+    for tp, clock in sorted({configuration for _, configuration in energies}):
+        found = [energies.get((name, (tp, clock))) for name in slos]
+        columns[f"TP{tp} {clock}"] = [known and f"{known / 3600:.2f}" for known in found]
+    load = document["load_tokens_s"]
+    ui.print_columns(
+        f"Energy per request (Wh) at {load:g} tokens/s per instance, by TP and MHz", columns
     )
 
 
@@ -432,17 +408,15 @@ def solve(
     if planner == "hierarchical" and one_frequency:
         raise InputError("--one-frequency goes with planner exact, not hierarchical")
     service.check_outputs(output, plot)
-    asked = (service.known, loads, gpus)
-    with spinner("looking for the least power", quiet=show.quiet):
-        if planner == "hierarchical":
-            plan = hierarchical_plan(*asked, merge=not no_merge)
-        else:
-            how: Any = {"one_frequency": one_frequency, "time_limit": time_limit}
-            plan = exact_plan(*asked, merge=not no_merge, **how)
+    how: Any = {"merge": not no_merge}
+    if planner == "exact":
+        how |= {"one_frequency": one_frequency, "time_limit": time_limit}
+    with ui.spinner("looking for the least power", quiet=show.quiet):
+        find = exact_plan if planner == "exact" else hierarchical_plan
+        plan = find(service.known, loads, gpus, **how)
     plan.save(output)
-    if plot is not None:
-        save_figure(pictures.plan_figure(plan), plot)
-    answer(
+    ui.draw(plot, lambda: pictures.plan_figure(plan))
+    ui.answer(
         show, lambda: {"plan": str(output), **plan.model_dump(by_alias=True)},
         lambda: _print_plan(plan), written=[output, plot],
         then=["envplan", "serving", "apply", str(output)],
@@ -457,17 +431,17 @@ def _print_plan(plan: ServingPlan) -> None:
          f"{group.ttft_s:.3f}", f"{group.tbt_s:.3f}"]
         for pool in plan.pools for group in pool.groups
     ]  # fmt: skip
-    title = titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
-    print_table(title, headers, rows, words=2)
+    title = ui.titled(f"{plan.planner} plan, figures per instance", plan.profile.source)
+    ui.print_table(title, headers, rows, words=2)
     predicted = plan.predicted
-    say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
+    ui.say(f"{predicted.gpus} of {plan.asked.gpus} GPUs, {predicted.power_w:.6g} W in all")
     if predicted.gap is not None:
         proved = "proved optimal" if predicted.gap <= 1e-5 else "the best found in time"
-        say(f"{proved}, certified gap {100 * predicted.gap:.4f}%")
+        ui.say(f"{proved}, certified gap {100 * predicted.gap:.4f}%")
     elif plan.planner == "exact":
-        say("the best found in time, with no proof of how near to the optimum it is")
+        ui.say("the best found in time, with no proof of how near to the optimum it is")
     if predicted.baseline is not None and predicted.savings_percent is not None:
-        say(
+        ui.say(
             f"at maximum frequency on the highest TP: {predicted.baseline.gpus} GPUs, "
             f"{predicted.baseline.power_w:.6g} W; saved {predicted.savings_percent:.1f}%"
         )
@@ -507,11 +481,11 @@ def simulate(
         result.series.save_csv(output)
 
     def tell() -> None:
-        say(f"{policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
+        ui.say(f"{policy}: {found.title}, {result.duration_s / 3600:.3g} hours")
         costs = {name: f"{value:.6g}" for name, value in found.costs(result).items()}
-        print_table("", ("", "in all"), list({**pictures.figures(result), **costs}.items()))
+        ui.print_table("", ("", "in all"), list({**pictures.figures(result), **costs}.items()))
 
-    answer(
+    ui.answer(
         show,
         lambda: {
             **found.document(result), "trace": found.trace.name, "profile": found.profile.name
@@ -562,15 +536,14 @@ def compare(
         }
 
     def tell() -> None:
-        print_table(found.title, *pictures.comparison_table(found.results))
-        if headers := found.costs(base):
-            rows = [[f"{value:.6g}" for value in found.costs(r).values()] for r in found.results]
-            named = [[r.policy, *row] for r, row in zip(found.results, rows, strict=True)]
-            print_table("", ("policy", *headers), named)
-        for name in names:
-            say(f"{name}: {POLICIES[name].about}")
+        ui.print_table(found.title, *pictures.comparison_table(found.results))
+        costs = [found.costs(result) for result in found.results]
+        if costs[0]:
+            columns = {key: [f"{one[key]:.6g}" for one in costs] for key in costs[0]}
+            ui.print_columns("", {"policy": names, **columns})
+        ui.say(*(f"{name}: {POLICIES[name].about}" for name in names))
 
-    answer(show, document, tell, written=[replay.plot],
+    ui.answer(show, document, tell, written=[replay.plot],
            then=["envplan", "serving", "simulate", "--trace", replay.trace, "--plot"])  # fmt: skip
 
 
@@ -621,7 +594,7 @@ def apply(
     if unproven := [i for i in applied.instances if not i.slo_proven]:
         numbers = ", ".join(str(i.instance) for i in unproven[:_MOST_NAMED])
         more = ", ..." if len(unproven) > _MOST_NAMED else ""
-        warn(
+        ui.warn(
             f"at {unproven[0].clock_mhz} MHz, slower than planned, the profile does not prove the "
             f"SLO of instances {numbers}{more} ({len(unproven)} of {len(applied.instances)}); "
             "measure that clock, then solve again"
@@ -629,12 +602,12 @@ def apply(
 
     def tell() -> None:
         used = sum(instance.tp for instance in applied.instances)
-        say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
+        ui.say(f"{len(applied.instances)} instances on {used} GPUs of {applied.nodes} nodes")
         for asked, given in sorted({(i.planned_mhz, i.clock_mhz) for i in applied.instances}):
             if asked != given:
-                say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
+                ui.say(f"{asked} MHz becomes {given} MHz, which {applied.gpu or 'the GPU'} has")
 
-    answer(
+    ui.answer(
         show, lambda: {"clocks": str(output), **applied.model_dump(by_alias=True)}, tell,
         written=[output], last="on each node K",
         then=["envplan", "serving", "hold", str(output), "--node", "0"],
@@ -680,15 +653,14 @@ def reshard(
             plan = change.plan
             moves = [str(len(plan.transfers)), str(plan.longest)] if plan else ["-", "-"]
             rows.append([str(change.node), *(size or "-" for size in sizes), *moves])
-        print_table(
+        ui.print_table(
             "Eighths of the weights that GPUs send each other",
             ("node", "before", "after", "sent", "one after another"), rows, words=3,
         )  # fmt: skip
-        for one in sent:
-            say("node {node}: GPU {source} sends eighth {part} to GPU {target}".format(**one))
-        say(f"{copies:g} copies of the weights in all")
+        line = "node {node}: GPU {source} sends eighth {part} to GPU {target}"
+        ui.say(*(line.format(**one) for one in sent), f"{copies:g} copies of the weights in all")
 
-    answer(
+    ui.answer(
         show, lambda: {"clocks": str(target), "moved_copies": copies, "transfers": sent}, tell,
         written=[target], then=["envplan", "serving", "hold", str(target), "--node", "0"],
     )  # fmt: skip
@@ -738,10 +710,10 @@ def hold(
     ):
         if not (show.quiet or show.json):
             for device, mhz in sorted(applied.clocks_of(node).items()):
-                say(f"GPU {device}: {mhz} MHz")
+                ui.say(f"GPU {device}: {mhz} MHz")
         _watch(guards, seconds)
     held = {"node": node, "clocks_mhz": applied.clocks_of(node), "given_back": True}
-    answer(show, lambda: held, lambda: say("clocks given back"), then="envplan devices")
+    ui.answer(show, lambda: held, lambda: ui.say("clocks given back"), then="envplan devices")
 
 
 def _watch(guards: Sequence[Guard], seconds: float | None) -> None:

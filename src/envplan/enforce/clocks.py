@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -72,10 +72,15 @@ def profile_clocks(profile: Profile, stage: int | None = None) -> Clocks:
         stage: of the profile; None: of all of them, which run on the same GPU.
     """
     name = profile.metadata.gpu if stage is None else profile.metadata.gpu_of(stage)
+    clocks = {mhz for table in profile.tables(stage) for mhz in table.frequency_mhz.tolist()}
+    return named_clocks(name, clocks - {0})
+
+
+def named_clocks(name: str | None, measured: Iterable[int]) -> Clocks:
+    """Those of a GPU by its name; if it is not a known one, those that a profile measured, MHz."""
     if name is not None and _known(name):
         return modelled_clocks(name)
-    clocks = {mhz for table in profile.tables(stage) for mhz in table.frequency_mhz.tolist()}
-    return Clocks(tuple(sorted(clocks - {0})), "profile", name)
+    return Clocks(tuple(sorted(set(measured))), "profile", name)
 
 
 def stage_clocks(

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from envplan.serving.profile import ServingProfile
     from envplan.serving.simulation import Simulation
 
-__all__ = [
-    "comparison_page",
-    "comparison_table",
-    "figures",
-    "kwh",
-    "over_time_figure",
-    "plan_figure",
-    "serving_profile_figure",
-]
-
 # Okabe and Ito's palette; marks and dashes differ as well.
 _DEGREES: Final = {
     1: ("#CC79A7", "v"),
@@ -267,8 +257,8 @@ def figures(simulation: Simulation) -> dict[str, str]:
         "SLOs met (%)": f"{100 * simulation.attainment:.3f}",
         "first token in time (%)": f"{100 * simulation.first_in_time:.3f}",
         "further tokens in time (%)": f"{100 * simulation.tokens_in_time:.3f}",
-        "GPUs, mean": f"{simulation.series.gpus.mean():.1f}",
-        "GPUs, most": f"{simulation.series.gpus.max():.0f}",
+        "GPUs, mean": f"{simulation.gpus_mean:.1f}",
+        "GPUs, most": f"{simulation.gpus_most:.0f}",
         "GPU hours": f"{simulation.gpu_hours:.4g}",
         "started": str(simulation.started),
         "re-sharded": str(simulation.resharded),
@@ -280,8 +270,8 @@ def figures(simulation: Simulation) -> dict[str, str]:
 
 def comparison_table(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a comparison; savings are against the first one."""
-    headers = [name for name in figures(simulations[0]) if "request" not in name]
-    headers = [name for name in headers if "in time" not in name]
+    beside = ("request", "in time")
+    headers = [name for name in figures(simulations[0]) if not any(w in name for w in beside)]
     rows = []
     for simulation in simulations:
         percent, found = simulation.saved_percent(simulations[0]), figures(simulation)

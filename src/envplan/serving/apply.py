@@ -16,14 +16,11 @@ from pydantic import Field, model_validator
 
 from envplan._model import Document, Model
 from envplan.devices import DeviceError
-from envplan.devices.modelled import GPUS
-from envplan.enforce.clocks import Clocks, modelled_clocks
+from envplan.enforce.clocks import Clocks, named_clocks
 from envplan.errors import InputError
 from envplan.runtime.guard import Guard
 from envplan.serving.plan import Count, Group, Pool, ServingPlan
 from envplan.serving.profile import ServingProfile
-
-__all__ = ["Instance", "ServingApplied", "apply_serving_plan", "hold_clocks"]
 
 #: A clock this little above the GPU's highest is taken for it: 2.0 GHz is 1,980 MHz on an H100.
 _NOMINAL: Final = 0.02
@@ -136,18 +133,18 @@ def apply_serving_plan(
             clock as high as the plan's.
     """
     plan.check(profile, force=force)
-    known = clocks
-    if known is None and (profile.gpu or "").lower() in {m.name.lower() for m in GPUS.values()}:
-        known = modelled_clocks(str(profile.gpu))
-    elif known is None:
-        every = sorted({frequency for _, _, frequency in profile.curves})
-        known = Clocks(tuple(every), "profile", profile.gpu)
-    if gpus_per_node < 1:
-        raise InputError(f"a node needs at least one GPU, not {gpus_per_node}")
+    measured = (frequency for _, _, frequency in profile.curves)
+    known = clocks or named_clocks(profile.gpu, measured)
     instances: list[Instance] = []
     free: list[int] = []  # the next free device of each node
     for pool, group in sorted(plan.instances(), key=lambda pair: -pair[1].tp):
-        node = _place(free, group.tp, gpus_per_node)
+        if group.tp > gpus_per_node:
+            raise InputError(
+                f"an instance on {group.tp} GPUs does not fit into a node with {gpus_per_node}"
+            )
+        most = gpus_per_node - group.tp
+        node = next((node for node, used in enumerate(free) if used <= most), len(free))
+        free += [0] if node == len(free) else []
         clock = _supported(group.frequency_mhz, known)
         instances.append(
             Instance(
@@ -174,16 +171,6 @@ def apply_serving_plan(
         nodes=len(free),
         instances=instances,
     )
-
-
-def _place(free: list[int], tp: int, gpus_per_node: int) -> int:
-    if tp > gpus_per_node:
-        raise InputError(f"an instance on {tp} GPUs does not fit into a node with {gpus_per_node}")
-    for node, used in enumerate(free):
-        if used + tp <= gpus_per_node:
-            return node
-    free.append(0)
-    return len(free) - 1
 
 
 def _proven(pool: Pool, group: Group, clock: int, profile: ServingProfile) -> bool:

@@ -18,19 +18,6 @@ from pydantic.dataclasses import dataclass as checked
 
 from envplan.errors import InputError
 
-__all__ = [
-    "CLASSES",
-    "DEFAULT_CLASSES",
-    "INPUT_BOUNDS",
-    "OUTPUT_BOUNDS",
-    "RequestClass",
-    "Slo",
-    "check_class",
-    "classify_all",
-    "hosts",
-    "serves",
-]
-
 _LENGTHS: Final = "SML"
 
 #: All classes, shortest first: one that can serve another comes after it.

@@ -32,12 +32,17 @@ from typing import Any, Final
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts, serves
-from envplan.serving.demand import check_demand, check_reachable, too_few
 from envplan.serving.hierarchy import hierarchical_pools
-from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Pool,
+    ServingPlan,
+    check_demand,
+    make_plan,
+    make_pool,
+    needed_for,
+    too_few,
+)
 from envplan.serving.profile import Curve, Segment, ServingProfile
-
-__all__ = ["TIME_LIMIT_S", "exact_plan"]
 
 #: For the solver, s.
 TIME_LIMIT_S: Final = 6.0
@@ -75,8 +80,7 @@ def exact_plan(
         InputError: no load, no GPU, or an unknown class.
         NoAnswerError: the loads cannot be served; says which class and by how much.
     """
-    wanted = check_demand(loads, gpus)
-    check_reachable(profile, wanted, merge=merge)
+    wanted = check_demand(profile, loads, gpus, merge=merge)
     program = _Program(profile, wanted, merge=merge, one_frequency=one_frequency)
     begin = time.monotonic()
     found, bound = program.least_power(gpus, time_limit)
@@ -85,8 +89,16 @@ def exact_plan(
         fleets.append(hierarchical_pools(profile, wanted, gpus, merge=merge))
     if not fleets:
         left = max(_AT_LEAST * time_limit, time_limit - (time.monotonic() - begin))
-        fleets.append(_any_fleet(program, gpus, left))
-    pools = min(fleets, key=_power)
+        smallest, needed = program.fewest_gpus(left)
+        if needed > gpus:
+            held = [
+                (p.request_class, {s.request_class: s.load_tokens_s for s in p.serves}, p.gpus)
+                for p in smallest
+            ]
+            raise too_few(profile, gpus, needed, held)
+        if sum(pool.gpus for pool in smallest) <= gpus:
+            fleets.append(smallest)
+    pools = min(fleets, key=_power, default=None)
     if not pools:
         raise NoAnswerError(
             f"no plan was found within {time_limit:g} s; give it more with --time-limit"
@@ -101,22 +113,6 @@ def _power(pools: Sequence[Pool]) -> float:
     return sum(pool.power_w for pool in pools)
 
 
-def _any_fleet(program: _Program, gpus: int, time_limit: float) -> list[Pool]:
-    """The smallest fleet that was found, if it fits; otherwise no pools.
-
-    Raises:
-        NoAnswerError: none can.
-    """
-    pools, needed = program.fewest_gpus(time_limit)
-    if needed > gpus:
-        by_class = Counter[str]()
-        for pool in pools:
-            served = {part.request_class: part.load_tokens_s for part in pool.serves}
-            by_class[main_class(program.profile, pool.request_class, served)] += pool.gpus
-        raise too_few(gpus, needed, by_class)
-    return pools if sum(pool.gpus for pool in pools) <= gpus else []
-
-
 def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> list[Slo]:
     """The SLOs that a pool might promise: those of all sets of classes it may serve."""
     found: set[Slo] = set()
@@ -129,15 +125,10 @@ def _pool_slos(profile: ServingProfile, name: str, demanded: Sequence[str]) -> l
 
 @dataclass(frozen=True)
 class _Site:
-    """A pool that might be, with the variables that the program has for it.
+    """A pool that might be: a class's stretches of straight power under an SLO.
 
-    Attributes:
-        name: the class whose configurations it runs.
-        slo: what it promises.
-        stretches: on which power is straight, each with its configuration.
-        counts: instances on each stretch.
-        loads: what they carry together.
-        routed: load of each class that is sent here.
+    Variables of the program: instances on each stretch (`counts`), what they carry together
+    (`loads`), and the load of each class that is sent here (`routed`).
     """
 
     name: str
@@ -172,15 +163,15 @@ def _beaten(pair: Stretch, pairs: Sequence[Stretch]) -> bool:
     """Whether one segment of another clock, same TP, covers this one and never draws more."""
     curve, mine = pair
     for other, segment in pairs:
-        if other is curve or other.tp != curve.tp:
+        covers = segment.low <= mine.low and mine.high <= segment.high
+        if other is curve or other.tp != curve.tp or not covers:
             continue
-        if segment.low <= mine.low and mine.high <= segment.high:
-            low, high = other.power_at(mine.low), other.power_at(mine.high)
-            if low > mine.power_low or high > mine.power_high:
-                continue
-            equal = (low, high) == (mine.power_low, mine.power_high)
-            if not equal or other.frequency_mhz < curve.frequency_mhz:
-                return True
+        more = (
+            other.power_at(mine.low) - mine.power_low,
+            other.power_at(mine.high) - mine.power_high,
+        )
+        if max(more) <= 0 and (any(more) or other.frequency_mhz < curve.frequency_mhz):
+            return True
     return False
 
 

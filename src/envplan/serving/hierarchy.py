@@ -1,13 +1,9 @@
 """The hierarchical planner: three managers that each decide one thing, as DynamoLLM does.
 
-- The pool manager sizes the pools. At maximum frequency, it looks at one TP at a time, leaves out
-  those that miss the SLO or take both more GPUs and more power than another, and takes the one with
-  the least power. A pool that costs less inside a higher one is merged into it. Where GPUs run
-  short, pools go over to denser choices.
-- The instance manager re-shards a pool's GPUs: into instances of one or two TP degrees such that
-  they draw the least at the load.
-- The GPU manager picks the clock of each instance: the one that draws the least at its present load
-  within the SLO.
+The pool manager sizes the pools at maximum frequency: it takes the TP with the least power, merges
+a pool that costs less inside a higher one, and goes over to denser choices where GPUs run short.
+The instance manager re-shards a pool's GPUs into instances of one or two TPs. The GPU manager picks
+the clock that draws the least at the load within the SLO.
 
 Load is spread over a pool's instances in proportion to what each can carry.
 """
@@ -24,19 +20,17 @@ import numpy as np
 
 from envplan.errors import NoAnswerError
 from envplan.serving.classes import CLASSES, Slo, hosts
-from envplan.serving.demand import check_demand, check_reachable, too_few
 from envplan.serving.phases import FloatArray
-from envplan.serving.plan import Pool, ServingPlan, main_class, make_plan, make_pool, needed_for
+from envplan.serving.plan import (
+    Pool,
+    ServingPlan,
+    check_demand,
+    make_plan,
+    make_pool,
+    needed_for,
+    too_few,
+)
 from envplan.serving.profile import Curve, ServingProfile
-
-__all__ = [
-    "PoolModel",
-    "SizedPool",
-    "hierarchical_plan",
-    "hierarchical_pools",
-    "reshard",
-    "size_pools",
-]
 
 _ROOM: Final = 1 + 1e-12  # for rounding, where loads are compared with capacities
 
@@ -136,7 +130,6 @@ def size_pools(
     Raises:
         NoAnswerError: no configuration meets an SLO, or GPUs run short.
     """
-    check_reachable(profile, loads, merge=merge)
     options: dict[str, list[SizedPool]] = {}
     for name, load in loads.items():
         # The first is its own; without a configuration that meets its SLO, the lowest that has one.
@@ -187,8 +180,9 @@ def _fit(
         }
         if not steps:
             pools = [choices[0] for choices in options.values()]
-            held = {main_class(profile, p.model.name, p.served): p.gpus for p in pools}
-            raise too_few(gpus, needed, held, "the hierarchical planner needs at least")
+            held = [(pool.model.name, pool.served, pool.gpus) for pool in pools]
+            what = "the hierarchical planner needs at least"
+            raise too_few(profile, gpus, needed, held, what)
         options[min(steps, key=lambda name: steps[name])].pop(0)
     return [choices[0] for choices in options.values()]
 
@@ -247,6 +241,6 @@ def hierarchical_plan(
     profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
 ) -> ServingPlan:
     """The plan of the three managers; arguments and errors as exact_plan."""
-    wanted = check_demand(loads, gpus)
+    wanted = check_demand(profile, loads, gpus, merge=merge)
     pools = hierarchical_pools(profile, wanted, gpus, merge=merge)
     return make_plan("hierarchical", pools, None, profile, wanted, gpus, merge=merge)

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from envplan.serving.classes import RequestClass
 
-__all__ = ["Phases", "steady"]
-
 FloatArray = npt.NDArray[np.float64]
 
 _BUSIEST: Final = 0.9  # share of an instance's time that prompts may take

@@ -1,38 +1,41 @@
 """Serving plans: which instances run, for which classes, at which clock and load.
 
-A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1").
+A serving plan is a file, serving-plan.json ("envplan/serving-plan/v1"). Here is what all planners
+share, too: what they may be asked, why there may be no answer, and how a plan is made of pools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from envplan._files import is_file
 from envplan._model import Document, Model
-from envplan.errors import InputError
-from envplan.serving.classes import CLASSES, Positive, Slo, serves
+from envplan.errors import InputError, NoAnswerError
+from envplan.serving.classes import CLASSES, Positive, Slo, check_class, hosts, serves
 from envplan.serving.profile import Curve, ServingProfile, builtin_profiles
-
-__all__ = [
-    "Count",
-    "Group",
-    "Pool",
-    "Served",
-    "ServingPlan",
-    "main_class",
-    "make_plan",
-    "make_pool",
-    "needed_for",
-]
 
 #: Loads and powers of a plan must agree with its profile this well, relative to the larger.
 _TOLERANCE: Final = 1e-6
 #: tokens/s, or W, that make no difference: the exact planner's solver does not see them.
 _NOTHING: Final = 2e-3
 
+#: tokens/s: what is less is none, and what is more than MOST_LOAD no planner could tell apart.
+LEAST_LOAD: Final = 0.01
+MOST_LOAD: Final = 1e9
+
+
+def _class(name: str) -> str:
+    if name not in CLASSES:
+        raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
+    return name
+
+
+Class = Annotated[str, AfterValidator(_class)]
 Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -45,7 +48,7 @@ class Served(Model):
         load_tokens_s: its own tokens per second.
     """
 
-    request_class: str
+    request_class: Class
     load_tokens_s: Amount
 
 
@@ -79,7 +82,7 @@ class Pool(Model):
         groups: its instances.
     """
 
-    request_class: str
+    request_class: Class
     slo: Slo
     serves: list[Served]
     groups: list[Group]
@@ -121,8 +124,8 @@ class Asked(Model):
     """
 
     gpus: Count
-    loads_tokens_s: dict[str, Positive]
-    slos: dict[str, Slo]
+    loads_tokens_s: dict[Class, Positive]
+    slos: dict[Class, Slo]
     merge: bool
     one_frequency: bool
 
@@ -184,15 +187,6 @@ class ServingPlan(Document):
             for group in pool.groups:
                 for _ in range(group.instances):
                     yield pool, group
-
-    @model_validator(mode="after")
-    def _names_classes(self) -> Self:
-        names = {*self.asked.loads_tokens_s, *self.asked.slos}
-        for pool in self.pools:
-            names |= {pool.request_class, *pool.classes}
-        for name in names - set(CLASSES):
-            raise ValueError(f"there is no class {name!r}; the classes are {', '.join(CLASSES)}")
-        return self
 
     def find_profile(self, given: str | None = None) -> ServingProfile:
         """The profile that the plan was made from, changed since or not.
@@ -289,11 +283,6 @@ def needed_for(profile: ServingProfile, request: str, pool: str) -> float:
     return profile.classes[pool].tokens / profile.classes[request].tokens
 
 
-def main_class(profile: ServingProfile, pool: str, served: Mapping[str, float]) -> str:
-    """The class, of those that a pool serves (tokens/s of each), that brings most of its load."""
-    return max(served, key=lambda name: served[name] * needed_for(profile, name, pool))
-
-
 def make_plan(
     planner: str,
     pools: Sequence[Pool],
@@ -377,4 +366,77 @@ def make_pool(
             )
             for curve, count, load in instances
         ],
+    )
+
+
+def check_demand(
+    profile: ServingProfile, loads: Mapping[str, float], gpus: int, *, merge: bool = True
+) -> dict[str, float]:
+    """The loads above zero, in the order of the classes; each can be served at some load.
+
+    Raises:
+        InputError: there is no load, no GPU, or no such class.
+        NoAnswerError: as check_reachable.
+    """
+    if gpus < 1:
+        raise InputError(f"a fleet needs at least one GPU, not {gpus}")
+    for name, load in loads.items():
+        check_class(name)
+        if not (math.isfinite(load) and (load == 0 or LEAST_LOAD <= load <= MOST_LOAD)):
+            raise InputError(
+                f"the load of {name} must be 0, or from {LEAST_LOAD:g} to {MOST_LOAD:g} tokens/s, "
+                f"not {load:g}"
+            )
+    wanted = {name: float(loads[name]) for name in CLASSES if loads.get(name)}
+    if not wanted:
+        raise InputError("there is no load; give at least one class tokens/s above 0")
+    check_reachable(profile, wanted, merge=merge)
+    return wanted
+
+
+def check_reachable(profile: ServingProfile, loads: Iterable[str], *, merge: bool = True) -> None:
+    """Every class has a configuration that meets its SLO at some load.
+
+    Raises:
+        NoAnswerError: one has none; says which SLO it misses and the best there is.
+    """
+    for name in loads:
+        slo = profile.classes[name].slo
+        curves = [curve for host in hosts(name, merge=merge) for curve in profile.of(host)]
+        if not curves:
+            raise NoAnswerError(
+                f"no configuration of profile {profile.name} serves {name}"
+                + (" or a higher class" if merge else "")
+            )
+        if any(curve.segments(slo) for curve in curves):
+            continue
+        apart = f"its tokens {slo.tbt_s:g} s apart"
+        if paced := [curve.ttft_s[0] for curve in curves if curve.tbt_s[0] <= slo.tbt_s]:
+            missed = f"its first token within {slo.ttft_s:g} s"
+            best = f"the best that keeps {apart} takes {min(paced):g} s"
+        else:
+            missed, best = apart, f"the best takes {min(curve.tbt_s[0] for curve in curves):g} s"
+        raise NoAnswerError(f"no configuration gives {name} {missed}; {best}")
+
+
+def too_few(
+    profile: ServingProfile,
+    gpus: int,
+    needed: int,
+    pools: Iterable[tuple[str, Mapping[str, float], int]],
+    what: str = "the loads need at least",
+) -> NoAnswerError:
+    """That the fleet is too small, by how much, and which class takes most of it, if known.
+
+    Args:
+        pools: of each its class, tokens/s of each class that it serves, and its GPUs.
+    """
+    by_class = Counter[str]()
+    for pool, served, used in pools:
+        brought = {name: x * needed_for(profile, name, pool) for name, x in served.items()}
+        by_class[max(brought, key=brought.__getitem__)] += used
+    largest = max(by_class, key=by_class.__getitem__, default=None)
+    most = "" if largest is None else f"; class {largest} takes most, {by_class[largest]} GPUs"
+    return NoAnswerError(
+        f"{what} {needed} GPUs, {needed - gpus} more than the {gpus} there are{most}"
     )

@@ -1,26 +1,16 @@
 """Serving profiles: what an instance draws and how fast it answers, by TP, clock and load.
 
-A serving profile is a CSV file in one of two forms. By phases, one row for each measured point,
+A serving profile is a CSV file in one of two forms; docs/serving.md ("Your own profile") has their
+columns and units. By phases, one row for each measured point of prefill, decode or idle,
 
     tp,frequency,phase,size,time_s,power_w
-
-    phase, size            prefill and a prompt's tokens; decode and the requests in the batch; idle
-    time_s                 of the whole prompt, or of one decode step, s; 0 for idle
-    power_w                W of the whole instance meanwhile
 
 from which the loads of every class follow (`phases.steady`); the sidecar must say in
 `kv_tokens` how many tokens of context fit into the memory of each TP. Or by class and load,
 
     class,tp,frequency,load,energy_per_request_j,power_w,ttft_s,tbt_s
 
-    class                  SS, SM, ... LL
-    tp                     GPUs of the instance: 1, 2, 4 or 8
-    frequency              SM clock, MHz
-    load                   tokens per second, input and output, through one instance
-    energy_per_request_j   J; or, instead, in the same row or all of them,
-    power_w                W of the whole instance
-    ttft_s, tbt_s          time to first token, time between tokens, s
-
+with an energy or a power in each row. Loads are tokens/s, input and output, through one instance.
 Between two loads, power and latencies are interpolated linearly; below the lowest they stay what
 they are there, and above the highest there is nothing. A point that cannot meet its SLO may be left
 out. A sidecar NAME.meta.json may say where the figures come from, and the mean lengths and SLOs of
@@ -51,16 +41,6 @@ from envplan.profile import builtin_paths
 from envplan.profile.sidecar import sidecar_path
 from envplan.serving.classes import CLASSES, DEFAULT_CLASSES, RequestClass, Slo, check_class
 from envplan.serving.phases import FloatArray, Phases, steady
-
-__all__ = [
-    "BUILTIN",
-    "Curve",
-    "Segment",
-    "ServingProfile",
-    "builtin_folder",
-    "builtin_profiles",
-    "named_file",
-]
 
 #: The serving profile that ships with envplan.
 BUILTIN: Final = "h100-llama2-70b"
@@ -281,7 +261,38 @@ class ServingProfile:
         Raises:
             InputError: naming file, line, column and what to do.
         """
-        return _read(Path(path))
+        path = Path(path)
+        content, where = read_bounded(path, MAX_TABLE_BYTES), sidecar_path(path)
+        sidecar = read_json(where) if where.is_file() else {}
+        said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
+        for name in sidecar.keys() - {"schema", *_Sidecar.model_fields}:
+            refuse_slip(name, list(_Sidecar.model_fields), where)
+        for known in said.classes:
+            check_class(known, path=where, column="classes")
+        classes = {**DEFAULT_CLASSES} | {k: facts.request(k) for k, facts in said.classes.items()}
+        header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
+        phases: dict[tuple[int, int], Phases] = {}
+        if "phase" in [column.strip() for column in header.split(",")]:
+            phases = _read_phases(parse_table(content, _PhaseRow, path=path, kind=_KIND), said)
+            curves = _curves_of(phases, classes)
+            parts = ("classes", "kv_tokens", "chunk_tokens")
+            decisive = {part: sidecar[part] for part in parts if part in sidecar}
+        else:
+            curves = _read_curves(parse_table(content, _LoadRow, path=path, kind=_KIND), classes)
+            decisive = sidecar.get("classes", {})
+        digest = json.dumps(decisive, sort_keys=True).encode()
+        profile = ServingProfile(
+            name=path.stem,
+            path=path,
+            sha256=hashlib.sha256(content + b"\0" + digest).hexdigest(),
+            curves=curves,
+            classes=classes,
+            phases=phases,
+            **said.model_dump(include={"gpu", "model", "source", "modelled"}),
+        )
+        if not phases:
+            _refuse_holes(profile)
+        return profile
 
     @classmethod
     def builtin(cls, name: str = BUILTIN) -> ServingProfile:
@@ -386,40 +397,6 @@ class _LoadRow(_Configuration):
     power_w: Amount | None = Field(None, description="W of the whole instance")
     ttft_s: Above = Field(description="s to the first token, above 0")
     tbt_s: Above = Field(description="s between tokens, above 0")
-
-
-def _read(path: Path) -> ServingProfile:
-    content, where = read_bounded(path, MAX_TABLE_BYTES), sidecar_path(path)
-    sidecar = read_json(where) if where.is_file() else {}
-    said = parse_document(sidecar, _Sidecar, kind="sidecar of a serving profile", path=where)
-    for name in sidecar.keys() - {"schema", *_Sidecar.model_fields}:
-        refuse_slip(name, list(_Sidecar.model_fields), where)
-    for known in said.classes:
-        check_class(known, path=where, column="classes")
-    classes = {**DEFAULT_CLASSES} | {k: facts.request(k) for k, facts in said.classes.items()}
-    header = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-    phases: dict[tuple[int, int], Phases] = {}
-    if "phase" in [column.strip() for column in header.split(",")]:
-        phases = _read_phases(parse_table(content, _PhaseRow, path=path, kind=_KIND), said)
-        curves = _curves_of(phases, classes)
-        parts = ("classes", "kv_tokens", "chunk_tokens")
-        decisive = {part: sidecar[part] for part in parts if part in sidecar}
-    else:
-        curves = _read_curves(parse_table(content, _LoadRow, path=path, kind=_KIND), classes)
-        decisive = sidecar.get("classes", {})
-    digest = json.dumps(decisive, sort_keys=True).encode()
-    profile = ServingProfile(
-        name=path.stem,
-        path=path,
-        sha256=hashlib.sha256(content + b"\0" + digest).hexdigest(),
-        curves=curves,
-        classes=classes,
-        phases=phases,
-        **said.model_dump(include={"gpu", "model", "source", "modelled"}),
-    )
-    if not phases:
-        _refuse_holes(profile)
-    return profile
 
 
 def _grouped(table: Table[Any], keys: Iterable[Any], along: str) -> dict[Any, list[int]]:

@@ -22,8 +22,6 @@ from envplan.errors import InputError
 if TYPE_CHECKING:
     from envplan.serving.apply import Instance, ServingApplied
 
-__all__ = ["PARTS", "NodeChange", "Transfer", "TransferPlan", "move_fleet", "transfer_plan"]
-
 #: Equal parts of the weights in which transfers are counted: all shards are made of whole ones.
 PARTS: Final = 8
 
@@ -61,10 +59,10 @@ class TransferPlan:
         return max([*sent.values(), *received.values()], default=0)
 
 
-def _shard(tp: int, rank: int) -> range:
-    """The parts that a rank of an instance holds."""
-    each = PARTS // tp
-    return range(rank * each, (rank + 1) * each)
+def _shards(tps: Sequence[int]) -> list[frozenset[int]]:
+    """The parts that each rank of instances holds."""
+    shares = [(PARTS // tp, rank) for tp in tps for rank in range(tp)]
+    return [frozenset(range(rank * each, (rank + 1) * each)) for each, rank in shares]
 
 
 @lru_cache(maxsize=4096)
@@ -79,9 +77,8 @@ def transfer_plan(before: Sequence[int], after: Sequence[int], idle: int = 0) ->
     Raises:
         ValueError: there are too few GPUs, or no instance to copy from.
     """
-    held = [frozenset(_shard(tp, rank)) for tp in before for rank in range(tp)]
-    held += [frozenset()] * idle
-    wanted = [frozenset(_shard(tp, rank)) for tp in after for rank in range(tp)]
+    held = _shards(before) + [frozenset()] * idle
+    wanted = _shards(after)
     if len(wanted) > len(held) or not before:
         raise ValueError(f"{len(held)} GPUs cannot become instances on {len(wanted)}")
     place = _cheapest([[len(need - have) for have in held] for need in wanted])
@@ -151,8 +148,10 @@ def move_fleet(
             f"the fleets' nodes have {before.gpus_per_node} and {size} GPUs; they must be the same"
         )
     count = max(before.nodes, after.nodes)
-    old = [_on_node(before, node) for node in range(count)]
-    new = [_on_node(after, node) for node in range(count)]
+    old, new = (
+        [[i for i in fleet.instances if i.node == node] for node in range(count)]
+        for fleet in (before, after)
+    )
 
     def plan(here: list[Instance], there: list[Instance]) -> TransferPlan | None:
         tps = tuple(i.tp for i in here)
@@ -179,7 +178,3 @@ def move_fleet(
     nodes = max(instance.node for instance in moved) + 1
     moved.sort(key=lambda instance: instance.instance)
     return after.model_copy(update={"instances": moved, "nodes": nodes}), sorted(changes)
-
-
-def _on_node(fleet: ServingApplied, node: int) -> list[Instance]:
-    return [instance for instance in fleet.instances if instance.node == node]

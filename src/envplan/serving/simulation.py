@@ -26,8 +26,6 @@ from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S
 from envplan.units import J_PER_KWH
 
-__all__ = ["READY", "Fleet", "Machines", "Overheads", "PoolSpec", "Series", "Simulation"]
-
 _CLOCK_HOLD_S: Final = 1.0  # before a managed clock goes down
 _CLOCK_MARGIN: Final = 0.4  # of the TTFT SLO that a managed clock leaves
 _PARTS: Final = 8  # in which a fleet is re-sharded, one after another, each at least an instance
@@ -184,6 +182,12 @@ class Simulation:
         return self.attained / self.requests
 
     @property
+    def attainment_by_class(self) -> dict[str, float]:
+        """The same of each class that came."""
+        by_class = zip(CLASSES, self.by_class.tolist(), strict=True)
+        return {name: met / came for name, (came, _, _, met) in by_class if came}
+
+    @property
     def first_in_time(self) -> float:
         """Share of requests whose first token was in time."""
         return int(self.by_class[:, 1].sum()) / self.requests
@@ -192,6 +196,16 @@ class Simulation:
     def tokens_in_time(self) -> float:
         """Share of requests whose further tokens were in time."""
         return int(self.by_class[:, 2].sum()) / self.requests
+
+    @property
+    def gpus_mean(self) -> float:
+        """GPUs in use, on average."""
+        return float(self.series.gpus.mean())
+
+    @property
+    def gpus_most(self) -> float:
+        """GPUs in use, at most."""
+        return float(self.series.gpus.max())
 
     @property
     def gpu_hours(self) -> float:
@@ -231,13 +245,7 @@ class _Start(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A part of a change of the fleet that is still to come.
-
-    Attributes:
-        at: when, s.
-        leave: instances that take nothing more from then on.
-        begin: instances that their GPUs become.
-    """
+    """A part of a change still to come: when (s), who leaves, and what their GPUs become."""
 
     at: float
     leave: list[int]
@@ -282,10 +290,8 @@ class Machines:
         for key, pool in fleet.items():
             number = self._pools.setdefault(key, len(self._pools))
             self.replay.set_pack(number, pool.packs)
-            size = self.stream.sizes[pool.tp]
-            start = _Start(
-                number, size, self.stream.clocks[pool.tp].index(pool.clock), pool.managed
-            )
+            size, clocks = self.stream.sizes[pool.tp], self.stream.clocks[pool.tp]
+            start = _Start(number, size, clocks.index(pool.clock), pool.managed)
             wanted[number, size] = [start] * pool.count
         self._route(fleet)
         self._steps.clear()  # of the last change: what was to come of it is in `wanted`
@@ -307,11 +313,11 @@ class Machines:
         left = [
             (instance, self.stream.gpus[size]) for size, ids in spare.items() for instance in ids
         ]
-        if not warm:
+        if warm:
+            for start in lacking:
+                self.replay.start(*start, now)
+        else:
             self._change(lacking, left, now)
-            return
-        for start in lacking:
-            self.replay.start(*start, now)
 
     def _change(self, lacking: list[_Start], left: list[tuple[int, int]], now: float) -> None:
         """Start what is lacking, and let go what is left over when it is not needed any more."""

@@ -22,8 +22,6 @@ from envplan.serving.classes import CLASSES
 from envplan.serving.profile import ServingProfile
 from envplan.serving.trace import Trace
 
-__all__ = ["Need", "Stream"]
-
 
 class Need(NamedTuple):
     """What a stretch of requests asks of one instance size.
@@ -37,10 +35,6 @@ class Need(NamedTuple):
     instances: float
     busy: float
     decoding: float
-
-    def times(self, factor: float) -> Need:
-        """So many times as much."""
-        return Need(factor * self.instances, factor * self.busy, factor * self.decoding)
 
 
 class Stream:

@@ -1,14 +1,9 @@
 """Traces: which requests come when, one by one.
 
-A trace is a CSV file, plain or gzipped, in order of time, with one row per request,
-
-    TIMESTAMP,ContextTokens,GeneratedTokens        as Azure publishes them
-    timestamp,input_tokens,output_tokens           the same
-    timestamp,class
-
-or per many alike, with a column `requests`: then a row stands for so many of them, spread evenly
-from its timestamp to the next one there is, and all timestamps are equally far apart. `timestamp`
-is in seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions and zone.
+A trace is a CSV file, plain or gzipped, in order of time, with one row per request or, with a
+column `requests`, per many alike, spread evenly from its timestamp to the next one: then all
+timestamps are equally far apart. docs/serving.md ("Traces") names the columns. `timestamp` is in
+seconds, or a date and time as in 2026-11-16T09:00:00, with or without fractions and zone.
 Files are read in pieces: 27 million requests take about half a gigabyte, and nothing else grows.
 """
 
@@ -35,8 +30,6 @@ from envplan.serving.classes import CLASSES, classify_all
 from envplan.serving.phases import FloatArray
 from envplan.serving.profile import ServingProfile, builtin_folder, named_file
 
-__all__ = ["WEEKS", "Trace", "builtin_traces", "make_week"]
-
 IntArray = npt.NDArray[np.int32]
 
 SLOT_S: Final = 60.0  # by which policies look at a trace
@@ -53,7 +46,6 @@ _COLUMNS: Final = ("timestamp", "class", *_LENGTHS, "requests")
 #: The weeks by name, and the hour whose requests each is made of.
 WEEKS: Final = {"coding-week": "azure-2023-code", "conversation-week": "azure-2023-conversation"}
 _RANGE: Final = 2.7  # standard deviations between the least and the most of seven normal numbers
-_MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,25 +178,25 @@ def make_week(name: str, *, days: float = 7.0, seed: int = 0) -> Trace:
     spread = np.interp(minutes, minute, (high - low) / _RANGE)
     wanted = np.interp(minutes, minute, middle) + spread * random.standard_normal(len(minutes))
     counts = np.maximum(1, np.rint(wanted)).astype(np.int64)
-    latest = hour.arrival[-1] - _MINUTE_S
+    latest = hour.arrival[-1] - SLOT_S
     at, rows = [], []
     for k, count in enumerate(counts):
         offsets, picked, found = [], [], 0
         while found < count:
             begin = random.uniform(0.0, latest)
-            first, last = np.searchsorted(hour.arrival, (begin, begin + _MINUTE_S))
+            first, last = np.searchsorted(hour.arrival, (begin, begin + SLOT_S))
             picked.append(np.arange(first, last))
             offsets.append(hour.arrival[first:last] - begin)
             found += last - first
         chosen = random.permutation(found)[:count]
         times = np.concatenate(offsets)[chosen]
         order = np.argsort(times)
-        at.append(k * _MINUTE_S + times[order])
+        at.append(k * SLOT_S + times[order])
         rows.append(np.concatenate(picked)[chosen[order]].astype(np.int32))
     made = f"real-shaped: the digitized minutes of the week, made of the minutes of {hour.name}"
     return replace(
         hour.part(np.concatenate(rows)), name=name, arrival=np.concatenate(at), began=None,
-        made=made, lasts_s=len(counts) * _MINUTE_S,
+        made=made, lasts_s=len(counts) * SLOT_S,
     )  # fmt: skip
 
 
@@ -218,8 +210,7 @@ def builtin_traces() -> dict[str, Path]:
 def _open(path: Path) -> IO[bytes]:
     """The file, unzipped."""
     file: Any = opened(path)
-    zipped = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
+    zipped = file.peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.GzipFile(fileobj=file) if zipped else file)
 
 
@@ -312,13 +303,9 @@ def _complaint(error: ValueError) -> str:
 
 @dataclass
 class _Piece:
-    """Some rows of a file.
+    """Some rows of a file, of which the first is in `line`, with its columns as the file has them.
 
-    Attributes:
-        frame: as they are read.
-        named: how the file writes the columns.
-        line: of its first row.
-        began: when, where its times are dates.
+    `began` is when the first request came, where times are dates.
     """
 
     frame: Any

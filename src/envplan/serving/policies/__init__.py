@@ -1,13 +1,9 @@
 """Policies over time: which fleet serves a trace, and what comes of it.
 
-What a scaling policy expects is the most of what these stretches needed:
-
-- the last hour, an eighth more;
-- where the trace is a day or a week old, the hours around this one a day or a week ago, times how
-  much the last hour differs from its counterpart back then;
-- where it is not even two hours old, the trace's peak: the fleet that the service was given stays
-  until there is a past to judge from. With `past_s`, the trace's first minutes are that past, and
-  only what comes after them is replayed: then nothing knows what is still to come.
+What a scaling policy expects is the most of what these stretches needed: the last hour, and the
+hours around this one a day or a week ago, times how much the last hour differs from its counterpart
+then. In the first two hours there is no past to judge from: the fleet stays as it was sized by the
+trace's peak or, with `past_s`, by the trace's first minutes, which are then not replayed.
 
 Between epochs it is looked every minute whether the last ten minutes need more than there is, with
 a quarter more for what may come while instances start. So a fleet grows within a minute and shrinks
@@ -28,22 +24,14 @@ import numpy.typing as npt
 
 from envplan.errors import InputError, NoAnswerError
 from envplan.serving.classes import CLASSES
-from envplan.serving.demand import check_reachable
-from envplan.serving.policies.outlook import POLICIES, Outlook, Policy, Settings, Stretch
+from envplan.serving.plan import check_reachable
+from envplan.serving.policies.outlook import POLICIES as POLICIES
+from envplan.serving.policies.outlook import Outlook, Policy, Stretch
+from envplan.serving.policies.outlook import Settings as Settings
 from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import Fleet, Machines, Simulation
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import SLOT_S, Trace
-
-__all__ = [
-    "POLICIES",
-    "Settings",
-    "compare_policies",
-    "predicted",
-    "replay",
-    "simulate",
-    "stream_of",
-]
 
 for _file in pkgutil.iter_modules(__path__):  # every policy registers itself
     import_module(f"{__name__}.{_file.name}")

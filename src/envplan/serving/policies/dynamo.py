@@ -9,8 +9,6 @@ from envplan.serving.classes import hosts
 from envplan.serving.policies.outlook import Outlook, home, policy
 from envplan.serving.simulation import Fleet
 
-__all__ = ["dynamo_llm", "pool_by_class", "scale_freq", "scale_shard", "single_pool"]
-
 _SMALL: Final = 1.0  # instances: a pool that needs less is merged into a higher one
 
 

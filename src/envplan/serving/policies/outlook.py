@@ -14,11 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from envplan.serving.classes import CLASSES, Slo, serves
-from envplan.serving.profile import ServingProfile
 from envplan.serving.simulation import Fleet, Overheads, PoolSpec
 from envplan.serving.sizing import Need, Stream
-
-__all__ = ["POLICIES", "Outlook", "Policy", "Settings", "Stretch", "home", "policy"]
 
 _WORTH: Final = 0.85  # of its power: what another TP must stay below to be worth a change
 _BUSY_BATCH: Final = 16.0  # requests that decode together where instances are filled up
@@ -85,11 +82,6 @@ class Outlook:
     present: Fleet | None = None
     worth: float = _WORTH
 
-    @property
-    def profile(self) -> ServingProfile:
-        """With the SLOs to be met."""
-        return self.stream.profile
-
     @cached_property
     def classes(self) -> list[str]:
         """Those that come, in the order of CLASSES."""
@@ -100,7 +92,7 @@ class Outlook:
         """What these classes need in one pool of instances of a TP, headroom included."""
         names, late = frozenset(classes), self.settings.late
         needs = [
-            self.stream.need(begin, end, names, tp, late).times(factor)
+            Need(*(factor * each for each in self.stream.need(begin, end, names, tp, late)))
             for begin, end, factor in self.stretches
         ]
         most = max(needs, key=lambda need: need.instances)
@@ -116,13 +108,13 @@ class Outlook:
         return found or self.stream.gpus[-1:]
 
     def _meets(self, name: str, tp: int) -> bool:
-        curve = self.profile.curves.get((name, tp, self.stream.clocks[tp][-1]))
-        return curve is not None and curve.capacity(self.profile.classes[name].slo) > 0
+        curve = self.stream.profile.curves.get((name, tp, self.stream.clocks[tp][-1]))
+        return curve is not None and curve.capacity(self.stream.profile.classes[name].slo) > 0
 
     def power(self, classes: Iterable[str], tp: int, count: int, *, packs: bool) -> float:
         """About what so many instances draw, W: idle, prompts, and decoding on top."""
         need = self.need(classes, tp)
-        phases = self.profile.phases[tp, self.stream.clocks[tp][-1]]
+        phases = self.stream.profile.phases[tp, self.stream.clocks[tp][-1]]
         decoding = (
             max(need.decoding / _BUSY_BATCH, 1 - np.exp(-need.decoding))
             if packs
@@ -152,7 +144,7 @@ class Outlook:
         """The clock at which a decode step takes the least energy above idling, MHz."""
 
         def energy(mhz: int) -> float:
-            phases = self.profile.phases[tp, mhz]
+            phases = self.stream.profile.phases[tp, mhz]
             return float((phases.step_w[0] - 0.5 * phases.idle_w) * phases.step_s[0])
 
         return min(self.stream.clocks[tp], key=energy)
@@ -171,7 +163,7 @@ class Outlook:
         return PoolSpec(
             name=name or home(served),
             serves=served,
-            slo=Slo.strictest(self.profile.classes[each].slo for each in served),
+            slo=Slo.strictest(self.stream.profile.classes[each].slo for each in served),
             tp=tp,
             clock=self.clock(tp) if managed else self.stream.clocks[tp][-1],
             count=self.count(served, tp) if count is None else count,

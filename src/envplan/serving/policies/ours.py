@@ -1,4 +1,4 @@
-"""The optimum over all ways to sort classes into pools: once for the peak, or for every epoch."""
+"""envplan's own policies: the optimum over all ways to sort classes into pools, and one pool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from envplan.serving.policies.outlook import Outlook, home, policy
 from envplan.serving.simulation import Fleet
-
-__all__ = ["best_pools", "least_power"]
 
 #: Classes of each pool, by its TP.
 Split = Mapping[int, Sequence[str]]
@@ -73,3 +71,16 @@ def _present(outlook: Outlook) -> Split:
             return {}
         split.setdefault(tps[name], []).append(name)
     return split
+
+
+@policy("envplan", "one pool, filled up instance by instance; number, TP, clocks follow the load",
+        scales=True)  # fmt: skip
+def packing(outlook: Outlook) -> Fleet:
+    """One pool for everything, because bursts of different classes even each other out.
+
+    Prompts with near deadlines go first in every instance, so short requests do not wait for long
+    ones. Requests go to the first instance that answers in time: what is kept for bursts idles.
+    """
+    name = home(outlook.classes)
+    tp = outlook.thriftiest(outlook.classes, name, packs=True)
+    return Fleet({name: outlook.pool(outlook.classes, tp, managed=True, packs=True)})
