@@ -243,6 +243,7 @@ def simulate_cluster(
     times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
     rungs = _rungs(plan, profile, frontier, sorted(times), progress)
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
+    fastest = problem.replay(problem.max_frequency_rows)
     ways = [own]
     for n, rung in enumerate(rungs):
         ways.append(problem.replay(rung_rows(f"ladder[{n}]", rung, problem), machine))
@@ -253,7 +254,6 @@ def simulate_cluster(
             end_ns = known_end_ns(factors)
             in_time = [way for way in ways if way.makespan_ns <= end_ns]
             followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-            fastest = problem.replay(problem.max_frequency_rows)
             runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
             known[factors] = [
                 _iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs
