@@ -217,10 +217,8 @@ def _spread(table: Table[ProfileRow], members: Sequence[int]) -> float | None:
     own = [stds[row] ** 2 for row in members if stds[row] is not None]
     if not own and len(members) < 2:
         return None
-    variance = statistics.fmean(own) if own else 0.0
-    if len(members) > 1:
-        variance += statistics.variance(times[row] for row in members)
-    return math.sqrt(variance)
+    between = statistics.variance(times[row] for row in members) if len(members) > 1 else 0.0
+    return math.sqrt(statistics.fmean(own or [0.0]) + between)
 
 
 def _groups(table: Table[ProfileRow]) -> tuple[Groups, dict[tuple[int, str], list[str]]]:
@@ -308,12 +306,11 @@ def _check_stages(table: Table[ProfileRow]) -> int:
     present = sorted(set(stages))
     for expected, stage in enumerate(present):
         if stage != expected:
-            raise table.error(
-                stages.index(stage),
+            problem = (
                 f"stage {expected} has no rows but stage {stage} has; stages must be numbered 0, "
-                "1, 2, ... without gaps",
-                "stage",
+                "1, 2, ... without gaps"
             )
+            raise table.error(stages.index(stage), problem, "stage")
     return len(present)
 
 
