@@ -249,7 +249,7 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     from matplotlib.patches import Patch
 
     kinds = {timed.operation.instruction for each in shown for timed in each.operations}
-    weight = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
+    weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
     of_kinds: list[tuple[set[str], Line2D | Patch]] = [
         ({"forward"}, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
         ({"backward", "backward_input"}, Patch(color="0.4", label="backward (high)")),
