@@ -111,11 +111,10 @@ def list_schedules(out: OutputOptions) -> None:
     from envplan.cli.output import answer, print_table
     from envplan.pipeline import SCHEDULES
 
-    known = {  # the first paragraph of a docstring, on one line
-        name: " ".join((generate.__doc__ or "-").split("\n\n")[0].split())
+    rows = [  # the first paragraph of a docstring, on one line
+        [name, " ".join((generate.__doc__ or "-").split("\n\n")[0].split())]
         for name, generate in SCHEDULES.items()
-    }
-    rows = [[name, order] for name, order in known.items()]
+    ]
     answer(
         out,
         lambda: {"schedules": [{"name": name, "description": order} for name, order in rows]},
@@ -176,13 +175,12 @@ def show(
 
 def _frontier_of(shape: ShapeOptions, pipeline: Pipeline, profile: str | None) -> list[str]:
     """The command that traces the frontier of a schedule."""
-    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
-    named += ["-m", f"{pipeline.num_microbatches}"]
-    if pipeline.num_chunks > 1 and shape.vp:
-        named += ["--vp", f"{shape.vp}"]
+    command = ["envplan", "frontier", profile or "PROFILE"]
     if pipeline.schedule == "dag":
-        named = ["--dag", shape.name]
-    return ["envplan", "frontier", profile or "PROFILE", *named]
+        return [*command, "--dag", shape.name]
+    named = ["--schedule", shape.name, "--pp", f"{pipeline.num_stages}"]
+    vp = ["--vp", f"{shape.vp}"] if pipeline.num_chunks > 1 and shape.vp else []
+    return [*command, *named, "-m", f"{pipeline.num_microbatches}", *vp]
 
 
 def _pipeline(

@@ -50,16 +50,11 @@ def described_pipeline(
         chunks = count // (num_stages or 1) if fits else traits(name).chunks
     if schedule is None and name == "1f1b" and chunks > 1:
         name = "interleaved"
-    if count % chunks:
+    stages = num_stages or max(1, count // chunks)
+    if stages * chunks != count:
         raise InputError(
-            f"schedule {name} with {chunks} chunks on each pipeline stage (--vp): {chunks} does "
-            f"not divide the {count} stages of profile {profile.name}"
-        )
-    stages = count // chunks
-    if num_stages not in (None, stages):
-        raise InputError(
-            f"{num_stages} pipeline stages (--pp) of {chunks} chunks (--vp) are "
-            f"{num_stages * chunks} model stages, but profile {profile.name} has {count}"
+            f"schedule {name} with {chunks} chunks (--vp) on {stages} pipeline stages (--pp) has "
+            f"{stages * chunks} model stages, but profile {profile.name} has {count} stages"
         )
     microbatches = num_microbatches or metadata.num_microbatches
     if microbatches is None:

@@ -307,29 +307,11 @@ class Pipeline:
         """
         if self.schedule == DAG_SCHEDULE:
             raise InputError("a custom DAG has its own microbatches; they cannot be changed")
-        further = self._further
+        job = self.to_job() | {"microbatches": num_microbatches}
         if self.forwards_ahead:
             count = whole_number(num_microbatches, "num_microbatches", least=1)
-            further["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
-        return Pipeline(
-            self.schedule,
-            self.num_stages,
-            num_microbatches,
-            num_chunks=self.num_chunks,
-            p2p_latency=self.p2p_latency,
-            **further,
-        )
-
-    @property
-    def _further(self) -> dict[str, Any]:
-        """The arguments beside a schedule, its shape and transfers, as far as given; JSON types."""
-        known = {
-            "forwards_ahead": list(self.forwards_ahead),
-            "microbatch_group": self.microbatch_group,
-            "extras": {name: list(stages) for name, stages in self.extras.items()},
-            "in_turn": list(self.in_turn),
-        }
-        return {name: value for name, value in known.items() if value}
+            job["forwards_ahead"] = fitting_ahead(self.forwards_ahead, count)
+        return Pipeline.from_job(job)
 
     def to_job(self) -> dict[str, Any]:
         """What plan.json keeps of the pipeline, in JSON types; a custom DAG is there as a whole."""
@@ -340,8 +322,14 @@ class Pipeline:
             "chunks": self.num_chunks,
             "p2p_latency_s": self.p2p_latency,
         }
-        dag = {"dag": self.to_dag()} if self.schedule == DAG_SCHEDULE else {}
-        return shape | self._further | dag
+        further = {
+            "forwards_ahead": list(self.forwards_ahead),
+            "microbatch_group": self.microbatch_group,
+            "extras": {name: list(stages) for name, stages in self.extras.items()},
+            "in_turn": list(self.in_turn),
+            "dag": self.to_dag() if self.schedule == DAG_SCHEDULE else None,
+        }
+        return shape | {name: value for name, value in further.items() if value}
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
@@ -395,14 +383,13 @@ class Pipeline:
         return deadline_ns - _starts(backwards, time_ns.tolist())
 
     def __repr__(self) -> str:
-        shape: dict[str, Any] = {"num_stages": self.num_stages}
-        shape["num_microbatches"] = self.num_microbatches
-        if self.num_chunks > 1:
-            shape["num_chunks"] = self.num_chunks
-        if self.p2p_latency_ns:
-            shape["p2p_latency"] = self.p2p_latency
-        given = (f", {name}={value!r}" for name, value in (shape | self._further).items())
-        return f"Pipeline({self.schedule!r}{''.join(given)})"
+        usual = {"chunks": 1, "p2p_latency_s": 0.0}
+        schedule, *given = (
+            f"{_ARGUMENTS.get(name, name)}={value!r}"
+            for name, value in self.to_job().items()
+            if value != usual.get(name) and name != "dag"
+        )
+        return f"Pipeline({', '.join([schedule.removeprefix('schedule='), *given])})"
 
     @classmethod
     def _from_dag(cls, dag: Dag) -> Pipeline:
