@@ -178,50 +178,38 @@ def test_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("document", "complaint"),
     [
         ([], "must hold one JSON object"),
-        (None, "must hold one JSON object"),
         ({"operations": []}, 'its schema is null, not "envplan/dag/v1"'),
-        ({"schema": "envplan/dag/v2"}, 'its schema is "envplan/dag/v2"'),
         ({"schema": ["envplan/dag/v1"]}, "its schema is a list"),
         ({"schema": "envplan/dag/v1"}, "operations is missing"),
-        ({"schema": "envplan/dag/v1", "operations": {}}, "should be a valid list, not an object"),
         ({"schema": "envplan/dag/v1", "operations": []}, "should have at least 1 item"),
         ({"schema": "envplan/dag/v1", "operations": [3]}, "[0] should be an object, not 3"),
         ({**DIAMOND, "stages": 2}, "stages is not a field of a DAG"),
+        *(
+            (diamond(**changes), complaint)
+            for changes, complaint in (
+                ({"id": ""}, "operations[1].id String should have at least 1 character"),
+                ({"id": "f0"}, 'operation 1 has the id "f0" of operation 0'),
+                ({"stage": -1}, "operations[1].stage should be greater than or equal to 0, not -1"),
+                ({"stage": 1.0}, "operations[1].stage should be a valid integer, not 1.0"),
+                ({"stage": 10**30}, "less than 2147483648, not a number beyond 1e18"),
+                ({"microbatch": -1}, "operations[1].microbatch should be greater than or equal"),
+                ({"instruction": "two words"}, 'a name such as "forward", not "two words"'),
+                ({"micro_batch": 1}, "operations[1].micro_batch is not a field of a DAG"),
+                ({"after": "f0"}, 'operations[1].after should be a valid list, not "f0"'),
+                ({"after": [0]}, "operations[1].after[0] should be an object, not 0"),
+                ({"after": [{"latency": 1}]}, "operations[1].after[0].id is missing"),
+                ({"after": ["f9"]}, 'operation 1 ("f1") waits for "f9", no operation\'s id'),
+                ({"after": ["f1"]}, 'operation 1 ("f1") waits for itself'),
+                ({"after": [{"id": "f0", "latency": -1}]}, "latency should be greater than"),
+                ({"after": [{"id": "f0", "latency": 1e10}]}, "latency should be less than"),
+            )
+        ),
     ],
 )
-def test_documents_of_the_wrong_form_are_refused(document: object, complaint: str) -> None:
+def test_wrong_documents_are_refused_naming_operation_and_field(
+    document: object, complaint: str
+) -> None:
     assert complaint in refused(document)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"id": 7}, "operations[1].id should be a valid string, not 7"),
-        ({"id": ""}, "operations[1].id String should have at least 1 character"),
-        ({"id": "f0"}, 'operation 1 has the id "f0" of operation 0'),
-        ({"stage": -1}, "operations[1].stage should be greater than or equal to 0, not -1"),
-        ({"stage": 1.0}, "operations[1].stage should be a valid integer, not 1.0"),
-        ({"stage": None}, "operations[1].stage should be a valid integer, not null"),
-        ({"stage": 10**30}, "less than 2147483648, not a number beyond 1e18"),
-        ({"microbatch": -1}, "operations[1].microbatch should be greater than or equal to 0"),
-        ({"chunk": "a"}, 'operations[1].chunk should be a valid integer, not "a"'),
-        ({"profile_stage": False}, "profile_stage should be a valid integer, not false"),
-        ({"instruction": "two words"}, 'must be a name such as "forward", not "two words"'),
-        ({"instruction": None}, "operations[1].instruction should be a valid string, not null"),
-        ({"micro_batch": 1}, "operations[1].micro_batch is not a field of a DAG"),
-        ({"after": "f0"}, 'operations[1].after should be a valid list, not "f0"'),
-        ({"after": [0]}, "operations[1].after[0] should be an object, not 0"),
-        ({"after": [{"latency": 1}]}, "operations[1].after[0].id is missing"),
-        ({"after": [{"id": "f0", "lag": 1}]}, "operations[1].after[0].lag is not a field"),
-        ({"after": ["f9"]}, 'operation 1 ("f1") waits for "f9", no operation\'s id'),
-        ({"after": ["f1"]}, 'operation 1 ("f1") waits for itself'),
-        ({"after": [{"id": "f0", "latency": -1}]}, "latency should be greater than"),
-        ({"after": [{"id": "f0", "latency": 1e10}]}, "latency should be less than or equal to"),
-        ({"after": [{"id": "f0", "latency": "1"}]}, "latency should be a valid number"),
-    ],
-)
-def test_wrong_fields_name_the_operation(changes: dict[str, Any], complaint: str) -> None:
-    assert complaint in refused(diamond(**changes))
 
 
 def test_a_stage_without_operations_is_named() -> None:
