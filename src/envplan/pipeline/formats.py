@@ -18,6 +18,8 @@ Here is also where numbers given by a user are checked; what leaves this module 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -227,6 +229,10 @@ def dag_document(dag: Dag) -> dict[str, Any]:
     return {"schema": DAG_SCHEMA, "operations": entries}
 
 
-def located(error: InputError, path: AnyPath) -> InputError:
-    """The same error, saying which file it is about."""
-    return InputError(error.message, path=path, line=error.line, column=error.column)
+@contextmanager
+def naming(path: AnyPath) -> Iterator[None]:
+    """Errors of input from within say that they are about this file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.message, path=path, line=error.line, column=error.column) from None
