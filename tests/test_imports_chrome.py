@@ -21,7 +21,6 @@ from envplan.pipeline.imports import (
     ImportedSchedule,
     TraceMapping,
     check_times,
-    chrome,
     read_chrome_traces,
 )
 from envplan.pipeline.schedules import LETTERS
@@ -358,15 +357,3 @@ def test_unusable_file_is_refused(content: bytes, words: str, tmp_path: Path) ->
     with pytest.raises(InputError, match=re.escape(words)) as error:
         read_chrome_traces([path], by(BY_NAME))
     assert "\n" not in str(error.value)
-
-
-def test_file_that_unpacks_to_more_than_the_limit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chrome, "MAX_TRACE_BYTES", 2**20)
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b" " * 2**21))
-    with pytest.raises(InputError, match="larger than 1 MiB"):
-        read_chrome_traces([path], by(BY_NAME))
-    with pytest.raises(InputError, match="cannot be read"):
-        read_chrome_traces([tmp_path / "missing.json"], by(BY_NAME))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -32,7 +31,7 @@ from envplan._model import Model
 from envplan.errors import InputError, shown
 from envplan.pipeline.dependencies import Edges
 from envplan.pipeline.schedules import Operation
-from envplan.units import ns_from_s, s_from_ns
+from envplan.units import ns_from_s
 
 DAG_SCHEMA: Final = "envplan/dag/v1"
 #: The schedule name of a pipeline that comes from a DAG.
@@ -214,19 +213,6 @@ def parse_dag(document: object) -> Dag:
             edge = (index[item.id], index[entry.id])
             after[edge] = max(ns_from_s(item.latency), after.get(edge, 0))
     return Dag(tuple(index), tuple(entry.operation() for entry in by_stage), after)
-
-
-def dag_document(dag: Dag) -> dict[str, Any]:
-    """The DAG as a JSON document; parse_dag gives an equal DAG back."""
-    waits: list[list[Any]] = [[] for _ in dag.ids]
-    for (before, then), lag in dag.after.items():
-        name = dag.ids[before]
-        waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
-    entries = [
-        {"id": name, **asdict(operation), "after": after}
-        for name, operation, after in zip(dag.ids, dag.operations, waits, strict=True)
-    ]
-    return {"schema": DAG_SCHEMA, "operations": entries}
 
 
 @contextmanager

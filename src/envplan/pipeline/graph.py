@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from graphlib import CycleError, TopologicalSorter
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -330,7 +331,15 @@ class Pipeline:
 
     def to_dag(self) -> dict[str, Any]:
         """The operations and what they wait for as a DAG document (see formats.py)."""
-        return formats.dag_document(self._dag)
+        waits: list[list[Any]] = [[] for _ in self.operations]
+        for (before, then), lag in self._dag.after.items():
+            name = self._dag.ids[before]
+            waits[then].append({"id": name, "latency": s_from_ns(lag)} if lag else name)
+        entries = [
+            {"id": name, **asdict(operation), "after": after}
+            for name, operation, after in zip(self._dag.ids, self.operations, waits, strict=True)
+        ]
+        return {"schema": formats.DAG_SCHEMA, "operations": entries}
 
     def save_dag(self, path: AnyPath) -> None:
         """Write the DAG file of the pipeline, an operation a line.
