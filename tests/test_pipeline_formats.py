@@ -82,6 +82,13 @@ def test_dag_runs_a_stage_in_the_order_listed_and_waits_for_after() -> None:
     assert (*shape, pipeline.num_profile_stages, pipeline.p2p_latency_ns) == (2, 1, 1, 2, 0)
 
 
+def test_latency_within_a_stage_is_kept() -> None:
+    document = diamond()
+    document["operations"][2]["after"] = [{"id": "f1", "latency": 5e-9}]
+    pipeline = Pipeline.from_dag(document)
+    assert pipeline.earliest_starts(np.array([1, 1, 1, 1]))[0].tolist()[3] == 1_000_007
+
+
 def test_waiting_twice_for_the_same_operation_keeps_the_longer_latency() -> None:
     after = [{"id": "f0", "latency": 2e-9}, "f0", {"id": "f0", "latency": 1e-9}]
     pipeline = Pipeline.from_dag(diamond(after=after))

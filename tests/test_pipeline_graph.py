@@ -174,6 +174,11 @@ def test_a_slow_network_between_two_stages_delays_only_them() -> None:
     first = {op.stage: at for op, at in forwards.items() if op.microbatch == 0}
     assert first == {0: 0, 1: 101_000_000, 2: 251_000_000}
     assert makespan > Pipeline("1f1b", 3, 2, p2p_latency=0.001).earliest_starts(time)[1]
+    # From the last rank to the first, the longest latency counts.
+    wrapped = Pipeline("interleaved", 3, 3, num_chunks=2, p2p_latency=[0.001, 0.05])
+    ranks = [op.stage for op in wrapped.operations]
+    lags = {(ranks[i], ranks[j]): lag for (i, j), lag in edges(wrapped).items()}
+    assert (lags[0, 1], lags[1, 2], lags[2, 0]) == (10**6, 5 * 10**7, 5 * 10**7)
 
 
 def test_stages_that_take_turns_never_work_at_the_same_time() -> None:
