@@ -307,10 +307,9 @@ class Machines:
         energy, attained, by_class, changes, helped, squashed = self.replay.results()
         counts, slots = self.stream.trace.counts, len(gpus)
         tokens = np.array([self.stream.profile.classes[name].tokens for name in CLASSES])
-        time_s = SLOT_S * np.arange(slots)
         columns = (
-            time_s, energy[:slots] / SLOT_S, counts @ tokens / SLOT_S, np.array(gpus), counts.sum(axis=1),
-            attained[:slots],
+            SLOT_S * np.arange(slots), energy[:slots] / SLOT_S, counts @ tokens / SLOT_S,
+            np.array(gpus), counts.sum(axis=1), attained[:slots],
         )  # fmt: skip
         series = np.rec.fromarrays(
             [column[first:] for column in columns], dtype=[(name, np.float64) for name in SERIES]
