@@ -51,8 +51,7 @@ _LOAD = "CLASS=TOKENS/S, as in SS=2000,LL=500"
 _SECONDS = NUMBER.within(1e-9, 1e9)
 _TABLE = file_of((".csv",), "it is a CSV file")
 
-#: What JSON says of a class, and of a result.
-_CLASS = "input_tokens output_tokens ttft_slo_s=slo.ttft_s tbt_slo_s=slo.tbt_s shared_by"
+#: What JSON says of a result.
 _RESULT = """
     policy energy_j requests slo_attainment=attainment slo_attainment_by_class=attainment_by_class
     first_tokens_in_time=first_in_time further_tokens_in_time=tokens_in_time
@@ -291,7 +290,7 @@ def _profile_document(profile: ServingProfile, load: float) -> dict[str, Any]:
         **ui.picked(profile, "name gpu model source modelled sha256"),
         "load_tokens_s": load,
         "gaps": [dict(zip(("class", "tp", "frequency_mhz"), gap, strict=True)) for gap in gaps],
-        "classes": {name: ui.picked(known, _CLASS) for name, known in profile.classes.items()},
+        "classes": {name: known.model_dump() for name, known in profile.classes.items()},
         "configurations": [
             {
                 **ui.picked(curve, "class=name tp frequency_mhz"),
