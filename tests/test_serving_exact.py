@@ -238,13 +238,16 @@ def test_a_solver_short_of_time_does_not_claim_that_gpus_are_missing(seconds: fl
     assert f"within {seconds:g} s" in said
 
 
-def test_an_slo_that_nobody_can_meet_is_named_with_the_best_there_is() -> None:
-    profile = ServingProfile.builtin().with_slos({"LL": Slo(0.01, 0.1)})
-    with pytest.raises(NoAnswerError, match=r"LL its first token within 0.01 s; the best"):
-        exact_plan(profile, {"LL": 100.0}, 64)
-    profile = ServingProfile.builtin().with_slos({"SS": Slo(0.2, 0.001)})
-    with pytest.raises(NoAnswerError, match=r"SS its tokens 0.001 s apart"):
-        exact_plan(profile, {"SS": 100.0}, 64)
+@pytest.mark.parametrize(
+    ("name", "slo", "words"),
+    [
+        ("LL", Slo(0.01, 0.1), "LL its first token within 0.01 s; the best"),
+        ("SS", Slo(0.2, 0.001), "SS its tokens 0.001 s apart"),
+    ],
+)
+def test_an_slo_that_nobody_can_meet_is_named(name: str, slo: Slo, words: str) -> None:
+    with pytest.raises(NoAnswerError, match=words):
+        exact_plan(ServingProfile.builtin().with_slos({name: slo}), {name: 100.0}, 64)
 
 
 def test_no_gpus_no_load_and_unknown_classes_are_refused() -> None:

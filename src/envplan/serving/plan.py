@@ -217,16 +217,15 @@ class ServingPlan(Document):
         Raises:
             InputError: there is none.
         """
-        if given is not None:
-            return ServingProfile.open(given)
-        if self.profile.path is not None and is_file(self.profile.path):
-            return ServingProfile.read_csv(self.profile.path)
-        if self.profile.name in builtin_profiles():
-            return ServingProfile.builtin(self.profile.name)
-        raise InputError(
-            f"the plan's profile {self.profile.name} is not where it was; name it with --profile",
-            path=self.profile.path,
-        )
+        if given is None and self.profile.path is not None and is_file(self.profile.path):
+            given = self.profile.path
+        if given is None and self.profile.name not in builtin_profiles():
+            raise InputError(
+                f"the plan's profile {self.profile.name} is not where it was; name it with "
+                "--profile",
+                path=self.profile.path,
+            )
+        return ServingProfile.open(given or self.profile.name)
 
     def check(self, profile: ServingProfile, *, force: bool = False) -> list[str]:
         """Prove from the profile that the plan serves its loads within SLOs and GPUs.
