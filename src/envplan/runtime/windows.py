@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -167,42 +166,40 @@ def _rows(
     clock: int,
     iterations: Sequence[Sequence[Span[float]]],
 ) -> Measured:
-    row = partial(
-        PartRow, frequency=clock, clock=seen.clock, throttle="+".join(sorted(seen.throttle))
-    )
-    rows: list[PartRow] = []
-    shares: list[float] = []
-    time_variance = 0.0
-    errors = np.sqrt(np.diag(found.covariance)).tolist()
-    for (stage, name, part), times, watts, error in zip(
-        kinds, kinds.values(), found.watts.tolist(), errors, strict=False
-    ):
-        mean, spread = statistics.fmean(times), statistics.pstdev(times)
-        variance = (watts * spread) ** 2 / len(times) + (error * mean) ** 2
-        shares.append(math.fsum(times) / len(iterations))
-        time_variance += (watts * spread) ** 2 * len(times) / len(iterations) ** 2
-        rows.append(
-            row(
-                stage=stage,
-                instruction=name,
-                part=part,
-                time=mean,
-                energy=watts * mean,
-                time_std=spread,
-                energy_std=math.sqrt(variance * len(times)),
-                samples=len(times),
-            )
+    def row(stage: int, name: str, part: str, time: float, watts: float, **more: Any) -> PartRow:
+        facts = {"clock": seen.clock, "throttle": "+".join(sorted(seen.throttle))}
+        return PartRow(
+            stage=stage,
+            instruction=name,
+            part=part,
+            frequency=clock,
+            time=time,
+            energy=watts * time,
+            **facts,
+            **more,
         )
+
     count = len(kinds)
+    *watts, waiting_w = found.watts[: count + 1].tolist()
+    *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
+    shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
+    rows: list[PartRow] = []
+    time_variance = 0.0
+    for (kind, times), power, error in zip(kinds.items(), watts, errors, strict=True):
+        mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
+        time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
+        variance = (power * spread) ** 2 + (error * mean) ** 2 * samples
+        energy_std = math.sqrt(variance)
+        rows.append(
+            row(*kind, mean, power, time_std=spread, energy_std=energy_std, samples=samples)
+        )
     # Of waiting, energy over time is all that counts.
-    waiting: dict[str, Any] = {"time": 1.0, "time_std": 0.0, "energy": float(found.watts[count])}
-    waiting["energy_std"] = errors[count]
-    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
-    power_variance = float(shares @ found.covariance[:count, :count] @ shares)
+    stage, error = rows[0].stage, waiting_error
+    rows.append(row(stage, BLOCKING, "", 1.0, waiting_w, time_std=0.0, energy_std=error, samples=1))
     return Measured(
         rows=rows,
-        energy=float(found.watts[:count] @ shares),
-        energy_error=math.sqrt(power_variance + time_variance),
-        busy=math.fsum(shares),
+        energy=float(np.array(watts) @ shares),
+        energy_error=math.sqrt(shares @ found.covariance[:count, :count] @ shares + time_variance),
+        busy=float(shares.sum()),
         microbatches=sum(name == "forward" and chunk == 0 for name, chunk, *_ in iterations[0]),
     )
