@@ -35,14 +35,8 @@ from envplan.profile import Change, changes_of
 from envplan.runtime.clocks import Clocks, environment_number
 from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
-from envplan.runtime.runlog import (
-    RUN_SCHEMA,
-    Iteration,
-    Marker,
-    Moment,
-    RunLog,
-    before_reduction,
-)
+from envplan.runtime.runlog import RUN_SCHEMA, Marker, Moment, RunLog, seconds
+from envplan.runtime.stragglers import before_reduction
 
 _LOG_LIMIT: Final = 64 * 2**20
 _LOGGED_ERRORS: Final = 1000
@@ -145,6 +139,8 @@ class Shim(AbstractContextManager["Shim"]):
         self._keys: list[_Key | None] = [*(operation[:3] for operation in mine.operations), None]
         self._end = len(mine.operations)
         self._is_backward = [key[0].startswith("backward") for key in self._keys if key]
+        self._alone = before_reduction([key for key in self._keys if key is not None])
+        self._on_step = on_step
         self._config = ""
         self._rungs = _rungs(self.plan, mine)
         self._rung = self._next_rung = self._rungs[0]
@@ -181,15 +177,7 @@ class Shim(AbstractContextManager["Shim"]):
         self._clocks = Clocks(guard, marker)
         energies = self.plan.stage_energies
         self._joules = Joules(energies[self.stage] if energies else None)
-        self._log = RunLog(
-            _log_path(log, path),
-            rank=self.rank,
-            stage=self.stage,
-            limit=log_limit,
-            alone=before_reduction([key for key in self._keys if key is not None]),
-            on_time=self._took,
-            on_step=on_step,
-        )
+        self._log = RunLog(_log_path(log, path), rank=self.rank, limit=log_limit)
         self._log.event(
             "start",
             schema=RUN_SCHEMA,
@@ -377,7 +365,7 @@ class Shim(AbstractContextManager["Shim"]):
             last = self._unlogged[0].requests.stop
             if guard and not guard.silent and not guard.failing and guard.done < last:
                 break  # soon
-            self._log.iteration(self._iteration(self._unlogged.popleft()))
+            self._log_step(self._unlogged.popleft())
             if guard is not None:
                 for request in [request for request in guard.lags if request < last]:
                     del guard.lags[request]
@@ -415,38 +403,63 @@ class Shim(AbstractContextManager["Shim"]):
         )
         self._log.event("mismatch", step=self.steps, where=where, expected=expected, got=got)
 
-    def _iteration(self, step: _Step) -> Iteration:
-        """What a step did; an operation whose clock was not set has 0 MHz."""
+    def _log_step(self, step: _Step) -> None:
+        """Log a step; an operation whose clock was not set has 0 MHz."""
         guard = self._clocks.guard
         lags = {} if guard is None or guard.lost else guard.lags
-        operations = []
-        asked = 0
-        for at, (_, _, request) in enumerate(step.spans):
-            key, clock = self._keys[at], step.rung.clocks[at]
-            assert key is not None
-            asked += clock > 0
-            config = step.rung.configs[at]
-            operations.append((key[0], key[2], clock if request in lags else 0, config))
+        planned = step.rung.clocks[: self._end]
+        clocks = [
+            mhz if request in lags else 0
+            for mhz, (*_, request) in zip(planned, step.spans, strict=True)
+        ]
         if step.rung is self._rungs[0]:
             self._joules.step(*step.host_ns)
-        in_force = sum(clock > 0 for _, _, clock, _ in operations)
+        asked, in_force = (sum(mhz > 0 for mhz in each) for each in (planned, clocks))
         rung = step.rung if in_force == asked else self._rungs[0]
-        return Iteration(
-            step=step.number,
-            planned_s=rung.iteration_s,
-            operations=operations,
-            spans=[(begin, end) for begin, end, _ in step.spans],
-            facts={
-                "asked": asked,
-                "in_force": in_force,
-                "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
-                "mismatches": self.mismatches,
-                **self._joules.facts,
-            },
-        )
+        facts = {
+            "asked": asked,
+            "in_force": in_force,
+            "lag_s": max((lags.get(n + 1, 0) for n in step.requests), default=0) / 1e9,
+            "mismatches": self.mismatches,
+            **self._joules.facts,
+        }
+        self._log.later(partial(self._line, step, clocks, rung.iteration_s, facts))
 
-    def _took(self, planned_s: float, measured_s: float) -> None:
-        self.last_iteration = (planned_s, measured_s)
+    def _line(
+        self, step: _Step, clocks: list[int], planned_s: float, facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A step's line of the log, made in the log's thread: it waits for the device."""
+        groups: dict[tuple[str, int, int, str], list[float]] = {}
+        for key, mhz, config, (begin, end, _) in zip(
+            self._keys, clocks, step.rung.configs, step.spans, strict=False
+        ):
+            assert key is not None
+            groups.setdefault((key[0], key[2], mhz, config), []).append(seconds(begin, end))
+        begun = step.spans[0][0]
+        line = {
+            "event": "step",
+            "rank": self.rank,
+            "stage": self.stage,
+            "step": step.number,
+            "planned_s": planned_s,
+            "iteration_s": seconds(begun, step.spans[-1][1]),
+            **facts,
+            "operations": [
+                [
+                    *(name, chunk, mhz, len(times), sum(times) / len(times), min(times)),
+                    *([config] if config else []),
+                ]
+                for (name, chunk, mhz, config), times in groups.items()
+            ],
+        }
+        self.last_iteration = planned_s, seconds(begun, step.spans[self._alone - 1][1])
+        if self._on_step is not None:
+            try:
+                self._on_step(line)
+            except Exception:  # it is not ours, and must not end training or its log
+                _logger.exception("on_step is not called again")
+                self._on_step = None
+        return line
 
 
 def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
@@ -456,9 +469,9 @@ def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
         clocks, configs = slower.frequencies_mhz[mine.stage], slower.configs_of(mine.stage)
         found.append((slower.iteration_time_s, clocks, configs))
     rungs = []
-    for seconds, clocks, given in found:
+    for time_s, clocks, given in found:
         named = (*(given or [""] * len(clocks)), "")
-        rungs.append(_Rung(seconds, (*clocks, 0), named, tuple(map(_parts, named))))
+        rungs.append(_Rung(time_s, (*clocks, 0), named, tuple(map(_parts, named))))
     return rungs
 
 

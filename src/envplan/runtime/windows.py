@@ -8,8 +8,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -166,36 +167,34 @@ def _rows(
     clock: int,
     iterations: Sequence[Sequence[Span[float]]],
 ) -> Measured:
-    def row(stage: int, name: str, part: str, time: float, watts: float, **more: Any) -> PartRow:
-        facts = {"clock": seen.clock, "throttle": "+".join(sorted(seen.throttle))}
-        return PartRow(
-            stage=stage,
-            instruction=name,
-            part=part,
-            frequency=clock,
-            time=time,
-            energy=watts * time,
-            **facts,
-            **more,
-        )
-
     count = len(kinds)
     *watts, waiting_w = found.watts[: count + 1].tolist()
     *errors, waiting_error = np.sqrt(np.diag(found.covariance))[: count + 1].tolist()
     shares = np.array([math.fsum(times) / len(iterations) for times in kinds.values()])
+    throttle = "+".join(sorted(seen.throttle))
+    row = partial(PartRow, frequency=clock, clock=seen.clock, throttle=throttle)
     rows: list[PartRow] = []
     time_variance = 0.0
-    for (kind, times), power, error in zip(kinds.items(), watts, errors, strict=True):
+    for ((stage, name, part), times), power, error in zip(
+        kinds.items(), watts, errors, strict=True
+    ):
         mean, spread, samples = statistics.fmean(times), statistics.pstdev(times), len(times)
         time_variance += (power * spread) ** 2 * samples / len(iterations) ** 2
-        variance = (power * spread) ** 2 + (error * mean) ** 2 * samples
-        energy_std = math.sqrt(variance)
         rows.append(
-            row(*kind, mean, power, time_std=spread, energy_std=energy_std, samples=samples)
+            row(
+                stage=stage,
+                instruction=name,
+                part=part,
+                time=mean,
+                energy=power * mean,
+                time_std=spread,
+                energy_std=math.hypot(power * spread, error * mean * math.sqrt(samples)),
+                samples=samples,
+            )
         )
     # Of waiting, energy over time is all that counts.
-    stage, error = rows[0].stage, waiting_error
-    rows.append(row(stage, BLOCKING, "", 1.0, waiting_w, time_std=0.0, energy_std=error, samples=1))
+    waiting = {"time": 1.0, "time_std": 0.0, "energy": waiting_w, "energy_std": waiting_error}
+    rows.append(row(stage=rows[0].stage, instruction=BLOCKING, samples=1, **waiting))
     return Measured(
         rows=rows,
         energy=float(np.array(watts) @ shares),
