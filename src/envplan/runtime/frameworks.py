@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from envplan.errors import InputError
 from envplan.pipeline import Pipeline
 from envplan.pipeline.dependencies import Place
 from envplan.pipeline.imports.steps import Step, scheduled
+from envplan.runtime.listener import Listener
 from envplan.runtime.parts import hook_parts
 from envplan.runtime.profiler import Profiler
 from envplan.runtime.shim import Shim
@@ -33,28 +34,9 @@ from envplan.runtime.stragglers import StragglerDetector
 if TYPE_CHECKING:
     from envplan.enforce.freqplan import FrequencyPlan
 
-__all__ = ["Hooks", "Job", "Listener", "uses"]
+__all__ = ["Hooks", "Job", "uses"]
 
 _logger = logging.getLogger("envplan.runtime")
-
-
-class Listener(Protocol):
-    """What is told of operations as they come: a Shim, a Profiler or a Recorder."""
-
-    def begin(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """An operation begins."""
-
-    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """It has ended."""
-
-    def step(self) -> None:
-        """An iteration is over."""
-
-    def full_speed(self) -> None:
-        """Something else runs until the next operation begins."""
-
-    def missed(self, why: str) -> None:
-        """Operations run that it cannot be told of."""
 
 
 class Hooks(ExitStack):
@@ -221,7 +203,7 @@ def uses(
     return follow, profile, record
 
 
-class Recorder:
+class Recorder(Listener):
     """Takes down what each rank runs in one training iteration, and gathers it on rank 0.
 
     Nothing that goes wrong with it ends training: it is logged, and there is no file.
@@ -234,8 +216,11 @@ class Recorder:
         pipeline: what was recorded, on rank 0 once there is something.
     """
 
+    _undone = "nothing is recorded"
+
     def __init__(self, path: str | os.PathLike[str], known: Callable[[], dict[str, Any]]) -> None:
         self.pipeline: Pipeline | None = None
+        self.rank = dist.get_rank()
         self._path, self._known = path, known
         self._order: list[tuple[str, int, int]] = []
         self._done = False
@@ -244,12 +229,6 @@ class Recorder:
         """An operation begins."""
         if not self._done:
             self._order.append((instruction, microbatch, chunk))
-
-    def end(self, instruction: str, microbatch: int, chunk: int = 0) -> None:
-        """It has ended."""
-
-    def full_speed(self) -> None:
-        """Something else runs, such as an evaluation."""
 
     def step(self) -> None:
         """An iteration is over: the first one is written."""
@@ -260,17 +239,17 @@ class Recorder:
         mine = [(instruction, m, stages[chunk]) for instruction, m, chunk in self._order]
         everybody: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, mine)
-        if dist.get_rank() == 0:
+        if self.rank == 0:
             try:
                 self._write(everybody)
             except InputError as error:
                 _logger.warning("%s is not written: %s", self._path, error.message)
 
     def missed(self, why: str) -> None:
-        """Operations run that it cannot be told of."""
-        if not self._done and dist.get_rank() == 0:
-            _logger.warning("nothing is recorded: %s", why)
-        self._done = True
+        """As Listener.missed; nothing is to be said once there is a file."""
+        if not self._done:
+            self._done = True
+            super().missed(why)
 
     def _write(self, everybody: list[list[tuple[str, int, int]]]) -> None:
         # Ranks that share stages, as tensor- and data-parallel ones do, run the same.

@@ -52,11 +52,11 @@ from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
 from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep import Valley
-from envplan.runtime.clocks import Clocks, environment_number
+from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
+from envplan.runtime.listener import Listener, Marker, Moment, environment_number
 from envplan.runtime.metering import EnergyLog
 from envplan.runtime.profile_parts import Part, merge_parts, part_path, unfinished_parts
-from envplan.runtime.runlog import Marker, Moment
 from envplan.runtime.windows import Span, measure, on_host
 
 __all__ = ["Profiler", "merge_parts"]
@@ -83,7 +83,7 @@ _OPEN_S: Final = 30.0
 _logger = logging.getLogger("envplan.runtime")
 
 
-class Profiler(AbstractContextManager["Profiler"]):
+class Profiler(Listener, AbstractContextManager["Profiler"]):
     """Measures the operations of one rank at one clock after another while it trains.
 
     It is called as a Shim is, and like one must not be used by several threads at once.
@@ -115,6 +115,8 @@ class Profiler(AbstractContextManager["Profiler"]):
     Raises:
         InputError: rank, stages or frequencies do not fit, or the folder cannot be written to.
     """
+
+    _undone = "nothing is profiled"
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Profiler(AbstractContextManager["Profiler"]):
         self._frequencies: list[int | None] = [None]
         self._driver = ExitStack()
         self._clocks = Clocks(None, None)
-        self._closed = self._missed = False
+        self._closed = False
 
         # A thread makes rows of windows, decides when it is enough, and merges on rank 0.
         self._windows: SimpleQueue[tuple[int | None, list[list[Span[Moment]]]] | None]
@@ -231,7 +233,7 @@ class Profiler(AbstractContextManager["Profiler"]):
         self._begun = None
 
     def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins; see Shim.part."""
+        """As Listener.part."""
         if self._begun is not None and backward == self._is_backward:
             self._begins.append((name, self._clocks.mark()))
 
@@ -263,12 +265,6 @@ class Profiler(AbstractContextManager["Profiler"]):
         """Something else runs now, such as an evaluation: what was being measured starts again."""
         self._spans, self._window, self._begun = [], [], None
         self._skip = max(self._skip, _SETTLE)
-
-    def missed(self, why: str) -> None:
-        """Operations run that the profiler is not told of; said once, on rank 0."""
-        if not self._missed and self.rank == 0:
-            _logger.warning("rank 0: nothing is profiled: %s", why)
-        self._missed = True
 
     def close(self, wait: float = _MERGE_WAIT_S) -> None:
         """Give the clock back and write what was measured.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import Full, Queue
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from pydantic import Field, Strict, ValidationError
 
@@ -49,33 +49,6 @@ class _StepLine(Model, extra="ignore"):
         Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds], Strict(False)]
         | Annotated[tuple[str, _Count, _Count, _Count, _Seconds, _Seconds, str], Strict(False)]
     ]
-
-
-class Marker(Protocol):
-    """A moment in the order of a device's work; torch.cuda.Event(enable_timing=True) is one."""
-
-    def record(self) -> None:
-        """Put it behind the work queued so far."""
-
-    def synchronize(self) -> None:
-        """Wait until that work is done."""
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds from here to a later moment."""
-
-
-#: A moment: perf_counter_ns, or a marker in the device's queue.
-Moment = int | Marker
-
-
-def seconds(begin: Moment, end: Moment) -> float:
-    """Time between two moments of the same kind, s; waits for them to have come."""
-    if isinstance(begin, int):
-        assert isinstance(end, int)
-        return (end - begin) / 1e9
-    assert not isinstance(end, int)
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
 
 
 class RunLog:

@@ -22,20 +22,20 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from envplan.devices import DEFAULT_BACKEND, DeviceError
 from envplan.devices.visible import Counted
 from envplan.enforce.freqplan import FrequencyPlan, RankPlan
 from envplan.profile import Change, changes_of
-from envplan.runtime.clocks import Clocks, environment_number
+from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
 from envplan.runtime.joules import Joules
-from envplan.runtime.runlog import RUN_SCHEMA, Marker, Moment, RunLog, seconds
+from envplan.runtime.listener import Listener, Marker, Moment, environment_number, seconds
+from envplan.runtime.runlog import RUN_SCHEMA, RunLog
 from envplan.runtime.stragglers import before_reduction
 
 _LOG_LIMIT: Final = 64 * 2**20
@@ -48,8 +48,7 @@ _Key = tuple[str, int, int]
 _logger = logging.getLogger("envplan.runtime")
 
 
-@dataclass(frozen=True)
-class _Rung:
+class _Rung(NamedTuple):
     """One of the plans that a rank may follow, in execution order, and one operation beyond.
 
     Clock 0: leave it as it is; config "": there is none; parts: what each asks for as it starts.
@@ -61,8 +60,7 @@ class _Rung:
     parts: tuple[dict[str, list[Change]], ...]
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """A step that was followed to its end, which is logged once it is known which clocks were set.
 
     Attributes:
@@ -80,7 +78,7 @@ class _Step:
     requests: range
 
 
-class Shim(AbstractContextManager["Shim"]):
+class Shim(Listener, AbstractContextManager["Shim"]):
     """Follows a frequency plan on one rank. Not for use by several threads at once.
 
     Args:
@@ -107,6 +105,8 @@ class Shim(AbstractContextManager["Shim"]):
         InputError: the plan cannot be read, is of another schema version, for another number of
             ranks or another GPU model, or the rank is not in it.
     """
+
+    _undone = "the plan is not followed"
 
     def __init__(
         self,
@@ -143,6 +143,10 @@ class Shim(AbstractContextManager["Shim"]):
         self._on_step = on_step
         self._config = ""
         self._rungs = _rungs(self.plan, mine)
+        # Its ladder included.
+        self.part_names = frozenset(
+            p for rung in self._rungs for parts in rung.parts for p in parts
+        )
         self._rung = self._next_rung = self._rungs[0]
         self._at = 0
         self._begun: Moment | None = None
@@ -152,7 +156,6 @@ class Shim(AbstractContextManager["Shim"]):
         self._unlogged: deque[_Step] = deque()
         self._lost = False
         self._lost_in_a_row = self._silent = 0
-        self._missed = ""
 
         self.clock_errors = 0
         self._first_error = ""
@@ -177,7 +180,10 @@ class Shim(AbstractContextManager["Shim"]):
         self._clocks = Clocks(guard, marker)
         energies = self.plan.stage_energies
         self._joules = Joules(energies[self.stage] if energies else None)
-        self._log = RunLog(_log_path(log, path), rank=self.rank, limit=log_limit)
+        if log == "":
+            name = "" if path is None else path.name.removesuffix(".json")
+            log = path and path.with_name(f"{name.removesuffix('.freqplan')}.jsonl")
+        self._log = RunLog(log, rank=self.rank, limit=log_limit)
         self._log.event(
             "start",
             schema=RUN_SCHEMA,
@@ -217,19 +223,8 @@ class Shim(AbstractContextManager["Shim"]):
         """
         return self._config if self._rung.parts[self._at] else self._rung.configs[self._at]
 
-    @property
-    def part_names(self) -> frozenset[str]:
-        """Parts of operations that the plan has a clock for, its ladder included."""
-        return frozenset(name for rung in self._rungs for parts in rung.parts for name in parts)
-
     def part(self, name: str, *, backward: bool) -> None:
-        """A part of the operation that runs begins: ask for the clocks that are due then or soon
-        after.
-
-        Args:
-            name: such as a module's.
-            backward: whether its backward begins; what a backward recomputes does not count.
-        """
+        """As Listener.part: ask for the clocks that are due then or soon after."""
         at = self._at
         changes = self._rung.parts[at].get(name)
         if changes is None or self._begun is None or backward != self._is_backward[at]:
@@ -265,7 +260,7 @@ class Shim(AbstractContextManager["Shim"]):
         else:
             self._silent += 1
             if self._silent == _PATIENCE and not self._missed:
-                self._warn_first_rank(self._silence())
+                self._say(self._silence())
         self._clocks.then(partial(self._hear, done))
         self.steps += 1
         self._spans = []
@@ -277,16 +272,6 @@ class Shim(AbstractContextManager["Shim"]):
         """Ask for the highest clock until the next operation begins: to evaluate or to save."""
         if self._clocks.asked != self._max_clock:
             self._clocks.ask(self._max_clock, self._clocks.mark())
-
-    def missed(self, why: str) -> None:
-        """Operations run that the shim is not told of, so that the plan cannot be followed.
-
-        Args:
-            why: and what to do, for the log; said once, on rank 0, and when the shim is closed.
-        """
-        if not self._missed:
-            self._missed = why
-            self._warn_first_rank(f"the plan is not followed: {why}")
 
     def set_straggler_time(self, seconds: float | None) -> None:
         """From the next step on, follow the slowest plan of the ladder that is still in time.
@@ -331,7 +316,7 @@ class Shim(AbstractContextManager["Shim"]):
         self._hear(None)
         nothing = self._silent == self.steps and not self._spans and not self._lost
         if self._missed or nothing or self._silent >= _PATIENCE:
-            self._warn_first_rank(self._silence())
+            self._say(self._silence())
         if self.clock_errors:
             _logger.warning(
                 "rank %d: %d clock error%s in %d steps, the first: %s",
@@ -339,7 +324,7 @@ class Shim(AbstractContextManager["Shim"]):
                 *(self.steps, self._first_error),
             )
         if summary := self._joules.summary(self.planned_time):
-            self._warn_first_rank(summary)
+            self._say(summary)
         self._log.close(
             steps=self.steps,
             mismatches=self.mismatches,
@@ -378,10 +363,6 @@ class Shim(AbstractContextManager["Shim"]):
             f"no operation was seen {where}, so the plan is not followed; enter follow around the "
             "loop that trains, before the framework's functions are taken"
         )
-
-    def _warn_first_rank(self, line: str) -> None:
-        if self.rank == 0:
-            _logger.warning("rank 0: %s", line)
 
     def _stray(self, where: str, got: _Key | None) -> None:
         """The order is not the plan's: run at the highest clock until the next step."""
@@ -464,13 +445,14 @@ class Shim(AbstractContextManager["Shim"]):
 
 def _rungs(plan: FrequencyPlan, mine: RankPlan) -> list[_Rung]:
     """The plan and its ladder, by ascending iteration time, for one rank."""
+    stage = mine.stage
     found = [(plan.iteration_time_s, mine.frequencies, mine.configs)]
     for slower in plan.ladder or []:
-        clocks, configs = slower.frequencies_mhz[mine.stage], slower.configs_of(mine.stage)
+        clocks, configs = slower.frequencies_mhz[stage], slower.configs_of(stage)
         found.append((slower.iteration_time_s, clocks, configs))
     rungs = []
-    for time_s, clocks, given in found:
-        named = (*(given or [""] * len(clocks)), "")
+    for time_s, clocks, configs in found:
+        named = (*(configs or [""] * len(clocks)), "")
         rungs.append(_Rung(time_s, (*clocks, 0), named, tuple(map(_parts, named))))
     return rungs
 
@@ -482,16 +464,6 @@ def _parts(config: str) -> dict[str, list[Change]]:
     for change in changes_of(config):
         found.setdefault(change.part, []).append(change)
     return found
-
-
-def _log_path(
-    log: str | os.PathLike[str] | None, plan: Path | None
-) -> str | os.PathLike[str] | None:
-    if log != "":
-        return log
-    if plan is None:
-        return None
-    return plan.with_name(plan.name.removesuffix(".json").removesuffix(".freqplan") + ".jsonl")
 
 
 def _shown(key: _Key | None) -> str:

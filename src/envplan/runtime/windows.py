@@ -17,8 +17,8 @@ import numpy as np
 from envplan.errors import InputError
 from envplan.profile import BLOCKING
 from envplan.profiling.sweep_file import Row
+from envplan.runtime.listener import Moment, seconds
 from envplan.runtime.metering import Powers, Seen, powers
-from envplan.runtime.runlog import Moment, seconds
 
 __all__ = ["Measured", "PartRow", "Span", "measure", "on_host"]
 
