@@ -101,6 +101,12 @@ class Shim(Listener, AbstractContextManager["Shim"]):
             when the GPU gets there, by a thread that waits for it (and would spin without
             blocking=True). Default: begin and end are called when the work begins and ends.
 
+    Attributes:
+        planned_time: iteration time of the plan itself, without stragglers, s.
+        has_ladder: whether there is another plan for when there are stragglers.
+        last_iteration: of the last step that was measured, what its plan says and what it took
+            until other pipelines could hold it up, s.
+
     Raises:
         InputError: the plan cannot be read, is of another schema version, for another number of
             ranks or another GPU model, or the rank is not in it.
@@ -148,6 +154,8 @@ class Shim(Listener, AbstractContextManager["Shim"]):
             p for rung in self._rungs for parts in rung.parts for p in parts
         )
         self._rung = self._next_rung = self._rungs[0]
+        self.planned_time = self._rung.iteration_s
+        self.has_ladder = len(self._rungs) > 1
         self._at = 0
         self._begun: Moment | None = None
         self._spans: list[tuple[Moment, Moment, int]] = []
@@ -215,11 +223,10 @@ class Shim(Listener, AbstractContextManager["Shim"]):
 
     @property
     def config(self) -> str:
-        """The config planned for the operation that runs, or else for the next one.
+        """The config planned for the operation or part that runs, or else for the next operation.
 
         "" where the plan has none, where the step is over, and for as long as the order of
-        operations is not the plan's: run what is always right. Where parts have clocks of their
-        own, that of the part that runs.
+        operations is not the plan's: run what is always right.
         """
         return self._config if self._rung.parts[self._at] else self._rung.configs[self._at]
 
@@ -269,7 +276,7 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         self._at = self._end if self._lost else 0
 
     def full_speed(self) -> None:
-        """Ask for the highest clock until the next operation begins: to evaluate or to save."""
+        """As Listener.full_speed: ask for the highest clock."""
         if self._clocks.asked != self._max_clock:
             self._clocks.ask(self._max_clock, self._clocks.mark())
 
@@ -287,19 +294,9 @@ class Shim(Listener, AbstractContextManager["Shim"]):
         self._next_rung = rungs[max(0, place - 1)]
 
     @property
-    def planned_time(self) -> float:
-        """Iteration time of the plan itself, without stragglers, s."""
-        return self._rungs[0].iteration_s
-
-    @property
     def current_time(self) -> float:
         """Iteration time of the plan that this step follows, s."""
         return self._rung.iteration_s
-
-    @property
-    def has_ladder(self) -> bool:
-        """Whether there is another plan for when there are stragglers."""
-        return len(self._rungs) > 1
 
     @property
     def pipelines(self) -> list[int]:
