@@ -276,7 +276,11 @@ def test_guard_that_was_stopped_gives_the_clock_back_when_it_is_closed(
     [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU],
 )
 def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number: int) -> None:
-    guard = holding(fake_nvml)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # its owner cannot be asked
+    try:
+        guard = holding(fake_nvml)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.kill(guard.pid, number)
     assert fake_nvml.wait_until_free(PATIENCE_S) is not None
     wait_for(lambda: not guard.alive)
@@ -284,19 +288,6 @@ def test_a_guard_asked_to_stop_gives_the_clock_back(fake_nvml: FakeNvml, number:
     guard.close()
     assert guard.problems() == ["the clock guard is gone; its clock was given back"]
     assert fake_nvml.clock_changes() == [1005, 0]
-
-
-def test_a_guard_can_be_asked_to_stop_though_its_owner_cannot(fake_nvml: FakeNvml) -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        guard = Guard.start("nvml", 0)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    guard.request(1005)
-    wait_for(lambda: fake_nvml.locked() == 1005)
-    os.kill(guard.pid, signal.SIGTERM)
-    wait_for(lambda: fake_nvml.locked() is None)
-    guard.close()
 
 
 @pytest.mark.parametrize(
