@@ -201,12 +201,10 @@ def test_without_permission_guard_or_driver_training_goes_on_and_one_line_says_w
     lacks: str,
     why: str,
 ) -> None:
-    monkeypatch.setattr(
-        "envplan.runtime.guard._START_TIMEOUT_S", 60.0 if lacks != "driver" else 1.0
-    )
     if lacks == "guard":
         monkeypatch.setattr(sys, "executable", "/no/such/python")
     elif lacks == "driver":
+        monkeypatch.setattr("envplan.runtime.guard._START_TIMEOUT_S", 1.0)
         fake_nvml.hang("init")
     else:
         fake_nvml.gpu(0).permission = 0
