@@ -115,6 +115,18 @@ def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> Non
     assert again.plan_sha256 != asked.plan_sha256
 
 
+def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: Path) -> None:
+    done("solve -q --slowdown 10")
+    done("apply -q --format csv -o all.csv")
+    done("solve -q --clocks all.csv -o given.json")
+    done("apply -q given.json --min-dwell 150")
+    again = FrequencyPlan.load("run.freqplan.json")
+    asked = json.loads(Path("given.json").read_text())["target"]["deadline_s"]
+    assert again.iteration_time_s <= again.deadline_s == asked
+    done("apply -q given.json --min-dwell 0")
+    assert FrequencyPlan.load("run.freqplan.json").energy_j <= again.energy_j
+
+
 def test_unknown_gpu_is_said_and_can_be_named(folder: Path) -> None:
     assert "not known" in done("apply")
     assert "clocks from 210 to 1740 MHz of NVIDIA A40" in done("apply --gpu a40")
