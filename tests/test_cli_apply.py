@@ -124,7 +124,8 @@ def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: 
     asked = json.loads(Path("given.json").read_text())["target"]["deadline_s"]
     assert again.iteration_time_s <= again.deadline_s == asked
     done("apply -q given.json --min-dwell 0")
-    assert FrequencyPlan.load("run.freqplan.json").energy_j <= again.energy_j
+    plain = FrequencyPlan.load("run.freqplan.json").energy_j
+    assert again.energy_j == pytest.approx(plain, rel=0.02)
 
 
 def test_unknown_gpu_is_said_and_can_be_named(folder: Path) -> None:
