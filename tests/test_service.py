@@ -38,8 +38,8 @@ def kill_both(fake: FakeNvml, **how: Any) -> None:
     assert fake.locked() == 1005
 
 
-def envplan_guard() -> int:
-    return subprocess.run([COMMAND, "guard", "--once"], check=False).returncode
+def envplan_guard(folder: Path = Path("/")) -> int:
+    return subprocess.run([COMMAND, "guard", "--once"], cwd=folder, check=False).returncode
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

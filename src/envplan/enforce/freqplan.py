@@ -150,7 +150,7 @@ class FrequencyPlan(Document):
         energy_j: per iteration over all GPUs, waiting included.
         stage_energies: of one GPU of each stage; absent in files of older versions.
         raised: planned clocks that the GPU does not have.
-        dwell: absent if --min-dwell was not asked for.
+        dwell: in files of older versions, what it took to make clocks last.
         ranks: every global rank, in order; those of one stage have the same operations.
         ladder: slower rungs by ascending iteration time; absent if the plan has none.
     """
