@@ -176,8 +176,9 @@ def test_service_says_what_it_cannot_give_back_and_tries_it_later(
     assert not service.finish(60)
     assert "cannot be given back: GPU 0: Unknown Error" in capfd.readouterr().out
     fake_nvml.fail("reset", 0)
-    service.look()  # not at once
-    assert not service._at_work
+    service.look()  # not at once, whatever else this user's other tests have left
+    service.finish(60)
+    assert fake_nvml.locked() == 1005
     service = Service(print)
     service.look()
     assert service.finish(60)
