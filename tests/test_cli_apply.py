@@ -92,19 +92,40 @@ def test_json_sums_up_what_was_done(folder: Path) -> None:
     assert summary["frequency_plan"] == "run.freqplan.json"
     assert summary["world_size"] == 8
     assert summary["clocks_source"] == "given"
-    assert summary["dwell"]["min_dwell_s"] == 0.2
-    assert summary["dwell"]["changes_too_fast"] == 0
     assert summary["iteration_time_s"] <= summary["deadline_s"]
     assert all(raised["applied_mhz"] > raised["planned_mhz"] for raised in summary["raised"])
     assert "ranks" not in summary
 
 
-def test_raised_clocks_and_the_cost_of_dwell_are_said(folder: Path) -> None:
+def test_raised_clocks_and_planning_again_for_clocks_that_last_are_said(folder: Path) -> None:
     says(
         done("apply --clocks 800-2000:100 --min-dwell 200"),
         "1740 MHz is not supported; 1800 MHz instead | count with time and energy as planned",
-        "--min-dwell 200:  | J per iteration",
+        "planned again for clocks that last 200 ms",
     )
+
+
+def test_min_dwell_applies_the_plan_of_solves_own_min_dwell(folder: Path) -> None:
+    done("solve -q --slowdown 10 --ladder 3")
+    done("apply -q --min-dwell 150 -o again.json")
+    done("solve -q --slowdown 10 --ladder 3 --min-dwell 150")
+    done("apply -q")
+    again, asked = (FrequencyPlan.load(name) for name in ("again.json", "run.freqplan.json"))
+    assert (again.ranks, again.ladder) == (asked.ranks, asked.ladder)
+    assert again.plan_sha256 != asked.plan_sha256
+
+
+def test_min_dwell_keeps_to_the_time_of_clocks_that_somebody_else_chose(folder: Path) -> None:
+    done("solve -q --slowdown 10")
+    done("apply -q --format csv -o all.csv")
+    done("solve -q --clocks all.csv -o given.json")
+    done("apply -q given.json --min-dwell 150")
+    again = FrequencyPlan.load("run.freqplan.json")
+    asked = json.loads(Path("given.json").read_text())["target"]["deadline_s"]
+    assert again.iteration_time_s <= again.deadline_s == asked
+    done("apply -q given.json --min-dwell 0")
+    plain = FrequencyPlan.load("run.freqplan.json").energy_j
+    assert again.energy_j == pytest.approx(plain, rel=0.02)
 
 
 def test_unknown_gpu_is_said_and_can_be_named(folder: Path) -> None:

@@ -84,6 +84,7 @@ def apply(
     from envplan.enforce.apply import apply_plan
     from envplan.enforce.remarks import remarks
     from envplan.enforce.topology import Topology
+    from envplan.runtime.drift import replan
 
     plan, force = source.plan, source.force
     solved, profile = load_plan(source, None if dry_run else file)
@@ -93,6 +94,10 @@ def apply(
         solved.job, tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, rank_order=rank_order
     )
     known = _clocks(profile, gpu, clocks, backend, force)
+    planned = solved
+    if min_dwell:
+        with ui.progress_bar("Planning again", quiet=show.quiet) as progress:
+            solved = replan(planned, profile, progress, min_hold=min_dwell)
     with ui.spinner("applying the plan", quiet=show.quiet), naming(plan):
         applied = apply_plan(
             solved,
@@ -100,7 +105,6 @@ def apply(
             topology=topology,
             clocks=known,
             devices=devices or range(gpus_per_node),
-            min_dwell=min_dwell,
             ladder=ladder is not False,
             force=force,
             plan_sha256=_sha256(plan),
@@ -109,8 +113,10 @@ def apply(
     if written is not None:
         writers = {"zeus": applied.to_zeus, "csv": applied.to_csv}
         atomic_write(written, writers.get(format, applied.to_json)())
-    forced = profile.sha256 != solved.profile.sha256
+    forced = profile.sha256 != planned.profile.sha256
     notes = remarks(solved, applied, format, file, forced=forced)
+    if min_dwell:
+        notes.append(f"planned again for clocks that last {1000 * min_dwell:g} ms")
     if written is None:
         then = ["apply", str(plan)]
     else:
@@ -125,7 +131,7 @@ def apply(
             **applied.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=lists),
             "ladder_rungs": len(applied.ladder or []),
         },
-        lambda: _print(solved, applied, notes, dry_run=dry_run),
+        lambda: _print(planned, applied, notes, dry_run=dry_run),
         written=[written],
         then=["envplan", *then],
     )

@@ -20,11 +20,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from envplan.devices import DEFAULT_BACKEND, Device, DeviceError, PermissionDeniedError, within
 
@@ -80,7 +80,7 @@ class Mark:
         return self.owner > 0 and self.parent not in (None, self.owner)
 
 
-class LockFile:
+class LockFile(AbstractContextManager["LockFile"]):
     """The mark that some guard of this user has, or had, a GPU's clock. A context that closes it.
 
     Args:
@@ -135,33 +135,25 @@ class LockFile:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{words}\n".encode(), 0)
 
-    def restore(self, device: Device, *, before: bool = True) -> bool:
+    def restore(self, device: Device, *, before: bool = True) -> None:
         """Give the clock back if the mark says that it may be set, and take the mark away.
 
         Args:
             device: the GPU.
             before: put the clock that another tool had set back to what it was.
 
-        Returns:
-            Whether it was marked.
-
         Raises:
             DeviceError: the driver does not do it.
         """
         mark = self.mark
-        if mark is None:
-            return False
-        insist(partial(give_back, device, mark.before if before else 0))
-        os.ftruncate(self._file, 0)
-        return True
+        if mark is not None:
+            insist(partial(give_back, device, mark.before if before else 0))
+            os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         """Let go of it."""
         os.close(self._file)
         os.close(self._folder)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -267,7 +259,17 @@ def places(user: int) -> list[Path]:
     found = []
     for base, name in _names(user):
         found += [base / name, *sorted(base.glob(f"{name}-*"))]
-    return [folder for folder in found if _is_own(folder, user)]
+    own = []
+    for folder in found:
+        with suppress(OSError):
+            status = folder.lstat()
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == user
+                and not status.st_mode & 0o022
+            ):
+                own.append(folder)
+    return own
 
 
 def _place() -> Path:
@@ -295,11 +297,3 @@ def _place() -> Path:
 def _names(user: int) -> list[tuple[Path, str]]:
     """Where to look for a user's folder, and its name; the second is for a root without a /run."""
     return [*([(Path("/run"), "envplan")] if user == 0 else []), (Path("/tmp"), f"envplan-{user}")]
-
-
-def _is_own(folder: Path, user: int) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
