@@ -12,7 +12,6 @@ import pytest
 
 from cli_helpers import COMMAND, assert_refused, done, envplan, refused, says
 from envplan.profile import Profile
-from envplan.profiling.sweep import Progress
 from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeNvml, fake_nvml
 
 __all__ = ["fake_nvml"]
@@ -569,11 +568,6 @@ def test_an_entry_says_all_that_sizes_would(fake_nvml: FakeNvml, folder: Path) -
     for option in beside:
         ran = envplan(*BUILD.split(), *option)
         assert_refused(ran, 2, "--entry", option[0])
-
-
-def test_progress_tells_where_it_is() -> None:
-    assert str(Progress(0, 4, 1740, 0, 693)) == "stage 0 of 4, 1740 MHz"
-    assert str(Progress(2, 4, None, 300, 600)) == "stage 2 of 4, current clocks"
 
 
 def test_a_workload_that_torch_cannot_run_here_is_refused_with_clocks_untouched(

@@ -21,9 +21,8 @@ from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling import sweep as sweeping
 from envplan.profiling.remarks import summarize_profile
-from envplan.profiling.sweep import Block, Progress, Settings, summarize, sweep
+from envplan.profiling.sweep import Block, EventTimer, Settings, summarize, sweep
 from envplan.profiling.sweep_file import Row, SweepFile
-from envplan.profiling.timers import EventTimer
 
 T = TypeVar("T")
 
@@ -472,11 +471,16 @@ def test_a_hiccup_is_dropped(tmp_path: Path, stages: Stages) -> None:
     assert worst(profile, stages, "forward")[0] < 0.02
 
 
-def test_progress_grows_to_the_end(tmp_path: Path, stages: Stages) -> None:
-    seen: list[Progress] = []
-    run(tmp_path / "profile.csv", stages, replace(FAST, step=400), progress=seen.append)
-    assert [one.done for one in seen] == sorted(one.done for one in seen)
-    assert seen[-1].done == seen[-1].total - 1
+@pytest.mark.parametrize(("lock", "first"), [(True, "1740 MHz"), (False, "current clocks")])
+def test_progress_grows_to_the_end_and_tells_where_it_is(
+    tmp_path: Path, stages: Stages, lock: bool, first: str
+) -> None:
+    seen: list[tuple[float, str]] = []
+    few = replace(FAST, step=400, lock=lock)
+    run(tmp_path / "profile.csv", stages, few, progress=lambda *one: seen.append(one))
+    assert seen[0] == (0, f"stage 0 of 2, {first}")
+    total = 20 if lock else 5
+    assert [share for share, _ in seen] == pytest.approx([k / total for k in range(total)])
 
 
 def test_a_step_wider_than_the_clocks_is_refused(tmp_path: Path, stages: Stages) -> None:

@@ -23,7 +23,7 @@ from envplan.profiling.models import (  # noqa: E402
     T5_3B,
     WIDE_RESNET_101_8,
 )
-from envplan.profiling.timers import HostTimer  # noqa: E402
+from envplan.profiling.sweep import Timer  # noqa: E402
 from envplan.profiling.torch_models import model_stages  # noqa: E402
 from envplan.profiling.torch_workloads import TorchWorkload, torch_workload  # noqa: E402
 from envplan.profiling.workloads import (  # noqa: E402
@@ -358,7 +358,7 @@ def test_without_a_second_gpu_that_answers_it_spins_and_says_so(
     if torch.cuda.device_count() > 1:
         pytest.skip("there are two GPUs here")
     made = small(stages=2)
-    made.timer = HostTimer(time.monotonic)  # as if it ran on a GPU
+    made.timer = Timer(time.monotonic)  # as if it ran on a GPU
     device = ModelledDevice(gpu("a40"), 0, time.monotonic_ns)
     with ExitStack() as stack:
         wait_with(made, device, [device], stack)

@@ -311,7 +311,7 @@ def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> e
             device=work.device,
             metadata=_metadata(job),
             smooth=work.smooth,
-            progress=lambda so_far: bar(so_far.done / so_far.total, str(so_far)),
+            progress=bar,
         )
 
 

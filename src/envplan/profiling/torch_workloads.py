@@ -20,7 +20,7 @@ except ImportError as error:
 
 from envplan.devices.modelled import gpu
 from envplan.errors import InputError
-from envplan.profiling.timers import EventTimer, Timer
+from envplan.profiling.sweep import EventTimer, Timer
 from envplan.profiling.torch_models import Stage, model_stages
 from envplan.profiling.waiting import Peers
 from envplan.profiling.workloads import ConvolutionalModel, TrainingJob
