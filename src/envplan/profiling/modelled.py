@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from datetime import date
-from importlib.metadata import version
 from typing import Any, Final
 
 from envplan.devices import spaced_clocks
@@ -99,13 +96,10 @@ def modelled_profile(
         _rows(job, device, stages, clocks, precision, parts),
         columns=[*columns, "part"] if parts else columns,
         name=name,
-        metadata=replace(
-            metadata,
+        metadata=metadata.made_today(
             gpu=device.name,
             source="modelled",
             workload=f"{model.name} training, {job.num_stages} stages",
-            date=date.today().isoformat(),
-            envplan_version=version("envplan"),
         ),
     )
 

@@ -20,10 +20,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -289,14 +287,8 @@ def sweep(
         "stages": workload.num_stages,
         **asdict(settings),
     }
-    known = replace(
-        metadata or ProfileMetadata(),
-        gpu=info.name,
-        driver=info.driver,
-        source=info.source,  # type: ignore[arg-type]
-        workload=workload.description,
-        date=date.today().isoformat(),
-        envplan_version=version("envplan"),
+    known = (metadata or ProfileMetadata()).made_today(
+        gpu=info.name, driver=info.driver, source=info.source, workload=workload.description
     )
     timer: Timer = getattr(workload, "timer", None) or Timer(now)
     stages: Any = Explained(workload)

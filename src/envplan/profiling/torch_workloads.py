@@ -163,19 +163,18 @@ class TorchWorkload:
 
     def _ones(self) -> list[torch.Tensor]:
         """Gradients of the outputs, as the next stage would send them."""
-        if len(self._gradients) != len(self._outputs):
+        if not self._gradients:
             self._gradients = [torch.ones_like(output) for output in self._outputs]
         return self._gradients
 
     def _load(self, stage: int) -> None:
         self._forget()
-        self._module, self._inputs, self._gradients = nn.Module(), (), []
-        self._loaded = None
+        self._loaded, self._module, self._inputs, self._gradients = None, nn.Module(), (), []
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         module, inputs = self._stages[stage]()
         self._module = module.to(self._device).train()
-        self._inputs = tuple(self._input(value) for value in inputs)
+        self._inputs = tuple(map(self._input, inputs))
         self._loaded = stage
 
     def _input(self, value: Any) -> Any:

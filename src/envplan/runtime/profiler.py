@@ -30,13 +30,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from envplan.devices import (
     DEFAULT_BACKEND,
@@ -171,7 +168,9 @@ class Profiler(AbstractContextManager["Profiler"]):
             wanted = _frequencies(found.info, frequencies, step)
             guard = self._start_guard(found.info.index, wanted) if lock else None
             self._clocks = Clocks(guard, marker)
-            self._part.metadata = _described(metadata or ProfileMetadata(), found.info)
+            self._part.metadata = (metadata or ProfileMetadata()).made_today(
+                gpu=found.info.name, driver=found.info.driver, source=found.info.source
+            )
             self._part.energy_source = found.info.energy_source
             self._worker = _Worker(
                 found, self._part, self.path, self._stages, rises, self._give_back
@@ -334,13 +333,6 @@ def _own_gpu(source: Backend, device: int, counted: Counted) -> Device:
             f"GPU {found.info.index}: MIG is on, so its energy is that of all parts together"
         )
     return found
-
-
-def _described(metadata: ProfileMetadata, info: DeviceInfo) -> ProfileMetadata:
-    """What the sidecar says, of the job and the GPU."""
-    found: dict[str, Any] = {"gpu": info.name, "driver": info.driver, "source": info.source}
-    today = date.today().isoformat()
-    return replace(metadata, **found, date=today, envplan_version=version("envplan"))
 
 
 def _frequencies(info: DeviceInfo, frequencies: Sequence[int] | None, step: int) -> list[int]:
