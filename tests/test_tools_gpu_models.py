@@ -22,7 +22,6 @@ from tools.gpu_models import (
     Parameters,
     committed,
     fit_gpu,
-    fitted_parameters,
     judge,
     main,
     misfit,
@@ -41,53 +40,27 @@ needs_measured = pytest.mark.skipif(
 )
 
 
-def synthetic(
-    device: ModelledGpu,
-    name: str,
-    *,
-    memory: float,
-    compute: float,
-    waits: float,
-    activity: float,
-    scatter: float = 0.0,
-) -> Curve:
+def curves_of_the_model(device: ModelledGpu) -> list[Curve]:
     """Points that the model itself makes under limits of 100 to 250 W."""
     parameters = committed(device)
+    static = parameters.static_power_w
     limits = np.arange(250.0, 99.0, -25.0)
     clocks = np.linspace(device.clocks_mhz[-1], device.clocks_mhz[0], 5000)
-    static = parameters.static_power_w
-    powers = np.array(
-        [static + activity * (device.uncapped_power_w(f) - static) for f in clocks.tolist()]
-    )
-    settled = np.array([clocks[max(0, np.searchsorted(powers, limit) - 1)] for limit in limits])
-    drawn = np.interp(settled, clocks, powers)
-    busy = memory + compute / settled
-    noise = 1 + scatter * np.random.default_rng(5).standard_normal((2, len(limits)))
-    return Curve(
-        gpu="V100",
-        source="summary_power_v100.csv",
-        workload=name,
-        network=name,
-        limit_w=limits,
-        time_s=(busy + waits) * noise[0],
-        energy_j=(drawn * busy + parameters.gap_power_w * waits) * noise[1],
-    )
-
-
-def curves_of_the_model(device: ModelledGpu, scatter: float = 0.0) -> list[Curve]:
-    shapes = [(0.2, 900.0, 0.05, 1.0), (0.5, 600.0, 0.1, 1.0), (0.4, 500.0, 0.4, 0.7)]
-    return [
-        synthetic(
-            device,
-            f"bert-{number}",
-            memory=memory,
-            compute=compute,
-            waits=waits,
-            activity=activity,
-            scatter=scatter,
-        )
-        for number, (memory, compute, waits, activity) in enumerate(shapes)
-    ]
+    dynamic = np.array([device.uncapped_power_w(f) - static for f in clocks.tolist()])
+    curves = []
+    for memory, compute, waits, activity in (
+        (0.2, 900.0, 0.05, 1.0),
+        (0.5, 600.0, 0.1, 1.0),
+        (0.4, 500.0, 0.4, 0.7),
+    ):
+        powers = static + activity * dynamic
+        settled = np.array([clocks[max(0, np.searchsorted(powers, limit) - 1)] for limit in limits])
+        busy = memory + compute / settled
+        joules = np.interp(settled, clocks, powers) * busy + parameters.gap_power_w * waits
+        name, source = f"bert-{len(curves)}", "summary_power_v100.csv"
+        points = limits, busy + waits, joules
+        curves.append(Curve("V100", source, name, name, *points))
+    return curves
 
 
 def test_points_of_the_model_are_met_almost_exactly() -> None:
@@ -107,17 +80,13 @@ def test_judging_finds_activity_and_shares_again() -> None:
     assert waiting.gap_share > dense.gap_share
 
 
-def test_fit_to_points_of_the_model_meets_them_with_other_parameters_or_the_same() -> None:
+def test_fit_meets_points_of_the_model_and_has_no_random_part() -> None:
     device = gpu("v100-pcie")
     curves = curves_of_the_model(device)
-    for judgement in judge(device, curves, fit_gpu(device, curves)):
+    fit = fit_gpu(device, curves)
+    for judgement in judge(device, curves, fit):
         assert np.sqrt(np.mean(judgement.energy_error**2)) < 0.03
-
-
-def test_fit_has_no_random_part() -> None:
-    device = gpu("v100-pcie")
-    curves = curves_of_the_model(device, scatter=0.02)
-    assert fit_gpu(device, curves) == fit_gpu(device, curves)
+    assert fit_gpu(device, curves) == fit
 
 
 def test_worse_parameters_are_judged_worse() -> None:
@@ -222,11 +191,6 @@ def measured() -> list[Curve]:
     return read_measured(MEASURED)
 
 
-@pytest.fixture(scope="module")
-def fits(measured: list[Curve]) -> dict[str, Parameters]:
-    return fitted_parameters(measured)
-
-
 @needs_measured
 def test_all_four_gpus_are_read(measured: list[Curve]) -> None:
     assert {curve.gpu for curve in measured} == set(DEVICES)
@@ -234,29 +198,28 @@ def test_all_four_gpus_are_read(measured: list[Curve]) -> None:
 
 
 @needs_measured
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", DEVICES)
 def test_the_fit_finds_nothing_better_than_the_committed_parameters(
-    name: str, measured: list[Curve], fits: dict[str, Parameters]
+    name: str, measured: list[Curve]
 ) -> None:
     device = gpu(DEVICES[name])
     curves = [c for c in measured if c.gpu == name and c.source.startswith("summary")]
-    best = misfit(device, curves, fits[name])
-    assert misfit(device, curves, committed(device)) == pytest.approx(best, rel=0.02)
+    fit, held = fit_gpu(device, curves), committed(device)
+    if name in FITTED:
+        best = misfit(device, curves, fit)
+        assert misfit(device, curves, held) == pytest.approx(best, rel=0.02)
+    else:  # the A40's come from a sweep of clocks, but for its waits
+        assert fit.gap_power_w == pytest.approx(held.gap_power_w, abs=0.5)
 
 
 @needs_measured
-def test_waits_of_the_a40_are_those_of_the_fit(fits: dict[str, Parameters]) -> None:
-    assert fits["A40"].gap_power_w == pytest.approx(committed(gpu("a40")).gap_power_w, abs=0.5)
-
-
-@needs_measured
-def test_residuals_in_the_documentation_are_current(
-    measured: list[Curve], fits: dict[str, Parameters]
-) -> None:
+def test_residuals_in_the_documentation_are_current(measured: list[Curve]) -> None:
+    # What the search says of the A40 may end elsewhere on another machine, and is left out.
+    fits = {"A40": committed(gpu("a40"))}
     written = block((ROOT / "docs" / "profiles.md").read_text(encoding="utf-8"), "residuals")
     for old, new in zip(written.splitlines(), report(measured, fits).splitlines(), strict=True):
         if old.startswith("| A40, for comparison"):
-            continue  # the outcome of a search, which may end elsewhere on another machine
+            continue
         assert NUMBER.sub("#", old) == NUMBER.sub("#", new)
         for before, after in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True):
             assert float(before) == pytest.approx(float(after), rel=0.02, abs=0.2)
