@@ -267,16 +267,6 @@ def test_a_measured_sweep_writes_a_profile_that_plans(fake_nvml: FakeNvml, folde
     done("solve -m 4 --quiet")
 
 
-def test_a_sweep_run_again_continues_or_refuses(fake_nvml: FakeNvml, folder: Path) -> None:
-    done(f"{BUILD} -q")
-    content = (folder / "profile.csv").read_bytes()
-    done(f"{BUILD} -q")
-    assert (folder / "profile.csv").read_bytes() == content
-    refused(f"{BUILD} --step 400", "profile.csv", "step 500, not 400", "-o")
-    assert (folder / "profile.csv").read_bytes() == content
-    assert fake_nvml.locked() is None
-
-
 @pytest.mark.parametrize(
     ("number", "usual", "code", "said"),
     [
@@ -453,7 +443,7 @@ def test_a_profile_has_what_its_schedule_needs(folder: Path, schedule: str, chun
     assert "2 stages" + (f" x {chunks} chunks" if chunks > 1 else "") in done("solve")
 
 
-def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder: Path) -> None:
+def test_a_t5_runs_in_torch(fake_nvml: FakeNvml, folder: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     (folder / "small.py").write_text(
         "import torch\n"
@@ -467,11 +457,9 @@ def test_a_t5_runs_in_torch_with_its_backward_split(fake_nvml: FakeNvml, folder:
         "    torch.set_num_threads(1)\n"
         "    return torch_workload(job, 'cpu')\n"
     )
-    out = done("profile --entry small:build --step 900 --time-limit 0.1 --split-backward")
+    out = done("profile --entry small:build --step 900 --time-limit 0.1")
     assert "T5 of 2 x 2 layers x 32 training, 2 stages of 2-2 layers, 1 x 8 + 8 tokens" in out
-    profile = Profile.read_csv(folder / "profile.csv")
-    assert profile.instructions == ("forward", "backward_input", "backward_weight")
-    assert profile.metadata.extra["times"] == "host clock"
+    assert Profile.read_csv(folder / "profile.csv").metadata.extra["times"] == "host clock"
 
 
 def test_one_rank_stands_for_all_and_says_so(fake_nvml: FakeNvml, folder: Path) -> None:

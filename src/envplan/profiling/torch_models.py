@@ -114,13 +114,9 @@ def _sequences(
     def hidden() -> torch.Tensor:
         return torch.randn(*shape, model.hidden_size, dtype=dtype)
 
-    inputs = []
-    if border or begin:
-        inputs.append(hidden() if begin else tokens())
-    if begin <= border < end:
-        inputs.append(tokens())
-    elif 0 < border < begin:
-        inputs.append(hidden())
+    inputs = [hidden() if begin else tokens()]
+    if 0 < border < end:  # a decoder with an encoder before it
+        inputs.append(tokens() if begin <= border else hidden())
     return tuple(inputs)
 
 
