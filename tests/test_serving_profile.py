@@ -14,7 +14,8 @@ from envplan.errors import InputError
 from envplan.serving.classes import CLASSES, Slo, classify_all, serves
 from envplan.serving.policies import simulate
 from envplan.serving.profile import BUILTIN, ServingProfile
-from envplan.serving.simulation import Fleet, Machines, Overheads, PoolSpec
+from envplan.serving.settings import Settings
+from envplan.serving.simulation import Fleet, Machines, PoolSpec
 from envplan.serving.sizing import Stream
 from envplan.serving.trace import Trace
 from serving_helpers import profile_of, row, small_serving_profile, write_profile
@@ -57,8 +58,8 @@ def test_steady_loads_agree_with_the_replay() -> None:
         made = np.full(count, round(known.output_tokens), dtype=np.int32)
         classes = np.full(count, CLASSES.index(name), dtype=np.uint8)
         trace = Trace("steady", arrival - arrival[0], given, made, classes)
-        machines = Machines(Stream(trace, profile, classes), Overheads(), 8)
-        pool = PoolSpec(name, frozenset({name}), known.slo, tp, 1980, 1)
+        machines = Machines(Stream(trace, profile, classes), Settings(gpus=8))
+        pool = PoolSpec(name, frozenset({name}), tp, 1980, 1)
         machines.adopt(Fleet({name: pool}), 0.0, warm=True)
         slots = int(trace.duration_s / 60)
         for slot in range(slots):
@@ -162,13 +163,15 @@ def test_a_load_lies_in_a_segment_only_if_it_meets_the_slo(
     segments = curve.segments(slo)
     for segment in segments:
         for load in (segment.low, segment.high, segment.low + share * (segment.high - segment.low)):
-            assert curve.ttft_at(load) <= ttft * (1 + 1e-9)
-            assert curve.tbt_at(load) <= tbt * (1 + 1e-9)
+            first, between = curve.latencies_at(load)
+            assert first <= ttft * (1 + 1e-9)
+            assert between <= tbt * (1 + 1e-9)
         assert curve.meets(slo, segment.low)
         assert curve.meets(slo, segment.high)
     load = share * curve.max_load
     inside = any(s.low - 1e-5 <= load <= s.high + 1e-5 for s in segments)
-    clearly = curve.ttft_at(load) < 0.999 * ttft and curve.tbt_at(load) < 0.999 * tbt
+    first, between = curve.latencies_at(load)
+    clearly = first < 0.999 * ttft and between < 0.999 * tbt
     assert inside or not clearly
 
 

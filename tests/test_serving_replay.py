@@ -38,12 +38,14 @@ def service(
 
 
 def replay(
-    requests: list[tuple[float, int, int]], *, squash: float = 1e9, end: float = 60.0, **of: Any
+    requests: list[tuple[float, int, int]], *, running: int = 1, squash: float = 1e9, **of: Any
 ) -> Replay:
-    """A fleet without instances."""
-    made = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, end)
+    """A fleet of so many instances, all in pool 0 and at the highest clock."""
+    made = Replay(service(requests, **of), 0.0, 1.0, 0.0, 0.5, squash, 60.0, 60.0)
     for k in range(9):
         made.route(k, 0, [1])
+    for _ in range(running):
+        made.start(0, 0, 1, False, 0.0)
     return made
 
 
@@ -57,7 +59,6 @@ def outcome(made: Replay, end: float = 60.0) -> tuple[float, list[int]]:
 
 def test_one_request_takes_its_prompt_and_its_steps() -> None:
     made = replay([(0.0, 1000, 11)])
-    made.start(0, 0, 1, False, 0.0)
     energy, counts = outcome(made)
     prompt, steps = 1000 * TOKEN, 10 * STEP
     assert energy == pytest.approx(
@@ -85,7 +86,6 @@ def one_by_one(requests: list[tuple[float, int]], ttft: float) -> int:
 def test_prompts_alone_are_a_queue(drawn: list[tuple[int, int]]) -> None:
     requests = sorted((at / 10 + 1e-3 * k, size) for k, (at, size) in enumerate(drawn))
     made = replay([(at, size, 1) for at, size in requests], ttft=(1e6,))
-    made.start(0, 0, 1, False, 0.0)
     busy, counts = outcome(made, 600.0)
     work = sum(size * TOKEN for _, size in requests)
     assert counts[3] == len(requests) == one_by_one(requests, 1e6)
@@ -99,17 +99,14 @@ def test_the_nearest_deadline_goes_first_and_long_prompts_make_way_in_between() 
     # A prompt of one second in chunks of a tenth; a short one with a near deadline comes after.
     requests = [(0.0, 10000, 1), (0.05, 100, 1)]
     made = replay(requests, classes=[8, 0], ttft=(0.2, *[5.0] * 8))
-    made.start(0, 0, 1, False, 0.0)
     assert outcome(made)[1] == [2, 2, 2, 2]
     whole = replay(requests, classes=[8, 0], ttft=(0.2, *[5.0] * 8), chunk=10000)
-    whole.start(0, 0, 1, False, 0.0)
     assert outcome(whole)[1] == [2, 1, 2, 1]
 
 
 def test_what_is_late_already_goes_behind_what_is_not() -> None:
     requests = [(0.0, 10000, 1), (0.01, 5000, 1), (1.0, 4000, 1)]
     made = replay(requests, ttft=(0.95,))
-    made.start(0, 0, 1, False, 0.0)
     # At 1.0 s the first is through, late; the second has missed its deadline; the third makes it.
     assert outcome(made)[1][1] == 1
 
@@ -117,14 +114,12 @@ def test_what_is_late_already_goes_behind_what_is_not() -> None:
 def test_requests_that_do_not_fit_into_memory_wait_for_those_that_leave() -> None:
     requests = [(0.0, 100, 101), (0.0, 100, 101)]
     together, apart = replay(requests, ttft=(1.5,)), replay(requests, ttft=(1.5,), kv=250)
-    for made in (together, apart):
-        made.start(0, 0, 1, False, 0.0)
     assert outcome(together)[1] == [2, 2, 2, 2]
     assert outcome(apart)[1] == [2, 1, 2, 1]  # the second waits for two seconds
 
 
 def test_an_instance_serves_when_it_is_ready_and_finishes_what_it_has_when_it_goes() -> None:
-    made = replay([(0.0, 100, 51), (30.0, 100, 51)], ttft=(12.0,))
+    made = replay([(0.0, 100, 51), (30.0, 100, 51)], ttft=(12.0,), running=0)
     made.start(0, 0, 1, False, 10.0)
     made.advance(10.5)
     assert made.instances()[0][4:] == (False, 1)
@@ -140,11 +135,9 @@ def test_an_instance_serves_when_it_is_ready_and_finishes_what_it_has_when_it_go
 def test_a_request_that_would_be_late_goes_to_another_pool() -> None:
     requests = [(0.0, 10000, 1), (0.01, 1000, 1)]
     made = replay(requests, ttft=(1.05,), chunk=10000)
-    made.start(0, 0, 1, False, 0.0)
     assert outcome(made)[1][3] == 1
     helped = replay(requests, ttft=(1.05,), chunk=10000)
-    for pool in (0, 1):
-        helped.start(pool, 0, 1, False, 0.0)
+    helped.start(1, 0, 1, False, 0.0)
     assert outcome(helped)[1][3] == 2
     assert helped.results()[4] == 1
 
@@ -153,7 +146,7 @@ def test_a_request_that_would_be_late_goes_to_another_pool() -> None:
 def test_a_managed_clock_rises_only_where_the_slow_one_would_be_late(
     ttft: float, changes: int
 ) -> None:
-    made = replay([(1.0, 1000, 1)], ttft=(ttft,))
+    made = replay([(1.0, 1000, 1)], ttft=(ttft,), running=0)
     made.start(0, 0, 0, True, 0.0)
     _, counts = outcome(made)
     assert counts == [1, 1, 1, 1]
@@ -163,10 +156,8 @@ def test_a_managed_clock_rises_only_where_the_slow_one_would_be_late(
 def test_packed_instances_are_filled_one_after_another() -> None:
     requests = [(0.1 * k, 100, 101) for k in range(4)]
     for pack, inside in ((True, [4, 0]), (False, [2, 2])):
-        made = replay(requests)
+        made = replay(requests, running=2)
         made.set_pack(0, pack)
-        for _ in range(2):
-            made.start(0, 0, 1, False, 0.0)
         made.advance(1.0)
         assert sorted((i[5] for i in made.instances()), reverse=True) == inside
 
@@ -174,8 +165,6 @@ def test_packed_instances_are_filled_one_after_another() -> None:
 def test_what_is_far_too_late_is_given_up_and_costs_nothing_more() -> None:
     requests = [(0.0, 10000, 1), *[(0.1, 10000, 1)] * 5]
     runs = [replay(requests, ttft=(0.5,), squash=squash) for squash in (1e9, 1.0)]
-    for made in runs:
-        made.start(0, 0, 1, False, 0.0)
     (kept, first), (given_up, second) = (outcome(made) for made in runs)
     assert first == second == [6, 0, 6, 0] or (first[0], second[0]) == (6, 6)
     assert runs[0].results()[5] == 0
