@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import assert_refused, done, envplan, says, told
+from cli_helpers import done, envplan, refused, says, told
 from envplan.cli import app
 from envplan.devices import backend
 from envplan.devices.modelled import GPUS
@@ -62,9 +61,7 @@ def test_a_gpu_that_tells_no_power_is_listed_all_the_same(
     assert envplan("devices", cwd=tmp_path).out.count("NVIDIA A40") == 4
 
 
-def test_devices_json_has_all_clocks(
-    fake_nvml: FakeNvml,
-) -> None:
+def test_devices_json_has_all_clocks(fake_nvml: FakeNvml) -> None:
     fake_nvml.gpu(2).throttle = 0x4
     found = told("devices")["gpus"]
     assert [entry["index"] for entry in found] == [0, 1, 2, 3]
@@ -77,20 +74,15 @@ def test_modelled_devices_need_no_driver(tmp_path: Path) -> None:
     out = done("devices --backend modelled", cwd=tmp_path)
     for key in GPUS:
         assert key in out
-    one = json.loads(
-        envplan("devices", "--backend", "modelled", "--gpu", "a40", "--json", cwd=tmp_path).out
-    )["gpus"]
-    assert [entry["name"] for entry in one] == ["NVIDIA A40"]
-    assert one[0]["clock_mhz"] is None
+    (one,) = told("devices --backend modelled --gpu a40")["gpus"]
+    assert (one["name"], one["clock_mhz"]) == ("NVIDIA A40", None)
 
 
-def test_devices_refuses_what_does_not_exist(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    ran = envplan("devices", "--gpu", "a40", cwd=tmp_path)
-    assert_refused(ran, 2, "--backend modelled")
-    ran = envplan("devices", "--backend", "modelled", "--gpu", "a41", cwd=tmp_path)
-    assert_refused(ran, 2, "a41")
+def test_devices_refuses_what_does_not_exist(fake_nvml: FakeNvml) -> None:
+    refused("devices --gpu a40", "--backend modelled")
+    refused("devices --backend modelled --gpu a41", "a41")
     fake_nvml.state.num_gpus = 0
-    assert_refused(envplan("devices", cwd=tmp_path), 2, "no GPU")
+    refused("devices", "no GPU")
 
 
 def test_reset_gives_every_clock_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -113,27 +105,18 @@ def test_reset_says_when_a_training_still_runs(
     assert [outcome["guard"] for outcome in outcomes] == [None, guard.pid, None, None]
 
 
-def test_reset_that_is_denied_says_so_and_does_the_rest(
-    fake_nvml: FakeNvml,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_reset_says_which_gpu_refuses_and_does_the_rest(fake_nvml: FakeNvml, lost: bool) -> None:
     for index in range(4):
         fake_nvml.gpu(index).locked = 1005
-    fake_nvml.gpu(0).permission = 0
-    ran = envplan("reset", cwd=tmp_path)
-    assert ran.code == 2
-    assert ran.err.count("\n") == 1
-    assert "GPU 0: this user may not set clocks; run as root" in ran.err
-    assert [fake_nvml.locked(k) for k in range(4)] == [1005, None, None, None]
-
-
-def test_reset_reaches_the_gpus_beside_a_lost_one(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    for index in range(4):
-        fake_nvml.gpu(index).locked = 1005
-    fake_nvml.fail("handle", GPU_IS_LOST, index=1)
-    ran = envplan("reset", cwd=tmp_path)
-    assert ran.code == 2
-    assert "GPU 1: GPU is lost" in ran.err
+    if lost:
+        fake_nvml.fail("handle", GPU_IS_LOST, index=1)
+    else:
+        fake_nvml.gpu(1).permission = 0
+    said = "GPU is lost" if lost else "this user may not set clocks; run as root"
+    ran = envplan("reset")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"GPU 1: {said}" in ran.err
     assert [fake_nvml.locked(k) for k in range(4)] == [None, 1005, None, None]
 
 

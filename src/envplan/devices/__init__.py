@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from envplan.devices.base import (
     DeviceError,
     DeviceInfo,
     PermissionDeniedError,
+    spaced_clocks,
     within,
 )
 from envplan.errors import InputError, unknown
@@ -30,6 +32,7 @@ __all__ = [
     "backend_class",
     "describe_gpus",
     "opened",
+    "spaced_clocks",
     "within",
 ]
 
@@ -99,16 +102,16 @@ def describe_gpus(name: str, **options: Any) -> list[dict[str, Any]]:
 
     No clock is changed. Of a GPU that is lost, or hangs, only why nothing is known.
     """
+    found: list[dict[str, Any]] = []
     with opened(name, **options) as source:
-        found = [_describe_or_say(device, k) for k, device in enumerate(source.devices())]
-    return [{"gpu": options.get("gpu"), **entry} for entry in found]
-
-
-def _describe_or_say(device: Device, index: int) -> dict[str, Any]:
-    try:
-        return within(_ANSWER_S, lambda: _describe(device), f"GPU {index}")
-    except DeviceError as error:
-        return {**dict.fromkeys(_FIELDS), "index": index, "refusal": str(error)}
+        for index, device in enumerate(source.devices()):
+            entry = {"gpu": options.get("gpu"), **dict.fromkeys(_FIELDS), "index": index}
+            try:
+                entry |= within(_ANSWER_S, partial(_describe, device), f"GPU {index}")
+            except DeviceError as error:
+                entry["refusal"] = str(error)
+            found.append(entry)
+    return found
 
 
 _FIELDS: Final = (

@@ -58,7 +58,11 @@ class Device(Protocol):
         """What stays the same about it."""
 
     def lock_clock(self, mhz: int) -> None:
-        """Run at this SM clock, whoever asks for what, until reset_clock. Needs permission."""
+        """Run at this SM clock, whoever asks for what, until reset_clock.
+
+        Raises:
+            PermissionDeniedError: this user may not.
+        """
 
     def reset_clock(self) -> None:
         """Give the clock back to the driver. Harmless when it was not locked."""
@@ -117,7 +121,7 @@ def within(seconds: float, ask: Callable[[], T], who: str) -> T:
 
 
 class Backend(Protocol):
-    """A source of devices.
+    """A source of devices. It may raise DeviceError when it is made: there is no driver.
 
     Attributes:
         name: as on the command line.
@@ -131,12 +135,28 @@ class Backend(Protocol):
         """All GPUs, by index.
 
         Raises:
-            DeviceError: there is no driver or no GPU; says so and what to do.
+            DeviceError: there is no GPU; says so and what to do.
         """
 
     @classmethod
     def models(cls) -> Sequence[str]:
         """What its option `gpu` may be, such as "a40"; empty where the GPUs are those there are."""
+        return ()
 
     def close(self) -> None:
         """Let go of the driver. Locked clocks stay locked: give them back first."""
+        return
+
+
+def spaced_clocks(clocks: Sequence[int], step: int) -> list[int]:
+    """Clocks from the highest down, neighbours at least `step` apart.
+
+    Args:
+        clocks: supported SM clocks, MHz, in any order.
+        step: MHz; 0 takes all of them.
+    """
+    taken: list[int] = []
+    for clock in sorted(clocks, reverse=True):
+        if not taken or taken[-1] - clock >= step:
+            taken.append(clock)
+    return taken

@@ -26,16 +26,21 @@ from __future__ import annotations
 
 import time
 import tomllib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from envplan.devices.base import DeviceError, DeviceInfo
+from envplan.devices.base import Backend, Device, DeviceError, DeviceInfo
 from envplan.errors import InputError, meant
 
 __all__ = ["ALIASES", "GPUS", "ModelledBackend", "ModelledDevice", "ModelledGpu", "gpu"]
+
+
+#: Steps of a clock are a MHz over two to this power: about what a float can tell.
+_FINEST_BITS: Final = 42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +95,12 @@ class ModelledGpu:
     @cached_property
     def capped_clock_mhz(self) -> float:
         """The highest clock the power limit lets full activity hold, MHz."""
-        low, high = 0.0, float(self.clocks_mhz[0])
-        if self.uncapped_power_w(high) <= self.power_limit_w:
-            return high
-        for _ in range(60):  # bisection, down to the last bit
-            middle = (low + high) / 2
-            if self.uncapped_power_w(middle) <= self.power_limit_w:
-                low = middle
-            else:
-                high = middle
-        return low
+        steps = bisect_right(
+            range(self.clocks_mhz[0] << _FINEST_BITS),
+            self.power_limit_w,
+            key=lambda steps: self.uncapped_power_w((steps + 1) / (1 << _FINEST_BITS)),
+        )
+        return steps / (1 << _FINEST_BITS)
 
     def settled_clock_mhz(self, clock_mhz: float) -> float:
         """The clock an operation really runs at when `clock_mhz` is asked for."""
@@ -112,15 +113,15 @@ class ModelledGpu:
 
         Args:
             flops: its floating-point operations.
-            traffic: bytes that its memory-bound kernels move.
+            traffic: bytes that its memory-bound kernels move in half precision.
             clock_mhz: the clock asked for.
-            precision: of its matrix products, "half" or "single".
+            precision: "half", or "single", which moves twice the bytes.
         """
         peak = self.peak_flops_per_mhz
         if precision == "single":
             if self.single_flops_per_mhz is None:
                 raise InputError(f"single precision is not modelled for the {self.name}")
-            peak = self.single_flops_per_mhz
+            peak, traffic = self.single_flops_per_mhz, 2 * traffic
         rate = self.compute_efficiency * peak * self.settled_clock_mhz(clock_mhz)
         return traffic / (self.memory_efficiency * self.bandwidth) + flops / rate
 
@@ -190,7 +191,7 @@ ALIASES: Final = {
 _modelled: Final = gpu
 
 
-class ModelledBackend:
+class ModelledBackend(Backend):
     """GPUs of one model, in this process only.
 
     Args:
@@ -214,20 +215,17 @@ class ModelledBackend:
         self._devices = tuple(ModelledDevice(model, index, now) for index in range(count))
 
     def devices(self) -> Sequence[ModelledDevice]:
-        """All GPUs, by index."""
         return self._devices
 
     @classmethod
     def models(cls) -> Sequence[str]:
-        """The models by short name."""
         return tuple(GPUS)
 
-    def close(self) -> None:
-        """Nothing to let go of."""
 
+class ModelledDevice(Device):
+    """One modelled GPU, always at work, drawing the power of its model. Everybody may lock it.
 
-class ModelledDevice:
-    """One modelled GPU, always at work, drawing the power of its model.
+    A clock that is asked for becomes the supported one nearest below, or the lowest.
 
     Args:
         model: what it is.
@@ -237,66 +235,58 @@ class ModelledDevice:
 
     def __init__(self, model: ModelledGpu, index: int, now: Callable[[], int]) -> None:
         self.model = model
+        self._index = index
         self._now = now
         self._locked = 0
         self._picojoules = 0.0  # W x ns x 1000
         self._since = now()
-        self.info = DeviceInfo(
-            index=index,
-            name=model.name,
-            uuid=f"modelled-{model.key}-{index}",
+
+    @cached_property
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(
+            index=self._index,
+            name=self.model.name,
+            uuid=f"modelled-{self.model.key}-{self._index}",
             driver="modelled",
-            supported_clocks=tuple(sorted(model.clocks_mhz)),
-            max_clock=max(model.clocks_mhz),
-            power_limit=model.power_limit_w,
+            supported_clocks=self.model.clocks_mhz[::-1],
+            max_clock=self.model.clocks_mhz[0],
+            power_limit=self.model.power_limit_w,
             source="modelled",
             energy_source="modelled",
         )
 
     def lock_clock(self, mhz: int) -> None:
-        """Run at the supported clock nearest below `mhz`, or at the lowest.
-
-        Raises:
-            DeviceError: the clock is not positive.
-        """
         if mhz <= 0:
-            raise DeviceError(f"GPU {self.info.index}: cannot run at {mhz} MHz")
+            raise DeviceError(f"GPU {self._index}: cannot run at {mhz} MHz")
         self._settle()
-        clocks = self.info.supported_clocks
-        self._locked = max((clock for clock in clocks if clock <= mhz), default=clocks[0])
+        clocks = self.model.clocks_mhz
+        self._locked = next((clock for clock in clocks if clock <= mhz), clocks[-1])
 
     def reset_clock(self) -> None:
-        """Give the clock back: it runs as fast as it can."""
         self._settle()
         self._locked = 0
 
     def can_lock(self, *, probe: bool = False) -> str | None:
-        """None: everybody may."""
         return None
 
     def clock(self) -> int:
-        """The SM clock now, MHz."""
         return int(self.model.settled_clock_mhz(self._asked()))
 
     def held_at(self) -> int:
-        """The clock it is locked at, MHz, or 0."""
         return self._locked
 
     def energy(self) -> int:
-        """Energy used since it was created, mJ."""
         self._settle()
         return int(self._picojoules / 1e9)
 
     def power(self) -> float:
-        """Power drawn now, W."""
         return self.model.power_w(self._asked())
 
     def throttle_reasons(self) -> Sequence[str]:
-        """("power cap",) while it works at less than the clock it was given, else empty."""
         return ("power cap",) if self.model.capped_clock_mhz < self._asked() else ()
 
     def _asked(self) -> int:
-        return self._locked or self.info.max_clock
+        return self._locked or self.model.clocks_mhz[0]
 
     def _settle(self) -> None:
         """Account for the energy up to now, before what it depends on changes."""

@@ -11,7 +11,13 @@ from typing import Any, ClassVar, Final
 
 import pynvml  # type: ignore[import-untyped]
 
-from envplan.devices.base import DeviceError, DeviceInfo, PermissionDeniedError
+from envplan.devices.base import (
+    Backend,
+    Device,
+    DeviceError,
+    DeviceInfo,
+    PermissionDeniedError,
+)
 
 __all__ = ["NvmlBackend", "NvmlDevice"]
 
@@ -35,7 +41,7 @@ _THROTTLE_REASONS: Final = {
 }
 
 
-class NvmlBackend:
+class NvmlBackend(Backend):
     """The GPUs of this machine.
 
     Raises:
@@ -53,11 +59,6 @@ class NvmlBackend:
         self._devices: tuple[NvmlDevice, ...] = ()
 
     def devices(self) -> Sequence[NvmlDevice]:
-        """All GPUs, by index.
-
-        Raises:
-            DeviceError: there is none.
-        """
         if not self._devices:
             try:
                 count = pynvml.nvmlDeviceGetCount()
@@ -74,20 +75,14 @@ class NvmlBackend:
     def _device(self, index: int) -> NvmlDevice:
         return NvmlDevice(index)
 
-    @classmethod
-    def models(cls) -> Sequence[str]:
-        """None: the GPUs are those there are."""
-        return ()
-
     def close(self) -> None:
-        """Let go of the driver. Locked clocks stay locked."""
         for device in self._devices:
             device.close()
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
-class NvmlDevice:
+class NvmlDevice(Device):
     """One NVIDIA GPU."""
 
     def __init__(self, index: int) -> None:
@@ -100,32 +95,19 @@ class NvmlDevice:
 
     @property
     def info(self) -> DeviceInfo:
-        """What stays the same about it."""
         found: DeviceInfo = self._once(self._describe)
         return found
 
     def lock_clock(self, mhz: int) -> None:
-        """Run at this SM clock until reset_clock.
-
-        Raises:
-            PermissionDeniedError: this user may not.
-            DeviceError: MIG is on, or the driver fails.
-        """
         if self._mig:
             raise DeviceError(self._mig_remedy())
         self._set_clock(mhz)
 
     def reset_clock(self) -> None:
-        """Give the clock back to the driver.
-
-        Raises:
-            PermissionDeniedError: this user may not.
-            DeviceError: the driver fails.
-        """
         self._set_clock(0)
 
     def can_lock(self, *, probe: bool = False) -> str | None:
-        """None if this user may lock clocks; else why not and what to do, in one line.
+        """None if this user may lock clocks; else why not, as Device has it.
 
         NVML cannot be asked for this. Without `probe` it is told from the user's capabilities, and
         nothing is written. With it, for those about to set clocks anyway, a setting with the same
@@ -137,7 +119,6 @@ class NvmlDevice:
             return str(error)
 
     def clock(self) -> int:
-        """The SM clock now, MHz."""
         return int(self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM))
 
     def held_at(self) -> int:
@@ -153,7 +134,7 @@ class NvmlDevice:
         return 0
 
     def energy(self) -> int:
-        """Energy used, mJ; only differences mean anything.
+        """Energy used, mJ, as Device has it.
 
         The GPU's own counter, which drivers update every 20 to 100 ms. GPUs before Volta have
         none: there power is sampled from the first call on and integrated.
@@ -165,7 +146,6 @@ class NvmlDevice:
         return self._integral.sample()
 
     def power(self) -> float:
-        """Power drawn now, W."""
         milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage, missing=_NONE)
         if milliwatts is _NONE:
             raise DeviceError(
@@ -175,7 +155,6 @@ class NvmlDevice:
         return float(milliwatts) / 1e3
 
     def throttle_reasons(self) -> Sequence[str]:
-        """Why the clock is lower than asked for, now; empty if it is not."""
         bits = self._event_reasons()
         return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
@@ -344,21 +323,20 @@ class _PowerIntegral:
 
 
 def _no_driver(error: Exception) -> str:
-    instead = "or use the modelled backend: --backend modelled"
+    said = f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg"
     if isinstance(error, pynvml.NVMLError_LibraryNotFound):
-        return (
+        said = (
             "no NVIDIA driver is installed here (libnvidia-ml.so.1 was not found); install it "
-            f"(in a container: start it with --gpus all), {instead}"
+            "(in a container: start it with --gpus all)"
         )
     if isinstance(error, pynvml.NVMLError_DriverNotLoaded):
-        return f"the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg, {instead}"
-    return f"the NVIDIA driver does not start: {error}; see nvidia-smi and dmesg, {instead}"
+        said = "the NVIDIA driver is installed but not loaded; see nvidia-smi and dmesg"
+    return f"{said}, or use the modelled backend: --backend modelled"
 
 
 def _is_administrator() -> bool:
     """Whether this process has CAP_SYS_ADMIN, which is what the driver asks for."""
-    with suppress(OSError), Path("/proc/self/status").open(encoding="ascii") as status:
-        for line in status:
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> 21 & 1)
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return bool(int(status.split("CapEff:")[1].split()[0], 16) >> 21 & 1)
     return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any, ClassVar, Final
@@ -117,7 +116,7 @@ class _Daemon:
     def __str__(self) -> str:
         return f"zeusd at {self._path}"
 
-    def ask(self, method: str, path: str, who: str) -> Mapping[str, Any]:
+    def ask(self, method: str, path: str, who: str) -> dict[str, Any]:
         """The object that it answers, empty if that is nothing.
 
         Args:
@@ -148,10 +147,9 @@ class _Daemon:
             said = found if isinstance(found := json.loads(text), dict) else {}
         if status == 200:
             return said
-        problems = said.get("errors", said.get("error"))
-        if isinstance(problems, dict):
-            problems = "; ".join(map(str, problems.values()))
-        problem = problems or text[:200].decode("utf-8", "replace")
+        problem = said.get("errors") or said.get("error") or text[:200].decode("utf-8", "replace")
+        if isinstance(problem, dict):
+            problem = "; ".join(map(str, problem.values()))
         remedy = _REMEDIES.get(status, "")
         kind = PermissionDeniedError if remedy else DeviceError
         raise kind(f"{who}: {self} answers {status}: {problem}{remedy}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -106,6 +108,11 @@ class ProfileMetadata:
         """GPUs that share a stage at these degrees; None: as the sidecar says."""
         known = self.tensor_parallel or self.gpus_per_stage
         return (tensor or known) * (context or max(1, self.gpus_per_stage // known))
+
+    def made_today(self, **found: Any) -> ProfileMetadata:
+        """The same with what was found, today's date and this version."""
+        made: dict[str, Any] = {"date": date.today().isoformat()}
+        return replace(self, **made, envplan_version=version("envplan"), **found)
 
     @classmethod
     def read_json(cls, path: str | os.PathLike[str]) -> ProfileMetadata:

@@ -40,18 +40,20 @@ class _Fields(BaseModel):
 
 
 class _Experts(_Fields):
-    num_experts_per_tok: _Size
-    moe_intermediate_size: _Number = 0
-    shared_expert_intermediate_size: _Number = 0
-    n_shared_experts: _Number = 0
-    first_k_dense_replace: _Number = 0
+    count: _Size = _or("num_local_experts", "num_experts", "n_routed_experts")
+    per_token: _Size = _or("num_experts_per_tok")
+    feed_forward_size: _Number = _or("moe_intermediate_size", default=0)
+    shared_size: _Number = _or("shared_expert_intermediate_size", default=0)
+    shared: _Number = _or("n_shared_experts", default=0)
+    dense_layers: _Number = _or("first_k_dense_replace", default=0)
 
 
 class _Latent(_Fields):
-    qk_nope_head_dim: _Size
-    v_head_dim: _Size
-    q_lora_rank: _Number = 0
-    qk_rope_head_dim: _Number = 0
+    query_rank: _Number = _or("q_lora_rank", default=0)
+    rank: _Size = _or("kv_lora_rank")
+    key_size: _Size = _or("qk_nope_head_dim")
+    rotary_size: _Number = _or("qk_rope_head_dim", default=0)
+    value_size: _Size = _or("v_head_dim")
 
 
 class _Config(_Fields):
@@ -106,25 +108,13 @@ def read_model(path: Path) -> TransformerModel:
     wide = config.intermediate_size or 4 * hidden
     experts = latent = None
     if config.experts:
-        of_experts = read(_Experts)
-        size = of_experts.moe_intermediate_size or wide
-        experts = Experts(
-            count=config.experts,
-            per_token=min(config.experts, of_experts.num_experts_per_tok),
-            feed_forward_size=size,
-            shared_size=of_experts.shared_expert_intermediate_size
-            or size * of_experts.n_shared_experts,
-            dense_layers=min(layers, of_experts.first_k_dense_replace),
-        )
+        own = dict(read(_Experts))
+        size = own["feed_forward_size"] or wide
+        shared = own["shared_size"] or size * own["shared"]
+        del own["shared"]
+        experts = Experts(**{**own, "feed_forward_size": size, "shared_size": shared})
     if config.kv_lora_rank:
-        sizes = read(_Latent)
-        latent = LatentAttention(
-            query_rank=sizes.q_lora_rank,
-            rank=config.kv_lora_rank,
-            key_size=sizes.qk_nope_head_dim,
-            rotary_size=sizes.qk_rope_head_dim,
-            value_size=sizes.v_head_dim,
-        )
+        latent = LatentAttention(**dict(read(_Latent)))
     sliding = kind == "mistral" or config.use_sliding_window
     tied = config.tie_word_embeddings
     name = next(iter(config.architectures), kind).removesuffix("ForCausalLM")

@@ -6,16 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from envplan.devices import Device, DeviceError, backend
 from envplan.devices.visible import Counted, choose, visible_gpus
 from envplan.profile import Profile, ProfileMetadata
 from envplan.profiling.smoothing import smooth_profile
-from envplan.profiling.sweep import Progress, Settings, Workload, check_device, sweep
+from envplan.profiling.sweep import Settings, Workload, sweep
 from envplan.profiling.waiting import Peers
 from envplan.runtime.guard import Guard
 
@@ -31,7 +30,7 @@ def measure(
     device: int | None = None,
     metadata: ProfileMetadata,
     smooth: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[float, str], None],
 ) -> Profile:
     """Measure a workload's stages, and go on with a sweep that was cut off.
 
@@ -42,7 +41,7 @@ def measure(
         device: which, as nvidia-smi counts; None: CUDA's first.
         metadata: what the sidecar says of the job.
         smooth: take noise out at the end.
-        progress: called now and then.
+        progress: see sweep.
 
     Raises:
         DeviceError: there is no driver or GPU, or its clock may not be set.
@@ -58,18 +57,18 @@ def measure(
         # CUDA and NVML number GPUs differently; from here on this is the only one CUDA knows.
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.info.uuid
         made = workload("cuda:0")
-        check_device(chosen, settings)
+
+        @contextmanager
+        def held() -> Iterator[None]:
+            with ExitStack() as stack:
+                wait_with(made, chosen, others, stack)
+                if settings.lock:
+                    stack.enter_context(Guard.start(source, chosen.info.index))
+                yield
+
         stack.enter_context(_stoppable())
-        wait_with(made, chosen, others, stack)
-        guard = partial(Guard.start, source, chosen.info.index)
         measured = sweep(
-            made,
-            chosen,
-            output,
-            settings,
-            metadata=metadata,
-            progress=progress,
-            hold=guard if settings.lock else nullcontext,
+            made, chosen, output, settings, metadata=metadata, progress=progress, hold=held
         )
     if smooth:
         measured = smooth_profile(output)
@@ -77,15 +76,12 @@ def measure(
     return measured
 
 
-def wait_with(
-    workload: Workload, chosen: Device, others: Sequence[Device], stack: ExitStack
-) -> None:
+def wait_with(workload: Any, chosen: Device, others: Sequence[Device], stack: ExitStack) -> None:
     """Have a torch workload wait for a second GPU, where that works; else it goes on spinning."""
-    torch = sys.modules.get("envplan.profiling.torch_workloads")  # a user's own needs no torch
     other = next(filter(_is_whole, others), None)
-    if other is None or torch is None or not isinstance(workload, torch.TorchWorkload):
+    if other is None or getattr(workload, "timer", None) is None:  # it runs on the CPU
         return
-    if workload.timer is None:  # it runs on the CPU
+    if getattr(workload, "peers", workload) is not None:  # a user's own
         return
     seen = [{"CUDA_VISIBLE_DEVICES": device.info.uuid} for device in (chosen, other)]
     try:

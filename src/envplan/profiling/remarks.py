@@ -59,7 +59,26 @@ class StageSummary:
 
 def summarize_profile(profile: Profile) -> list[StageSummary]:
     """A summary of each stage, over the clocks that its forward and all its backward have."""
-    return [_summary(stage, _sums(profile, stage)) for stage in range(profile.num_stages)]
+    found = []
+    for stage in range(profile.num_stages):
+        sums = _sums(profile, stage)
+        highest, lowest = max(sums), min(sums)
+        valley = min(sums, key=lambda clock: sums[clock][1])  # of equal ones the highest
+        found.append(
+            StageSummary(
+                stage=stage,
+                clocks=len(sums),
+                highest=highest,
+                lowest=lowest,
+                valley=valley,
+                ends_below=valley > lowest,
+                energy_at_highest=j_from_fj(sums[highest][1]),
+                energy_at_valley=j_from_fj(sums[valley][1]),
+                time_at_highest=s_from_ns(sums[highest][0]),
+                time_at_valley=s_from_ns(sums[valley][0]),
+            )
+        )
+    return found
 
 
 def energy_by_clock(profile: Profile, stage: int) -> dict[int, float]:
@@ -75,28 +94,11 @@ def _sums(profile: Profile, stage: int) -> dict[int, tuple[int, int]]:
         {clock: (ns, fj) for clock, _, ns, fj in profile.table(stage, part).rows()}
         for part in ("forward", *backward)
     ]
-    clocks = set(options[0]).intersection(*options[1:])
+    clocks = sorted(set(options[0]).intersection(*options[1:]), reverse=True)
     return {
         clock: (sum(one[clock][0] for one in options), sum(one[clock][1] for one in options))
-        for clock in sorted(clocks, reverse=True)
+        for clock in clocks
     }
-
-
-def _summary(stage: int, sums: dict[int, tuple[int, int]]) -> StageSummary:
-    highest, lowest = max(sums), min(sums)
-    valley = min(sums, key=lambda clock: (sums[clock][1], -clock))
-    return StageSummary(
-        stage=stage,
-        clocks=len(sums),
-        highest=highest,
-        lowest=lowest,
-        valley=valley,
-        ends_below=valley > lowest,
-        energy_at_highest=j_from_fj(sums[highest][1]),
-        energy_at_valley=j_from_fj(sums[valley][1]),
-        time_at_highest=s_from_ns(sums[highest][0]),
-        time_at_valley=s_from_ns(sums[valley][0]),
-    )
 
 
 def remarks(profile: Profile) -> list[str]:

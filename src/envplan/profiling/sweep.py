@@ -20,36 +20,29 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from envplan.devices.base import Device, DeviceError, PermissionDeniedError
+from envplan.devices import Device, DeviceError, PermissionDeniedError, spaced_clocks
 from envplan.errors import InputError
 from envplan.profile import BLOCKING, Profile, ProfileMetadata
 from envplan.profiling.explaining import Explained
-from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep_file import Measurement, Row, SweepFile
-from envplan.profiling.timers import HostTimer, Timer
 
 __all__ = [
     "SPLIT",
     "Block",
-    "Progress",
+    "EventTimer",
     "Settings",
+    "Timer",
     "Valley",
     "Workload",
-    "check_device",
     "summarize",
     "sweep",
 ]
-
-FloatArray = npt.NDArray[np.float64]
 
 _FORWARD, _BACKWARD = "forward", "backward"
 
@@ -86,9 +79,8 @@ class Workload(Protocol):
     for the next, and `forward` comes before `backward`. Whatever they raise is said in a line.
 
     A workload may also have `backward_input(stage)` and `backward_weight(stage)`, the two parts of
-    a split backward, each of which may be called again for the same forward; `timer`, an
-    `envplan.profiling.timers.Timer` for its work; and `waiting`, which says in words what `wait`
-    has the GPU do.
+    a split backward, each of which may be called again for the same forward; `timer`, a `Timer` for
+    its work; and `waiting`, which says in words what `wait` has the GPU do.
     """
 
     @property
@@ -110,6 +102,57 @@ class Workload(Protocol):
 
     def synchronize(self) -> None:
         """Return once the GPU has done everything asked for."""
+
+
+class Timer:
+    """Times a block of queued work: by the host's clock, which learns of ends by waiting for them.
+
+    Args:
+        now: tells the time, s.
+
+    Attributes:
+        name: what tells the time, for people.
+    """
+
+    name = "host clock"
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begin = 0.0
+
+    def start(self) -> None:
+        """Call before the first piece of work is queued."""
+        self._begin = self._now()
+
+    def stop(self) -> None:
+        """Call after the last one is queued."""
+
+    def seconds(self) -> float:
+        """From start to stop, s; call once all of it is done."""
+        return self._now() - self._begin
+
+
+class EventTimer(Timer):
+    """Events in the GPU's own queue: free of what the host takes to queue and to wait.
+
+    Args:
+        make: makes an event with `record()` and `elapsed_time(later)` in ms, such as
+            `torch.cuda.Event(enable_timing=True)`.
+    """
+
+    name = "CUDA events"
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._first, self._last = make(), make()
+
+    def start(self) -> None:
+        self._first.record()
+
+    def stop(self) -> None:
+        self._last.record()
+
+    def seconds(self) -> float:
+        return float(self._first.elapsed_time(self._last)) / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,61 +214,28 @@ def summarize(blocks: Sequence[Block], counter_period: float) -> Measurement:
     """
     count, seconds, joules = np.array(blocks).T
     reading = math.sqrt(_READINGS_VARIANCE) * counter_period * joules.sum() / seconds.sum()
-    times, powers = seconds / count, joules / seconds
-    used = _typical(times, 0.0) & _typical(powers, reading / seconds.min())
+    used = np.ones(len(blocks), dtype=bool)
+    for values, noise in ((seconds / count, 0.0), (joules / seconds, reading / seconds.min())):
+        middle = np.median(values)
+        spread = _MEDIAN_DEVIATION * np.median(np.abs(values - middle))
+        used &= np.abs(values - middle) <= _OUTLIER * max(spread, noise + 1e-3 * middle)
     samples, total = int(used.sum()), count[used].sum()
-    times, energies = times[used], (joules / count)[used]
-
+    time_variance, energy_variance = (
+        float(np.var((of / count)[used], ddof=1)) if samples > 1 else 0.0
+        for of in (seconds, joules)
+    )
     # Each stretch of blocks without a gap begins and ends with a reading; variation beyond what
     # the readings explain is the operation's own.
     stretches = 1 + int((np.diff(np.flatnonzero(used)) > 1).sum())
     readings = reading * math.sqrt(stretches) / total
-    per_block = reading * samples / total
-    own = max(0.0, _variance(energies) - per_block**2) / samples
+    own = max(0.0, energy_variance - (reading * samples / total) ** 2) / samples
     return Measurement(
         time=float(seconds[used].sum() / total),
         energy=float(joules[used].sum() / total),
-        time_std=math.sqrt(_variance(times)),
+        time_std=math.sqrt(time_variance),
         energy_std=math.sqrt((own + readings**2) * samples),
         samples=samples,
     )
-
-
-def _typical(values: FloatArray, noise: float) -> npt.NDArray[np.bool_]:
-    """Which values are no outliers, their standard deviation being that of the noise at least."""
-    middle = np.median(values)
-    spread = _MEDIAN_DEVIATION * np.median(np.abs(values - middle))
-    typical: npt.NDArray[np.bool_] = np.abs(values - middle) <= _OUTLIER * max(
-        spread, noise + 1e-3 * middle
-    )
-    return typical
-
-
-def _variance(values: FloatArray) -> float:
-    return float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a sweep is.
-
-    Attributes:
-        stage: being measured.
-        num_stages: there are.
-        frequency: being measured, MHz; None without locks.
-        done: operations at clocks that are measured or need not be.
-        total: of all stages and clocks.
-    """
-
-    stage: int
-    num_stages: int
-    frequency: int | None
-    done: int
-    total: int
-
-    def __str__(self) -> str:
-        clock = "current clocks" if self.frequency is None else f"{self.frequency} MHz"
-        return f"stage {self.stage} of {self.num_stages}, {clock}"
 
 
 def sweep(
@@ -235,7 +245,7 @@ def sweep(
     settings: Settings,
     *,
     metadata: ProfileMetadata | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[float, str], None] = lambda *_: None,
     hold: Callable[[], AbstractContextManager[object]] = nullcontext,
     now: Callable[[], float] = time.monotonic,
 ) -> Profile:
@@ -250,7 +260,8 @@ def sweep(
         path: of the profile CSV.
         settings: how.
         metadata: for the sidecar; GPU, driver, source, workload, date and version are added.
-        progress: called before each operation at a clock.
+        progress: called before each operation at a clock with the share that is done and where it
+            is.
         hold: makes what is held while clocks are set: an `envplan.runtime.guard.Guard` gives the
             clock back if this process is killed.
         now: the host's clock, s; tests pass their own. It times the work, too, unless the
@@ -266,7 +277,7 @@ def sweep(
             f"{workload.description} cannot split its backward: it lacks the methods "
             f"{' and '.join(SPLIT)}"
         )
-    check_device(device, settings)
+    _check_device(device, settings)
     info = device.info
     shared = {
         "gpu": info.name,
@@ -276,24 +287,16 @@ def sweep(
         "stages": workload.num_stages,
         **asdict(settings),
     }
-    known = replace(
-        metadata or ProfileMetadata(),
-        gpu=info.name,
-        driver=info.driver,
-        source=info.source,  # type: ignore[arg-type]
-        workload=workload.description,
-        date=date.today().isoformat(),
-        envplan_version=version("envplan"),
+    known = (metadata or ProfileMetadata()).made_today(
+        gpu=info.name, driver=info.driver, source=info.source, workload=workload.description
     )
-    timer: Timer = getattr(workload, "timer", None) or HostTimer(now)
+    timer: Timer = getattr(workload, "timer", None) or Timer(now)
     stages: Any = Explained(workload)
     with SweepFile(path, shared, known) as file:
-        begun = {row.stage for row in file.rows}
-        for stage in range(workload.num_stages):
-            if stage not in begun:
-                for instruction in settings.instructions:
-                    getattr(stages, instruction)(stage)
-                stages.synchronize()
+        for stage in sorted(set(range(workload.num_stages)) - {row.stage for row in file.rows}):
+            for instruction in settings.instructions:
+                getattr(stages, instruction)(stage)
+            stages.synchronize()
         running = _Sweep(stages, device, file, settings, progress, now, timer)
         with hold():
             try:
@@ -301,13 +304,12 @@ def sweep(
             finally:
                 if settings.lock:
                     _give_back(device, running.locked)
+        late = sum(row.error > settings.target_error for row in file.rows)
         file.finish(
             {
                 "energy_source": info.energy_source,
                 "rows_throttled": sum(bool(row.throttle) for row in file.rows),
-                "rows_over_target_error": sum(
-                    row.error > settings.target_error for row in file.rows
-                ),
+                "rows_over_target_error": late,
                 "times": timer.name,
                 "blocking_power": getattr(workload, "waiting", None) or _SPINNING,
                 **running.findings,
@@ -316,7 +318,7 @@ def sweep(
     return Profile.read_csv(path)
 
 
-def check_device(device: Device, settings: Settings) -> None:
+def _check_device(device: Device, settings: Settings) -> None:
     """Refuse a GPU on which nothing can be measured so.
 
     Raises:
@@ -403,6 +405,7 @@ class _Sweep:
 
     Attributes:
         locked: the clock that was set last, MHz.
+        cold: whether nothing has run yet.
         findings: what the sidecar shall say beside the rows.
     """
 
@@ -410,72 +413,60 @@ class _Sweep:
     device: Device
     file: SweepFile
     settings: Settings
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[float, str], None]
     now: Callable[[], float]
     timer: Timer
     locked: int | None = None
+    cold: bool = True
     findings: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        lock = self.settings.lock
-        info = self.device.info
-        self._clocks: list[int | None] = [None]
+    def run(self) -> None:
+        """Measure what the file lacks: each operation at each clock, None where none is set."""
+        lock, operations = self.settings.lock, self.settings.instructions
+        clocks: list[int | None] = [None]
         if lock:
-            self._clocks = list(spaced_clocks(info.supported_clocks, self.settings.step))
-        self._known = {
+            supported = self.device.info.supported_clocks
+            clocks = list(spaced_clocks(supported, self.settings.step))
+        known = {
             (row.stage, row.instruction, row.frequency if lock else None): row
             for row in self.file.rows
         }
-        self._cold = True
-        self._done = 0
-
-    def run(self) -> None:
-        for stage in range(self.workload.num_stages):
+        stages, done = self.workload.num_stages, 0
+        total = len(clocks) * (len(operations) * stages + 1)
+        for stage in range(stages):
             valley = Valley(self.settings.rises)
-            for position, clock in enumerate(self._clocks):
-                rows = [self._row(stage, name, clock) for name in self.settings.instructions]
-                if stage == 0:  # any stage waits alike
-                    self._row(stage, BLOCKING, clock)
+            names = [*operations, BLOCKING] if stage == 0 else operations  # any stage waits alike
+            for position, clock in enumerate(clocks):
+                rows = []
+                for name in names:
+                    if (row := known.get((stage, name, clock))) is None:
+                        at = "current clocks" if clock is None else f"{clock} MHz"
+                        self.progress(done / total, f"stage {stage} of {stages}, {at}")
+                        row = self._measure(stage, name, clock)
+                        self.file.append(row)
+                    rows.append(row)
+                    done += 1
+                del rows[len(operations) :]
                 energy = math.fsum(row.energy for row in rows)
-                error = math.hypot(*(row.energy_error for row in rows))
-                if valley.passed(energy, error):
-                    left = len(self._clocks) - position - 1
-                    self._done += left * (len(rows) + (stage == 0))
+                if valley.passed(energy, math.hypot(*(row.energy_error for row in rows))):
+                    done += (len(clocks) - position - 1) * len(names)
                     break
-
-    def _row(self, stage: int, instruction: str, clock: int | None) -> Row:
-        """The row of the file, measured unless it is there already."""
-        row = self._known.get((stage, instruction, clock))
-        if row is None:
-            self._report(stage, clock)
-            if clock is not None and clock != self.locked:
-                _patiently(partial(self.device.lock_clock, clock))
-                self.locked = clock
-            row = self._measure(stage, instruction, clock)
-            self.file.append(row)
-        self._done += 1
-        return row
-
-    def _report(self, stage: int, clock: int | None) -> None:
-        if self.progress is None:
-            return
-        stages = self.workload.num_stages
-        total = len(self._clocks) * (len(self.settings.instructions) * stages + 1)
-        self.progress(Progress(stage, stages, clock, self._done, total))
 
     def _measure(self, stage: int, instruction: str, clock: int | None) -> Row:
         settings = self.settings
+        if clock is not None and clock != self.locked:
+            _patiently(partial(self.device.lock_clock, clock))
+            self.locked = clock
         run = self._operation(stage, instruction)
-        warm_up = min(settings.preheat if self._cold else settings.warm_up, settings.time_limit)
+        warm_up = min(settings.preheat if self.cold else settings.warm_up, settings.time_limit)
         block = min(settings.block, settings.time_limit / _LEAST_BLOCKS)
         count = max(1, math.ceil(block / self._warm_up(run, warm_up)))
-        self._cold = False
-        begin = self.now()
+        self.cold = False
+        begin, spoiled = self.now(), 0
         blocks: list[Block] = []
         seen: list[int] = []
         reasons: set[str] = set()
-        energy: int | None = _patiently(self.device.energy)
-        spoiled = 0
+        energy = _patiently(self.device.energy)
         while True:
             self.timer.start()
             for _ in range(count):
@@ -483,17 +474,23 @@ class _Sweep:
             self.timer.stop()
             with suppress(DeviceError):  # while there is still work queued
                 seen.append(self.device.clock())
-            reasons.update(self._throttle_reasons())
+            try:
+                reasons.update(self.device.throttle_reasons())
+            except DeviceError as error:  # no figure depends on it
+                self.findings["throttle_untold"] = str(error)
             self.workload.synchronize()
-            before, energy = energy, self._energy()
+            before, late = energy, False
+            try:
+                energy = self.device.energy()
+            except DeviceError:
+                energy, late = _patiently(self.device.energy), True
             spent = self.now() - begin
-            if before is None or energy is None or energy < before:
+            if late or energy < before:
                 # Blocks count only where one reading follows the other: begin anew.
                 blocks.clear()
-                if before is not None and energy is not None:
+                if not late:
                     self.findings["counter_resets"] = self.findings.get("counter_resets", 0) + 1
-                if before is not None or energy is None:  # not only the block before
-                    spoiled += 1
+                spoiled += 1
                 if spoiled > _MOST_SPOILED:
                     raise self._counter(f"fell or could not be read {spoiled} times in a row")
                 continue
@@ -523,29 +520,13 @@ class _Sweep:
             f"the energy counter of the {name} {what}; nothing can be measured on it"
         )
 
-    def _energy(self) -> int | None:
-        """The counter, mJ; None if it could only be read too late for the block before it."""
-        with suppress(DeviceError):
-            return self.device.energy()
-        _patiently(self.device.energy)
-        return None
-
-    def _throttle_reasons(self) -> Sequence[str]:
-        """Why the clock is held back, as far as the driver tells: no figure depends on it."""
-        try:
-            return self.device.throttle_reasons()
-        except DeviceError as error:
-            self.findings["throttle_untold"] = str(error)
-            return ()
-
     def _operation(self, stage: int, instruction: str) -> Callable[[], None]:
         if instruction == BLOCKING:
             period = min(self.settings.block, self.settings.counter_period)
             return partial(self.workload.wait, period)
         if instruction != _FORWARD:
             self.workload.forward(stage)
-        run: Callable[[int], None] = getattr(self.workload, instruction)
-        return partial(run, stage)
+        return partial(getattr(self.workload, instruction), stage)
 
     def _warm_up(self, run: Callable[[], None], seconds: float) -> float:
         """Run for so long at least; returns the time of one repetition in the end, s."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import fcntl
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -117,11 +116,16 @@ class SweepFile:
             _restore_raw(self.path)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            self._lock()
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write_sidecar(complete=False)
             self.rows = self._read()
-        except BaseException:
+        except BaseException as error:
             os.close(self._descriptor)
+            if isinstance(error, BlockingIOError):
+                raise InputError(
+                    "another sweep is writing it; wait for that one or choose another file",
+                    path=self.path,
+                ) from None
             raise
 
     def append(self, row: Row) -> None:
@@ -148,15 +152,6 @@ class SweepFile:
                 file.unlink(missing_ok=True)
         os.close(self._descriptor)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                "another sweep is writing it; wait for that one or choose another file",
-                path=self.path,
-            ) from None
-
     def _write_sidecar(self, *, complete: bool) -> None:
         extra = {**self._metadata.extra, _PARAMETERS: self._parameters, _COMPLETE: complete}
         atomic_write(self._sidecar, replace(self._metadata, extra=extra).to_json())
@@ -165,8 +160,7 @@ class SweepFile:
         """The rows so far; a last line without its end is cut off."""
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.ftruncate(self._descriptor, len(whole))
+        os.ftruncate(self._descriptor, len(whole))
         if not whole:
             self._add(COLUMNS)
             return []
@@ -177,16 +171,16 @@ class SweepFile:
                 path=self.path,
                 line=1,
             )
-        rows = []
-        for number, values in enumerate(lines, start=2):
-            try:
+        rows: list[Row] = []
+        try:
+            for values in lines:
                 rows.append(_ROW.validate_python(dict(zip(COLUMNS, values, strict=True))))
-            except ValueError:
-                raise InputError(
-                    "is not a row of a sweep; delete the line to have it measured again",
-                    path=self.path,
-                    line=number,
-                ) from None
+        except ValueError:
+            raise InputError(
+                "is not a row of a sweep; delete the line to have it measured again",
+                path=self.path,
+                line=len(rows) + 2,
+            ) from None
         return rows
 
     def _add(self, values: Sequence[object]) -> None:
@@ -234,6 +228,4 @@ def _lines(content: bytes) -> list[list[str]]:
 
 
 def _line(values: Sequence[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
+    return ",".join(map(str, values)) + "\n"  # no cell of ours has a comma or a quote

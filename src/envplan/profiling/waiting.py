@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Final, Self
+from multiprocessing.process import BaseProcess
+from typing import Final
 
 from envplan.devices.base import DeviceError
 
@@ -28,8 +29,8 @@ _END_LIMIT: Final = 5.0
 _WAITER, _SENDER = 0, 1
 
 
-class Peers:
-    """The two processes; a context that ends them.
+class Peers(ExitStack):
+    """The two processes; a context that ends them, whatever they are doing.
 
     Args:
         backend: of torch.distributed: "nccl", or "gloo" on the CPU.
@@ -48,12 +49,13 @@ class Peers:
         device: str,
         environments: Sequence[Mapping[str, str]] = ({}, {}),
     ) -> None:
+        super().__init__()
         self.description = f"of a GPU that waits to receive from another through {backend}"
-        self._stack = ExitStack()
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="envplan-"))
+        folder = self.enter_context(tempfile.TemporaryDirectory(prefix="envplan-"))
         spawning = multiprocessing.get_context("spawn")
-        self._processes = []
+        self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
+        self.callback(self._end)
         try:
             for rank, environment in enumerate(environments):
                 ours, theirs = spawning.Pipe()
@@ -79,21 +81,13 @@ class Peers:
                 pipe.send(seconds)
         self._expect(seconds + _GRACE)
 
-    def close(self) -> None:
-        """End both, whatever they are doing."""
+    def _end(self) -> None:
         for pipe in self._pipes:  # both learn of it before either is waited for
             pipe.close()
         for process in self._processes:
             process.join(_END_LIMIT)
             process.kill()
             process.join()
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _expect(self, limit: float) -> None:
         """Read until both have said that all is well.

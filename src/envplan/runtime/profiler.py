@@ -30,10 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
@@ -45,12 +42,12 @@ from envplan.devices import (
     DeviceError,
     DeviceInfo,
     opened,
+    spaced_clocks,
     within,
 )
 from envplan.devices.visible import Counted, choose
 from envplan.errors import EnvplanError, InputError
 from envplan.profile import ProfileMetadata
-from envplan.profiling.modelled import spaced_clocks
 from envplan.profiling.sweep import Valley
 from envplan.runtime.clocks import Clocks
 from envplan.runtime.guard import Guard
@@ -183,13 +180,8 @@ class Profiler(Listener, AbstractContextManager["Profiler"]):
             wanted = _frequencies(info, frequencies, step)
             guard = self._start_guard(info.index, wanted) if lock else None
             self._clocks = Clocks(guard, marker)
-            self._part.metadata = replace(
-                metadata or ProfileMetadata(),
-                gpu=info.name,
-                driver=info.driver,
-                source=info.source,  # type: ignore[arg-type]
-                date=date.today().isoformat(),
-                envplan_version=version("envplan"),
+            self._part.metadata = (metadata or ProfileMetadata()).made_today(
+                gpu=info.name, driver=info.driver, source=info.source
             )
             self._part.energy_source = info.energy_source
             run = partial(self._run, EnergyLog(found))
