@@ -76,6 +76,11 @@ class Job(formats.Job):
         """GPUs that each operation of a plan stands for."""
         return self.gpus_per_stage * self.replicas
 
+    @property
+    def all_gpus(self) -> int:
+        """GPUs of all stages."""
+        return self.num_gpus * self.stages
+
     def above_waiting_fj(self, time_s: float, energy_j: float) -> int:
         """What an iteration uses above what waiting for as long would, all GPUs, fJ.
 
@@ -282,6 +287,15 @@ class Plan(Document):
         ns = max(0, ns_from_s(sync_time) - ns_from_s(begin))
         powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
         return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
+
+    def until(self, sync_time: float, time: float, energy: float) -> tuple[float, float]:
+        """Time and energy of an iteration of this job, s and J, that waits for a straggler.
+
+        Args:
+            sync_time: s; when the straggler ends.
+            time, energy: of the iteration alone.
+        """
+        return max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
 
     def uses_less_until_any_time_after(self, other: Plan) -> bool:
         """Whether this uses less than another plan of the same job until any time after both."""
