@@ -37,8 +37,7 @@ from envplan.plan import (
     rung_rows,
     target_of,
 )
-from envplan.plan.build import planned_operations, predict
-from envplan.plan.model import PLAN_SCHEMA
+from envplan.plan.build import plan_of
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -192,15 +191,12 @@ class FrontierFile(Document):
         replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)))
         request = Request.asking(target_time)
         deadline = min(target_time, self.t_star_s)
-        bound_fj, gpus = fj_from_j(self.energy_at(deadline)), self.job.num_gpus
-        return Plan(
-            schema=PLAN_SCHEMA,
-            planner="frontier",
+        return plan_of(
+            replay,
             job=self.job,
             profile=self.profile,
             target=target_of(request, ns_from_s_floor(deadline)),
-            predicted=predict(replay, bound_fj, "relaxation", self.baseline, gpus),
-            stages=planned_operations(replay),
+            bound_fj=fj_from_j(self.energy_at(deadline)),
             request=request,
         )
 

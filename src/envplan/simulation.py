@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,8 +20,8 @@ from envplan._notebook import html_of
 from envplan.noise import normal_draws, time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Job, Plan, Target, machine_of, replay_plan
-from envplan.plan.build import planned_operations, predict
-from envplan.profile import Profile, pieces
+from envplan.plan.build import plan_of
+from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
@@ -137,8 +137,7 @@ def simulate(
     return Timeline.of(plan, profile, conditions.replays(exact), conditions.sync_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """What an operation does at one clock; one GPU's energy.
 
     Attributes:
@@ -155,8 +154,7 @@ class Slice:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOperation:
+class TimedOperation(NamedTuple):
     """An operation as it ran; energy is that of one GPU.
 
     Attributes:
@@ -192,24 +190,8 @@ class TimedOperation:
     def energy_fj(self) -> int:
         return sum(part.energy_fj for part in self.slices)
 
-    def to_dict(self, *, on_path: bool) -> dict[str, Any]:
-        """In JSON types; energy is that of one GPU."""
-        return {
-            "instruction": self.operation.instruction,
-            "microbatch": self.operation.microbatch,
-            "chunk": self.operation.chunk,
-            "frequency_mhz": self.frequency_mhz,
-            "config": self.config,
-            "start_s": s_from_ns(self.start_ns),
-            "finish_s": s_from_ns(self.finish_ns),
-            "energy_j": j_from_fj(self.energy_fj),
-            "could_stretch_s": s_from_ns(self.stretch_ns),
-            "critical_path": on_path,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class Bubble:
+class Bubble(NamedTuple):
     """A gap on a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023).
 
     Attributes:
@@ -235,22 +217,12 @@ class Bubble:
         """Whether the operation before it may be slower for nothing."""
         return self.stretch_ns > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types."""
-        return {
-            "start_s": s_from_ns(self.start_ns),
-            "finish_s": s_from_ns(self.finish_ns),
-            "usable": self.usable,
-            "could_stretch_s": s_from_ns(self.stretch_ns),
-            "could_fill_s": s_from_ns(self.usable_ns),
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class StageUse:
+class StageUse(NamedTuple):
     """What a stage does in an iteration; energies over all GPUs of the stage, in all replicas.
 
     Attributes:
+        operations: its operations, among those of the timeline.
         busy_ns, blocked_ns: in operations, and waiting until the iteration is over for all; ns.
         computation_fj, blocking_fj: drawn in the one and in the other, fJ.
         clock_changes: (ns, MHz) from the clock at the start on, each another than the one before
@@ -258,6 +230,7 @@ class StageUse:
     """
 
     stage: int
+    operations: slice
     busy_ns: int
     blocked_ns: int
     computation_fj: int
@@ -313,31 +286,25 @@ class Timeline:
     def operations(self) -> tuple[TimedOperation, ...]:
         """Of all stages, in the order of pipeline.operations."""
         replay, makespan = self.replay, self.iteration_time_ns
-        problem = replay.problem
         latest = self.pipeline.latest_finishes(replay.finishes_ns - replay.starts_ns, makespan)
-        slices: list[list[Slice]] = [[] for _ in self.pipeline.operations]
+        slack = (latest - replay.finishes_ns).tolist()
         columns = (column.tolist() for column in replay.parts)
+        slices: list[list[Slice]] = [[] for _ in slack]
         for i, _, mhz, begin, end, energy in zip(*columns, strict=True):
             slices[i].append(Slice(begin, end, mhz, energy))
         found = []
         for i, op in enumerate(self.pipeline.operations):
-            table, row = problem.tables[problem.table[i]], int(replay.rows[i])
+            table, row = replay.problem.tables[replay.problem.table[i]], int(replay.rows[i])
             if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
-                begin, slices[i] = slices[i][0].start_ns, []
-                for piece in pieces(table, table.config[row], replay.machine.latency_ns):
-                    end = begin + piece.time_ns
-                    mhz, energy = piece.frequency_mhz, piece.energy_fj
-                    slices[i].append(Slice(begin, end, mhz, energy, piece.part))
-                    begin = end
-            slack = int(latest[i] - replay.finishes_ns[i])
+                slices[i] = _by_part(table, table.config[row], replay, slices[i][0].start_ns)
             found.append(
                 TimedOperation(
                     operation=op,
                     frequency_mhz=int(replay.frequency_mhz[i]),
                     config=table.config[row],
                     slices=tuple(slices[i]),
-                    stretch_ns=slack + self.sync_time_ns - makespan,
-                    critical=slack == 0,
+                    stretch_ns=slack[i] + self.sync_time_ns - makespan,
+                    critical=slack[i] == 0,
                 )
             )
         return tuple(found)
@@ -346,24 +313,22 @@ class Timeline:
     def stages(self) -> tuple[StageUse, ...]:
         """For each stage, its use."""
         replay, gpus = self.replay, self.num_gpus
-        powers_uw = replay.problem.blocking_power_uw.tolist()
-        found = []
-        for stage, first, last in self._bounds():
-            busy_ns = int(replay.busy_ns[stage])
-            blocked_ns = self.sync_time_ns - busy_ns
-            computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
-            blocking_fj = powers_uw[stage] * blocked_ns * gpus
-            changes = tuple(self._clock_changes(stage, first, last))
-            use = StageUse(stage, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
-            found.append(use)
-        return tuple(found)
+        bounds = pairwise(self.pipeline.stage_begin.tolist())
+        powers = zip(bounds, replay.problem.blocking_power_uw.tolist(), strict=True)
+        return tuple(
+            StageUse(
+                stage=stage,
+                operations=slice(first, last),
+                busy_ns=(busy_ns := int(replay.busy_ns[stage])),
+                blocked_ns=self.sync_time_ns - busy_ns,
+                computation_fj=sum(replay.energies_fj[first:last].tolist()) * gpus,
+                blocking_fj=power_uw * (self.sync_time_ns - busy_ns) * gpus,
+                clock_changes=self._clock_changes(stage, first, last),
+            )
+            for stage, ((first, last), power_uw) in enumerate(powers)
+        )
 
-    def _bounds(self) -> Iterator[tuple[int, int, int]]:
-        """Each stage with the indices of its first operation and of the one after its last."""
-        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
-            yield stage, first, last
-
-    def _clock_changes(self, stage: int, first: int, last: int) -> list[tuple[int, int]]:
+    def _clock_changes(self, stage: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """The clocks of a stage from the start on, those within operations included."""
         within = [
             (part.start_ns, part.frequency_mhz)
@@ -376,14 +341,14 @@ class Timeline:
         for at, mhz in sorted({*later, *within}):
             if mhz != changes[-1][1]:
                 changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return changes
+        return tuple(changes)
 
     @cached_property
     def bubbles(self) -> tuple[Bubble, ...]:
         """By stage and time."""
         problem, timed, found = self.replay.problem, self.operations, []
         thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
-        for stage, first, last in self._bounds():
+        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             if timed[first].start_ns > 0:
                 found.append(Bubble(stage, 0, timed[first].start_ns, None, 0, 0))
             ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
@@ -465,22 +430,15 @@ class Timeline:
 
         Its plan has no lower bound but 0, for no frontier is traced.
         """
-        problem, gpus = self.replay.problem, self.num_gpus
+        problem, job = self.replay.problem, self.plan.job
         highest = problem.replay(problem.max_frequency_rows)
-        before = self.plan.predicted.baseline
-        plan = self.plan.model_copy(
-            update={
-                "planner": "max_frequency",
-                "job": self.plan.job.model_copy(
-                    update={"switch_latency_s": None, "min_dwell_s": None}
-                ),
-                "target": Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
-                "predicted": predict(highest, 0, "relaxation", before, gpus),
-                "stages": planned_operations(highest),
-                "ladder": None,
-                "costs": None,
-                "stated_request": None,
-            }
+        plan = plan_of(
+            highest,
+            job=job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            profile=self.plan.profile,
+            target=Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
+            bound_fj=0,
+            planner="max_frequency",
         )
         return Timeline.of(plan, self.profile, [highest], 0)
 
@@ -493,7 +451,21 @@ class Timeline:
 
     def _rows(self) -> list[dict[str, Any]]:
         path = set(self.critical_path)
-        return [timed.to_dict(on_path=i in path) for i, timed in enumerate(self.operations)]
+        return [
+            {
+                "instruction": timed.operation.instruction,
+                "microbatch": timed.operation.microbatch,
+                "chunk": timed.operation.chunk,
+                "frequency_mhz": timed.frequency_mhz,
+                "config": timed.config,
+                "start_s": s_from_ns(timed.start_ns),
+                "finish_s": s_from_ns(timed.finish_ns),
+                "energy_j": j_from_fj(timed.energy_fj),
+                "could_stretch_s": s_from_ns(timed.stretch_ns),
+                "critical_path": i in path,
+            }
+            for i, timed in enumerate(self.operations)
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -513,6 +485,16 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
         rows = self._rows()
+        bubbles = [
+            {
+                "start_s": s_from_ns(bubble.start_ns),
+                "finish_s": s_from_ns(bubble.finish_ns),
+                "usable": bubble.usable,
+                "could_stretch_s": s_from_ns(bubble.stretch_ns),
+                "could_fill_s": s_from_ns(bubble.usable_ns),
+            }
+            for bubble in self.bubbles
+        ]
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -534,15 +516,27 @@ class Timeline:
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
                         for at, mhz in use.clock_changes
                     ],
-                    "operations": rows[first:last],
+                    "operations": rows[use.operations],
                     "bubbles": [
-                        bubble.to_dict() for bubble in self.bubbles if bubble.stage == use.stage
+                        shown
+                        for bubble, shown in zip(self.bubbles, bubbles, strict=True)
+                        if bubble.stage == use.stage
                     ],
                 }
-                for use, (_, first, last) in zip(self.stages, self._bounds(), strict=True)
+                for use in self.stages
             ],
             "critical_path": [
                 [op.stage, op.instruction, op.microbatch]
                 for op in (self.pipeline.operations[i] for i in self.critical_path)
             ],
         }
+
+
+def _by_part(table: OptionTable, config: str, replay: Replay, begin: int) -> list[Slice]:
+    """The slices of an operation that begins then and whose parts have clocks of their own."""
+    found = []
+    for piece in pieces(table, config, replay.machine.latency_ns):
+        end = begin + piece.time_ns
+        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
+        begin = end
+    return found

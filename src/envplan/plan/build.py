@@ -65,13 +65,42 @@ def build_plan(
         switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
         min_dwell_s=None if hold is None else hold.time_s,
     )
+    return plan_of(
+        replay,
+        job=job,
+        profile=_reference(frontier.profile),
+        target=target,
+        bound_fj=bound_fj,
+        bound=bound,
+        planner=planner,
+        request=request,
+    )
+
+
+def plan_of(
+    replay: Replay,
+    *,
+    job: Job,
+    profile: ProfileReference,
+    target: Target,
+    bound_fj: int,
+    bound: Bound = "relaxation",
+    planner: str = "frontier",
+    request: Request | None = None,
+) -> Plan:
+    """The plan of a replay, with what it saves on maximum frequency.
+
+    Args:
+        bound_fj: least energy of all GPUs, fJ.
+    """
+    before = baseline(replay.problem, job.num_gpus)
     return Plan(
         schema=PLAN_SCHEMA,
         planner=planner,
         job=job,
-        profile=_reference(frontier.profile),
+        profile=profile,
         target=target,
-        predicted=predict(replay, bound_fj, bound, baseline(frontier.problem, gpus), gpus),
+        predicted=predict(replay, bound_fj, bound, before, job.num_gpus),
         stages=planned_operations(replay),
         request=request,
     )
