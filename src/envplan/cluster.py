@@ -13,7 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from functools import cache, cached_property
+from itertools import chain
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -22,6 +24,7 @@ from envplan.costs import Pair, Run, pairs
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress
 from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
 from envplan.request import Deadline, Effort, Request
@@ -47,22 +50,22 @@ MOST_OWN_RUNGS: Final = 8
 MAX_SLOWDOWN: Final = 1e6
 
 
+_WHOLE: Final = Field(ge=0, le=10**9, description="a whole number from 0 up")
+_FACTOR: Final = Field(
+    gt=0,
+    le=MAX_SLOWDOWN,
+    allow_inf_nan=False,
+    description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
+)
+
+
 class _Slowdown(BaseModel):
-    iteration: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
-    replica: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
-    slowdown: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=MAX_SLOWDOWN,
-            allow_inf_nan=False,
-            description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
-        ),
-    ]
+    iteration: Annotated[int, _WHOLE]
+    replica: Annotated[int, _WHOLE]
+    slowdown: Annotated[float, _FACTOR]
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterIteration:
+class ClusterIteration(NamedTuple):
     """One iteration of the whole cluster, in three ways of running it.
 
     Attributes:
@@ -108,38 +111,39 @@ class ClusterReport:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
 
-    def _total(self, field: str) -> int:
-        return sum(getattr(iteration, field) for iteration in self.iterations)
+    @cached_property
+    def _total(self) -> ClusterIteration:
+        return ClusterIteration(*map(sum, zip(*self.iterations, strict=True)))
 
     @property
     def time(self) -> float:
         """s that all iterations take with the plan."""
-        return s_from_ns(self._total("sync_time_ns"))
+        return s_from_ns(self._total.sync_time_ns)
 
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency."""
-        return j_from_fj(self._total("baseline_fj"))
+        return j_from_fj(self._total.baseline_fj)
 
     @property
     def plan_energy(self) -> float:
         """J with the plan everywhere, whoever straggles."""
-        return j_from_fj(self._total("plan_fj"))
+        return j_from_fj(self._total.plan_fj)
 
     @property
     def energy(self) -> float:
         """J with the plan, and with those looked up while somebody straggles."""
-        return j_from_fj(self._total("energy_fj"))
+        return j_from_fj(self._total.energy_fj)
 
     @property
     def intrinsic_savings(self) -> float:
         """J that the plan saves."""
-        return j_from_fj(self._total("baseline_fj") - self._total("plan_fj"))
+        return j_from_fj(self._total.baseline_fj - self._total.plan_fj)
 
     @property
     def extrinsic_savings(self) -> float:
         """J that looking plans up for the stragglers' time saves on top."""
-        return j_from_fj(self._total("plan_fj") - self._total("energy_fj"))
+        return j_from_fj(self._total.plan_fj - self._total.energy_fj)
 
     def costs(self, run: Run) -> tuple[Pair, Pair | None]:
         """What an iteration costs on average, and what a run of many does.
@@ -147,18 +151,13 @@ class ClusterReport:
         Raises:
             InputError: a rate ends before the run does.
         """
-        count = len(self.iterations)
-        usual_s = s_from_ns(self._total("baseline_time_ns"))
-        return pairs(
-            (usual_s / count, self.baseline_energy / count),
-            (self.time / count, self.energy / count),
-            run,
-            self.num_gpus,
-        )
+        count, usual_s = len(self.iterations), s_from_ns(self._total.baseline_time_ns)
+        before = usual_s / count, self.baseline_energy / count
+        return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
         """Joules as percent of the baseline's."""
-        return 100 * joules / self.baseline_energy if self.baseline_energy else 0.0
+        return percent(joules, self.baseline_energy)
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types; iterations that are alike are listed one by one."""
@@ -244,27 +243,23 @@ def simulate_cluster(
     rungs = _rungs(plan, profile, frontier, sorted(times), progress)
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
-    ways = [own]
-    for n, rung in enumerate(rungs):
-        ways.append(problem.replay(rung_rows(f"ladder[{n}]", rung, problem), machine))
-    known: dict[tuple[float, ...], list[ClusterIteration]] = {}
-    iterations = []
-    for factors in stragglers:
-        if factors not in known:
-            end_ns = known_end_ns(factors)
-            in_time = [way for way in ways if way.makespan_ns <= end_ns]
-            followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-            runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
-            known[factors] = [
-                _iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs
-            ]
-        iterations += known[factors]
+    rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
+    ways = [own, *(problem.replay(one, machine) for one in rows)]
+
+    @cache
+    def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
+        end_ns = known_end_ns(factors)
+        in_time = [way for way in ways if way.makespan_ns <= end_ns]
+        followed = min(in_time, key=lambda way: way.energy_until(end_ns))
+        runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
+        return [_iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs]
+
     return ClusterReport(
         replicas=replicas,
         num_stages=job.stages,
         gpus_per_stage=gpus,
         num_microbatches=job.microbatches,
-        iterations=tuple(iterations),
+        iterations=tuple(chain(*map(iterations, stragglers))),
         notes=tuple(notes),
     )
 
@@ -275,11 +270,9 @@ def strong_scaling(
     replicas: Sequence[int],
     *,
     global_batch: int | None = None,
-    slowdowns: Sequence[Slowdowns] = ({},),
-    gpus_per_stage: int | None = None,
-    conditions: Conditions = PLANNED,
     force: bool = False,
     progress: Progress | None = None,
+    **how: Any,
 ) -> list[ClusterReport]:
     """The same global batch on more or fewer replicas, so with fewer or more microbatches each.
 
@@ -290,8 +283,8 @@ def strong_scaling(
     Args:
         replicas: for each shape, how many pipelines.
         global_batch: microbatches of all pipelines together; default: those of the plan's job.
-        slowdowns, gpus_per_stage, conditions, force, progress: as for simulate_cluster, for every
-            shape.
+        force, progress: as for simulate_cluster.
+        how: slowdowns, gpus_per_stage and conditions of every shape, as for simulate_cluster.
 
     Raises:
         InputError: the global batch does not divide by a number of replicas, the plan is of a
@@ -313,16 +306,8 @@ def strong_scaling(
     for count in replicas:
         shape = {"microbatches": total // count, "replicas": count}
         frontier = trace_job(plan.job.model_copy(update=shape), profile, progress)
-        reports.append(
-            simulate_cluster(
-                frontier.plan(slowdown=slowdown),
-                profile,
-                frontier,
-                slowdowns=slowdowns,
-                gpus_per_stage=gpus_per_stage,
-                conditions=conditions,
-            )
-        )
+        planned = frontier.plan(slowdown=slowdown)
+        reports.append(simulate_cluster(planned, profile, frontier, **how))
     return reports
 
 
@@ -353,13 +338,13 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
         if row.replica in stragglers:
             raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")
         stragglers[row.replica] = row.slowdown
-    for expected in range(len(iterations)):
-        if expected not in iterations:
-            raise InputError(
-                f"has a gap: no row for iteration {expected}, but one for {max(iterations)}; give "
-                "an iteration without stragglers a row with slowdown 1",
-                path=path,
-            )
+    missing = next((k for k in range(len(iterations)) if k not in iterations), None)
+    if missing is not None:
+        raise InputError(
+            f"has a gap: no row for iteration {missing}, but one for {max(iterations)}; give "
+            "an iteration without stragglers a row with slowdown 1",
+            path=path,
+        )
     return [iterations[k] for k in range(len(iterations))]
 
 

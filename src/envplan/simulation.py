@@ -39,12 +39,13 @@ class Conditions(Model):
     """What a plan meets when it is replayed, besides what it was made for.
 
     Attributes:
-        noise: standard deviation of times, as a fraction of them.
-        seed: of the noise; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes; None: what the plan was made
-            for.
-        runs: how many times to replay with other noise.
-        sync_time: s; when the iteration is over for everybody, if that is later.
+        noise: standard deviation of times, as a fraction of them, 0 to 1.
+        seed: of the noise, not negative; the same seed gives the same runs.
+        switch_latency: s from a clock request until the clock changes, up to 3600; None: what the
+            plan was made for, 0 if it does not say.
+        runs: how many times to replay with other noise, 1 to 100000.
+        sync_time: s; when the iteration is over for everybody, if that is later than for this
+            plan: its GPUs wait until then. In noisy runs, too.
     """
 
     noise: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -84,17 +85,7 @@ class Conditions(Model):
 PLANNED: Final = Conditions()
 
 
-def simulate(
-    plan: Plan,
-    profile: Profile,
-    *,
-    noise: float = 0.0,
-    seed: int = 0,
-    switch_latency: float | None = None,
-    runs: int = 1,
-    sync_time: float | None = None,
-    force: bool = False,
-) -> Timeline:
+def simulate(plan: Plan, profile: Profile, *, force: bool = False, **conditions: Any) -> Timeline:
     """Replay a plan: every operation starts as soon as those that it waits for let it.
 
     Noise multiplies the time of each operation by a factor drawn for it, lognormal with mean 1 and
@@ -114,14 +105,9 @@ def simulate(
 
     Args:
         profile: what the plan was made from.
-        noise: standard deviation of times, as a fraction of them, 0 to 1.
-        seed: not negative; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes, up to 3600; default: what
-            the plan was made for, 0 if it does not say.
-        runs: how many times to replay with other noise, 1 to 100000.
-        sync_time: s; when the iteration is over for everybody, if that is later than for this
-            plan: its GPUs wait until then. In noisy runs, too.
         force: go on though the profile has changed since the plan was made.
+        conditions: fields of Conditions: noise=0.02, seed=1, runs=100, switch_latency=s,
+            sync_time=s.
 
     Returns:
         The timeline of the first run, with time and energy of all runs.
@@ -130,11 +116,9 @@ def simulate(
         InputError: an argument is out of range, the profile has changed, or the plan does not fit
             it or its own job.
     """
-    conditions = Conditions.of(
-        noise=noise, seed=seed, switch_latency=switch_latency, runs=runs, sync_time=sync_time
-    )
-    exact = replay_plan(plan, profile, force=force, machine=conditions.machine(plan.job))
-    return Timeline.of(plan, profile, conditions.replays(exact), conditions.sync_ns)
+    met = Conditions.of(**conditions)
+    exact = replay_plan(plan, profile, force=force, machine=met.machine(plan.job))
+    return Timeline.of(plan, profile, met.replays(exact), met.sync_ns)
 
 
 class Slice(NamedTuple):
