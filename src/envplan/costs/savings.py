@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field
 
 from envplan.costs.model import HOURS_PER_YEAR, Overheads, Positive, Run
@@ -93,8 +94,9 @@ class Site(Overheads):
         Energy falls along straight lines and hours rise along one, so it is a breakpoint.
         """
         gpus = frontier.num_gpus * frontier.pipeline.num_stages
-        points = zip(frontier.times.tolist(), frontier.energies.tolist(), strict=True)
-        return float(min(points, key=lambda point: self._spent(*point, gpus).money)[0])
+        times, joules = frontier.times.tolist(), frontier.energies.tolist()
+        costs = [self._spent(*point, gpus).money for point in zip(times, joules, strict=True)]
+        return float(times[np.argmin(costs)])
 
 
 @dataclass(frozen=True)

@@ -218,14 +218,14 @@ def note_straggler(
 def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggler:
     """What a plan and its waiting for a straggler of `time` s cost, against a lower bound in J."""
     before = plan.predicted.baseline
-    waiting = plan.waiting_energy(time, since=before.iteration_time_s)
-    energy = plan.energy + plan.waiting_energy(time)
+    _, energy = plan.until(time, plan.iteration_time, plan.energy)
+    _, usual = plan.until(time, before.iteration_time_s, before.energy_j)
     return UntilStraggler(
         energy_j=energy,
         # Both are rounded to floats.
         energy_lower_bound_j=min(lower_bound, energy),
         gap=gap_over(energy, lower_bound),
-        baseline_energy_j=before.energy_j + waiting,
+        baseline_energy_j=usual,
     )
 
 

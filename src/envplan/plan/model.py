@@ -357,18 +357,16 @@ def told_request(plan: Plan) -> Request:
     """The request that a plan's own fields tell of, whatever the one in its file says."""
     target, sure = plan.target, plan.predicted.robustness
     run = None if plan.costs is None else plan.costs.of_run()
-    asked: dict[str, Any] = {}
-    match target.kind:
-        case "time" if run is not None and run.deadline_s is not None:
-            asked = {"run": run}
-        case "time" | "planner":
-            asked = {"target_time": target.time_s}
-        case "slowdown":
-            asked = {"slowdown": target.slowdown}
-        case "min-energy":
-            asked = {"min_energy": True}
-        case "sync-time":
-            asked = {"sync_time": target.time_s}
+    ways: dict[str, dict[str, Any]] = {
+        "time": {"target_time": target.time_s},
+        "planner": {"target_time": target.time_s},
+        "slowdown": {"slowdown": target.slowdown},
+        "min-energy": {"min_energy": True},
+        "sync-time": {"sync_time": target.time_s},
+    }
+    asked = ways.get(target.kind, {})
+    if target.kind == "time" and run is not None and run.deadline_s is not None:
+        asked = {"run": run}
     request = Request.asking(
         **asked,
         straggler_time=target.straggler_time_s,
