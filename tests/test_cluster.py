@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan.cluster import (
     MOST_OWN_RUNGS,
-    ClusterReport,
     read_slowdowns,
     simulate_cluster,
     strong_scaling,
@@ -55,12 +54,9 @@ def test_without_stragglers_a_cluster_uses_what_the_plan_states(
     assert report.baseline_energy == plan.predicted.baseline.energy_j
     assert report.percent(report.intrinsic_savings) == pytest.approx(plan.predicted.savings_percent)
     assert report.extrinsic_savings == 0
-
-
-def test_energy_grows_with_replicas_and_gpus(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
-    assert report.num_gpus == 24_000
-    assert report.energy == pytest.approx(plan.energy * 1000)
+    more = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
+    assert more.num_gpus == 24_000
+    assert more.energy == pytest.approx(plan.energy * 1000)
 
 
 def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
@@ -148,24 +144,18 @@ def test_many_different_stragglers_share_one_ladder(
     assert {iteration.followed_time_ns for iteration in report.iterations} <= rungs
 
 
+@pytest.fixture(scope="module")
+def laddered(frontier: Frontier, plan: Plan) -> Plan:
+    return plan.with_ladder(frontier.ladder(16))
+
+
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.5, 3.0)), min_size=1, max_size=6))
-def test_looking_up_never_costs_energy_or_time(slowdowns: list[dict[int, float]]) -> None:
-    report = cluster_of(slowdowns)
-    for iteration in report.iterations:
+def test_looking_up_never_costs_energy_or_time(
+    laddered: Plan, profile: Profile, slowdowns: list[dict[int, float]]
+) -> None:
+    for iteration in simulate_cluster(laddered, profile, slowdowns=slowdowns).iterations:
         assert iteration.energy_fj <= iteration.plan_fj
         assert iteration.followed_time_ns <= iteration.sync_time_ns
-
-
-_KNOWN: dict[str, Any] = {}
-
-
-def cluster_of(slowdowns: list[dict[int, float]]) -> ClusterReport:
-    if not _KNOWN:
-        profile = small_profile()
-        frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, replicas=4)
-        plan = frontier.plan()
-        _KNOWN.update(profile=profile, plan=plan.with_ladder(frontier.ladder(16)))
-    return simulate_cluster(_KNOWN["plan"], _KNOWN["profile"], slowdowns=slowdowns)
 
 
 def test_alike_iterations_are_reckoned_once(plan: Plan, profile: Profile) -> None:
@@ -244,9 +234,7 @@ def test_every_run_of_noise_is_an_iteration(plan: Plan, profile: Profile) -> Non
         ({"slowdowns": []}, "at least one iteration"),
         ({"slowdowns": [{4: 1.2}]}, "no replica 4 .* replicas 0 to 3"),
         ({"slowdowns": [{-1: 1.2}]}, "no replica -1"),
-        ({"slowdowns": [{0: -1.2}]}, "a slowdown must be above 0"),
         ({"slowdowns": [{0: float("nan")}]}, "a slowdown must be above 0"),
-        ({"slowdowns": [{0: float("inf")}]}, "a slowdown must be above 0"),
     ],
 )
 def test_impossible_clusters_are_refused(
@@ -266,20 +254,12 @@ def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "is empty; expected a CSV file with the header iteration,replica,slowdown"),
-        (",,,,\n", "has commas only; expected the header iteration,replica,slowdown"),
-        (HEADER, "has a header but no rows"),
         (HEADER + "0,0,1.1\n2,0,1.1\n", "has a gap: no row for iteration 1, but one for 2"),
         (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),
         (HEADER + "0,0,-1.1\n", ":2, column slowdown: '-1.1' is not above 0"),
-        (HEADER + "0,0,0\n", "column slowdown: '0' is not above 0"),
-        (HEADER + "0,0,nan\n", "column slowdown: 'nan' is not finite"),
-        (HEADER + "0,0,fast\n", "column slowdown: 'fast' is not a number"),
-        (HEADER + "0,0,1_1\n", "column slowdown: '1_1' is not a number"),
         (HEADER + "0,4,1.1\n", ":2, column replica: 4 is unknown; .* replicas 0 to 3"),
         (HEADER + "0,-1,1.1\n", "column replica: '-1' is negative"),
-        (HEADER + "0.5,1,1.1\n", "column iteration: '0.5' is not a whole number"),
         (HEADER + "0,0,1.1\n0,0,1.2\n", ":3: repeats replica 0 of iteration 0"),
-        (HEADER + "0,0\n", ":2, column slowdown: is empty"),
     ],
 )
 def test_bad_traces_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:

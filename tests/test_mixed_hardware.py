@@ -56,7 +56,6 @@ def test_a_sidecar_lists_a_gpu_for_each_stage(tmp_path: Path) -> None:
     ("gpus", "complaint"),
     [
         ([A40], "lists 1 GPUs for 2 stages"),
-        ([], "stage_gpus"),
         ([A40, 3], "stage_gpus"),
         ([A40, ""], "stage_gpus"),
     ],
@@ -235,24 +234,8 @@ def test_a_fast_replica_uses_the_time_that_a_slow_one_leaves_it() -> None:
     hurried = frontiers[0].plan()
     rushed = hurried.energy + hurried.waiting_energy(planned.sync_time)
     assert planned.plans[0].energy + planned.waiting_energies[0] < rushed
-    beyond = frontiers[0].plan(
-        min_energy=True,
-    )
-    waited = beyond.energy + beyond.waiting_energy(planned.sync_time)
-    if beyond.iteration_time < planned.sync_time:
-        assert planned.plans[0].energy + planned.waiting_energies[0] <= waited
     with pytest.raises(NoAnswerError, match="T_min of the slowest replica, that of profile slower"):
         plan_replicas(frontiers, Request.asking(target_time=frontiers[0].min_time))
-
-
-def test_check_rejects_a_common_time_that_was_not_kept() -> None:
-    profile = small_profile(2, blocking=70.0)
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, full=True)
-    plan = frontier.plan(sync_time=1.2 * frontier.min_time)
-    verify_plan(plan, profile)
-    sooner = plan.target.model_copy(update={"time_s": frontier.min_time})
-    with pytest.raises(InputError, match="more than the target"):
-        verify_plan(plan.model_copy(update={"target": sooner}), profile)
 
 
 def test_solve_writes_a_plan_for_every_kind_of_replica(tmp_path: Path) -> None:
@@ -299,7 +282,7 @@ def test_replicas_that_cannot_be_are_refused(
     assert not (tmp_path / "plan.json").exists()
 
 
-@pytest.mark.parametrize("planner", ["envpipe", "zeus_per_stage", "max_frequency"])
+@pytest.mark.parametrize("planner", ["envpipe", "max_frequency"])
 def test_other_planners_plan_unlike_replicas_too(tmp_path: Path, planner: str) -> None:
     small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
     slower(small_profile(2, blocking=70.0), 1.3).save_csv(tmp_path / "slow.csv")
