@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -21,15 +20,16 @@ from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
 from envplan.costs import Pair, Run, pairs
-from envplan.errors import InputError, NoAnswerError
+from envplan.errors import InputError
 from envplan.frontier import Progress
 from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
 from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.request import Deadline, Effort, Request
+from envplan.request import Effort
 from envplan.simulation import PLANNED, Conditions
-from envplan.solve import LADDER, Frontier, ladder, solve, trace_job
+from envplan.solve import LADDER, Frontier, ladder, trace_job
+from envplan.solve.search import plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -372,24 +372,21 @@ def _stragglers(
     if not slowdowns:
         raise InputError("give the slowdowns of at least one iteration")
     faster: dict[int, float] = {}
-    for factors in slowdowns:
-        for replica, factor in factors.items():
-            check_slowdown(factor)
-            if not 0 <= replica < replicas:
-                raise InputError(
-                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                    f"{replicas - 1}"
-                )
-            if factor < 1:
-                faster.setdefault(replica, factor)
-    notes = []
-    if faster:
-        replica, factor = next(iter(faster.items()))
-        more = f" (and {len(faster) - 1} more)" if len(faster) > 1 else ""
-        notes.append(
-            f"replica {replica}{more} at {factor:g} times the plan's time is faster than the plan, "
-            "so it is no straggler and waits like all others"
-        )
+    for replica, factor in chain.from_iterable(factors.items() for factors in slowdowns):
+        check_slowdown(factor)
+        if not 0 <= replica < replicas:
+            raise InputError(
+                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                f"{replicas - 1}"
+            )
+        if factor < 1:
+            faster.setdefault(replica, factor)
+    notes = [
+        f"replica {replica}{f' (and {len(faster) - 1} more)' if len(faster) > 1 else ''} at "
+        f"{factor:g} times the plan's time is faster than the plan, so it is no straggler and "
+        "waits like all others"
+        for replica, factor in [*faster.items()][:1]
+    ]
     return [tuple(sorted(f for f in factors.values() if f > 1)) for factors in slowdowns], notes
 
 
@@ -404,27 +401,13 @@ def _rungs(
     if plan.ladder is not None or not times_ns:
         return plan.ladder or []
     frontier = frontier or trace_job(plan.job, as_referenced(plan.profile, profile), progress)
-
-    def until(time_ns: int, rungs: int = 0) -> Request:
-        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
-        return plan.request.model_copy(
-            update={
-                "objective": "energy",
-                "deadline": Deadline(kind="sync-time", time_s=s_from_ns(time_ns)),
-                "straggler_time_s": None,
-                "run": None,
-                "effort": Effort(ladder=rungs),
-            }
-        )
-
+    # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
+    asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
+    request = plan.request.model_copy(update=asked)
     if len(times_ns) > MOST_OWN_RUNGS:
-        return [one.as_rung() for one in ladder(frontier, until(times_ns[-1], LADDER))]
-    found = []
-    for time_ns in times_ns:
-        # Where there is no such plan, everybody keeps to the one that there is.
-        with suppress(NoAnswerError):
-            found.append(solve(frontier, until(time_ns)).as_rung())
-    return found
+        return [one.as_rung() for one in ladder(frontier, request)]
+    found = plans_by(with_late_parts(frontier, request), request, times_ns)
+    return [one.as_rung() for one in found]
 
 
 def _stretched(replay: Replay, factor: float) -> int:

@@ -242,7 +242,8 @@ class Problem:
     @cached_property
     def rows_by_knob(self) -> list[dict[tuple[int, str], int]]:
         """For each table its rows by (MHz, config)."""
-        return [{knob: row for row, knob in enumerate(one.by_knob())} for one in self.tables]
+        knobs = (zip(one.frequency_mhz.tolist(), one.config, strict=True) for one in self.tables)
+        return [{knob: row for row, knob in enumerate(each)} for each in knobs]
 
 
 def _exactly(replayed: Callable[..., Answer], *arguments: Any) -> Answer:
