@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from envplan._model import Model
 from envplan._notebook import html_of
-from envplan.noise import normal_draws, time_factors
+from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Job, Plan, Target, machine_of, replay_plan
 from envplan.plan.build import plan_of
@@ -75,10 +75,9 @@ class Conditions(Model):
         if self.noise == 0:
             yield exact
             return
-        problem, rows = exact.problem, exact.rows
-        for some in normal_draws(len(rows), self.seed, self.runs):
-            for factors in time_factors(np.full(len(rows), self.noise), some):
-                yield problem.replay(rows, exact.machine, factors)
+        spreads = np.full(len(exact.rows), self.noise)
+        for factors in chain.from_iterable(time_factors(spreads, self.seed, self.runs)):
+            yield exact.problem.replay(exact.rows, exact.machine, factors)
 
 
 #: As the plan has it.
@@ -296,21 +295,19 @@ class Timeline:
     @cached_property
     def stages(self) -> tuple[StageUse, ...]:
         """For each stage, its use."""
-        replay, gpus = self.replay, self.num_gpus
+        replay, gpus, found = self.replay, self.num_gpus, []
         bounds = pairwise(self.pipeline.stage_begin.tolist())
-        powers = zip(bounds, replay.problem.blocking_power_uw.tolist(), strict=True)
-        return tuple(
-            StageUse(
-                stage=stage,
-                operations=slice(first, last),
-                busy_ns=(busy_ns := int(replay.busy_ns[stage])),
-                blocked_ns=self.sync_time_ns - busy_ns,
-                computation_fj=sum(replay.energies_fj[first:last].tolist()) * gpus,
-                blocking_fj=power_uw * (self.sync_time_ns - busy_ns) * gpus,
-                clock_changes=self._clock_changes(stage, first, last),
+        for stage, (first, last) in enumerate(bounds):
+            busy_ns = int(replay.busy_ns[stage])
+            blocked_ns = self.sync_time_ns - busy_ns
+            computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
+            blocking_fj = int(replay.problem.blocking_power_uw[stage]) * blocked_ns * gpus
+            changes = self._clock_changes(stage, first, last)
+            within = slice(first, last)
+            found.append(
+                StageUse(stage, within, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
             )
-            for stage, ((first, last), power_uw) in enumerate(powers)
-        )
+        return tuple(found)
 
     def _clock_changes(self, stage: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """The clocks of a stage from the start on, those within operations included."""
