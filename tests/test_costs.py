@@ -173,7 +173,6 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def value_at(rate: Rate, clock_s: float) -> float:
-    assert rate.end_s is not None
     inside = clock_s % rate.end_s if rate.repeats else clock_s
     return rate.per_kwh[sum(begin <= inside for begin in rate.begins_s) - 1]
 
@@ -193,8 +192,6 @@ def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
         Run(iterations=1000, price=Rate.fixed(0.3), carbon=Rate.fixed(400)),
     )
     costs = plan.costs
-    assert costs is not None
-    assert costs.run is not None
     assert costs.iteration.plan.energy_kwh == pytest.approx(plan.energy / 3.6e6)
     assert costs.run.plan.energy_kwh == pytest.approx(1000 * plan.energy / 3.6e6)
     assert costs.run.plan.money == pytest.approx(0.3 * 1000 * plan.energy / 3.6e6)
@@ -210,14 +207,11 @@ def test_a_file_of_equal_hours_costs_as_much_as_a_fixed_price(
     rate = read_rate(hourly(tmp_path, [0.3] * 24), "price")
     changing = priced(plan, Run(iterations=5000, price=rate)).costs
     fixed = priced(plan, Run(iterations=5000, price=Rate.fixed(0.3))).costs
-    assert changing is not None
-    assert fixed is not None
     assert changing.iteration.plan.money == pytest.approx(fixed.iteration.plan.money)
 
 
 def test_without_iterations_one_iteration_is_reckoned(frontier: Frontier) -> None:
     costs = priced(frontier.plan(), Run(price=Rate.fixed(1.0))).costs
-    assert costs is not None
     assert costs.run is None
     with pytest.raises(InputError, match="--iterations or --tokens"):
         Run.of(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
@@ -233,8 +227,6 @@ def test_a_run_that_outlasts_its_prices_is_refused_unless_they_repeat(
         priced(plan, Run(iterations=iterations, price=read_rate(path, "price")))
     repeated = Run(iterations=iterations, price=read_rate(path, "price", repeats=True))
     costs = priced(plan, repeated).costs
-    assert costs is not None
-    assert costs.run is not None
     kw = plan.average_power / 1000
     last = iterations * plan.iteration_time - 2 * HOUR
     assert costs.run.plan.money == pytest.approx(kw * (0.1 + 0.4 + 0.1 * last / HOUR))
@@ -288,9 +280,6 @@ def test_when_energy_pays_there_is_no_hurry_to_save_it(frontier: Frontier) -> No
     run = Run(iterations=10, price=Rate.fixed(-1.0), deadline_s=1e6)
     plan = frontier.plan(run=run)
     costs = priced(plan, run).costs
-    assert costs is not None
-    assert costs.run is not None
-    assert costs.run.plan.money is not None
     star = frontier.plan(min_energy=True)
     assert costs.run.plan.money < -10 * star.energy / 3.6e6
 
@@ -342,12 +331,9 @@ def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.Data
         assert latency > 0
         return
     costs = plan.costs
-    assert costs is not None
-    assert costs.run is not None
     assert iterations * plan.iteration_time <= deadline
     assert costs.minimized == "money"
     least, _ = cheapest_times(frontier, run, frontier.pipeline.num_stages)[0]
-    assert costs.run.plan.money is not None
     assert costs.run.plan.money >= least * (1 - 1e-6)
     assert len(check_costs(plan)) == 2
 

@@ -188,7 +188,6 @@ def test_unlike_replicas_end_together_at_a_certified_energy(
     planned = plan_replicas(frontiers, Request.asking(slowdown=slowdown))
     deadline = planned.plans[0].target.deadline_s
     assert planned.sync_time <= deadline
-    assert planned.energy_lower_bound is not None
     assert planned.energy_lower_bound <= planned.energy * (1 + 1e-12)
     replayed = 0
     for plan, profile in zip(planned.plans, (one, other), strict=True):
@@ -205,12 +204,9 @@ def test_the_sum_of_frontiers_is_least_at_the_common_optimum(one: Profile, other
     pipeline = Pipeline("1f1b", 2, 3)
     frontiers = [trace_frontier(pipeline, profile, full=True) for profile in (one, other)]
     best = plan_replicas(frontiers, Request.asking(min_energy=True))
-    assert best.energy_lower_bound is not None
     fastest = plan_replicas(frontiers)
-    assert fastest.energy_lower_bound is not None
     for slowdown in (0.0, 0.03, 0.1, 0.3, 1.0):
         bound = plan_replicas(frontiers, Request.asking(slowdown=slowdown)).energy_lower_bound
-        assert bound is not None
         assert best.energy_lower_bound <= bound <= fastest.energy_lower_bound
 
 
