@@ -200,16 +200,6 @@ def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
     assert costs.run.max_frequency.money == pytest.approx(0.3 * 1000 * baseline / 3.6e6)
 
 
-def test_a_file_of_equal_hours_costs_as_much_as_a_fixed_price(
-    frontier: Frontier, tmp_path: Path
-) -> None:
-    plan = frontier.plan()
-    rate = read_rate(hourly(tmp_path, [0.3] * 24), "price")
-    changing = priced(plan, Run(iterations=5000, price=rate)).costs
-    fixed = priced(plan, Run(iterations=5000, price=Rate.fixed(0.3))).costs
-    assert changing.iteration.plan.money == pytest.approx(fixed.iteration.plan.money)
-
-
 def test_without_iterations_one_iteration_is_reckoned(frontier: Frontier) -> None:
     costs = priced(frontier.plan(), Run(price=Rate.fixed(1.0))).costs
     assert costs.run is None

@@ -210,12 +210,9 @@ class _Together:
             NoAnswerError: the slowest kind cannot be that fast.
         """
         deadline, least = self.request.deadline, self.min_time_ns
-        asked = {
-            "time": ns_from_s_floor(deadline.time_s or 0.0),
-            "sync-time": ns_from_s_floor(deadline.time_s or 0.0),
-            "slowdown": least + int(least * (deadline.slowdown or 0.0)),
-            "min-energy": self.min_energy_time_ns,
-        }.get(deadline.kind, least)
+        asked = deadline.asked_ns(least)
+        if asked is None:
+            asked = self.min_energy_time_ns
         if asked < least:
             slowest = max(self.frontiers, key=lambda frontier: frontier.min_time_ns)
             raise NoAnswerError(

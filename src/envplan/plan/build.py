@@ -121,7 +121,7 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
     if request.objective == "time":
         kind = "energy-budget" if budget else "power-cap" if average else "peak-power-cap"
     if kind == "slowdown":
-        time_s = s_from_ns(least_ns + int(least_ns * (deadline.slowdown or 0.0)))
+        time_s = s_from_ns(deadline.asked_ns(least_ns) or 0)
     elif kind in ("no-slowdown", "min-energy") or request.objective == "cost":
         time_s = s_from_ns(deadline_ns)
     return Target(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from envplan._files import is_file
 from envplan.cores import cores
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import EnvplanError
 from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.sweep.journal import Journal
@@ -95,16 +95,13 @@ def run_sweep(
 
     tasks: list[Task] = []
     rows: dict[int, Row] = {}
-    for index, point in enumerate(config.all_points()):
+    for place, point in enumerate(config.all_points()):
         profile = opened(point.profile)
-        try:
-            if isinstance(profile, EnvplanError):
-                raise profile
+        if isinstance(profile, EnvplanError):
+            rows[place] = failed_row(point, None, str(profile))
+        else:
             filled = _filled(point, profile)
-            tasks.append(Task(index, _key(filled, profile), filled))
-        except EnvplanError as error:
-            known = None if isinstance(profile, EnvplanError) else profile
-            rows[index] = failed_row(point, known, str(error))
+            tasks.append(Task(place, _key(filled, profile), filled))
     count = len(tasks) + len(rows)
     with Journal(journal, fresh=fresh) as book:
         rows |= {task.place: book.rows[task.key] for task in tasks if task.key in book.rows}
@@ -136,28 +133,16 @@ def run_sweep(
 
 def _filled(point: Point, profile: Profile) -> Point:
     """The point with what the profile's sidecar says where it says nothing itself."""
-    microbatches = point.microbatches or profile.metadata.num_microbatches
-    if microbatches is None:
-        raise InputError(
-            f"how many microbatches has an iteration? Profile {profile.name} does not say"
-        )
-    usual = "interleaved" if (point.chunks or 1) > 1 else profile.metadata.schedule or "1f1b"
+    metadata, job = profile.metadata, profile.metadata.job
+    usual = "interleaved" if (point.chunks or 1) > 1 else metadata.schedule or "1f1b"
     schedule = point.schedule or usual
-    job = profile.metadata.job
     chunks = point.chunks or (job.chunks if point.schedule is None else None)
-    chunks = chunks or traits(schedule).chunks
-    if profile.num_stages % chunks:
-        raise InputError(
-            f"{chunks} chunks do not divide the {profile.num_stages} stages of profile "
-            f"{profile.name}"
-        )
-    gpus = profile.metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp)
     return point.model_copy(
         update={
-            "microbatches": microbatches,
+            "microbatches": point.microbatches or metadata.num_microbatches,
             "schedule": schedule,
-            "chunks": chunks,
-            "gpus_per_stage": gpus,
+            "chunks": chunks or traits(schedule).chunks,
+            "gpus_per_stage": metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp),
             "cp": None,
             "replicas": point.replicas or job.replicas,
         }
