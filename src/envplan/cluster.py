@@ -237,7 +237,7 @@ def simulate_cluster(
     own = replay_plan(plan, profile, force=force, machine=machine)
 
     def known_end_ns(factors: Sequence[float]) -> int:
-        return max(conditions.sync_ns, *(_stretched(own, factor) for factor in (1.0, *factors)))
+        return max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
 
     times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
     rungs = _rungs(plan, profile, frontier, sorted(times), progress)
@@ -247,13 +247,20 @@ def simulate_cluster(
     ways = [own, *(problem.replay(one, machine) for one in rows)]
 
     @cache
+    def runs(way: Replay) -> list[_Ran]:
+        return [_Ran(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
+
+    @cache
     def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
         end_ns = known_end_ns(factors)
         in_time = [way for way in ways if way.makespan_ns <= end_ns]
         followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-        runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
-        return [_iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs]
+        return [
+            _iteration(*three, factors, replicas, gpus, conditions.sync_ns, waiting_uw)
+            for three in zip(runs(fastest), runs(own), runs(followed), strict=True)
+        ]
 
+    waiting_uw = int(problem.blocking_power_uw.sum())
     return ClusterReport(
         replicas=replicas,
         num_stages=job.stages,
@@ -410,50 +417,55 @@ def _rungs(
     return [one.as_rung() for one in found]
 
 
-def _stretched(replay: Replay, factor: float) -> int:
-    """When a straggler of a slowdown has finished, ns."""
-    return math.ceil(replay.makespan_ns * factor)
+class _Ran(NamedTuple):
+    """An iteration of one pipeline, ns and fJ, one GPU a stage."""
+
+    time_ns: int
+    energy_fj: int
 
 
 def _iteration(
-    run: tuple[Replay, ...],
+    fastest: _Ran,
+    own: _Ran,
+    followed: _Ran,
     factors: Sequence[float],
     replicas: int,
     gpus: int,
     sync_ns: int,
+    waiting_uw: int,
 ) -> ClusterIteration:
     """One iteration with stragglers of these slowdowns, ascending, all above 1.
 
     Args:
-        run: one replica that is no straggler, at maximum frequency, by the plan and by the plan
-            looked up.
+        fastest, own, followed: one replica that is no straggler, at maximum frequency, by the plan
+            and by the plan looked up.
         sync_ns: it is over for nobody before that.
+        waiting_uw: drawn by a replica that waits, one GPU a stage.
     """
-    fastest, own, followed = run
     others = replicas - len(factors)
-    times = [_stretched(own, factor) for factor in factors]
+    times = [math.ceil(own.time_ns * factor) for factor in factors]
 
-    def all_until(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[int, int]:
-        """When all have finished, ns, and what they draw until then, fJ, one GPU a stage.
+    def all_until(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[int, int]:
+        """When all have finished, ns, and what all GPUs draw until then, fJ.
 
         A straggler takes its time at the average power that it has without straggling.
         """
-        end_ns = max(sync_ns, way.makespan_ns if others else 0, *times)
-        drawn = (slow.energy_fj * time // slow.makespan_ns for time in times)
-        waited_ns = sum(end_ns - time for time in times)
-        waiting_uw = int(slow.problem.blocking_power_uw.sum())
-        return end_ns, others * way.energy_until(end_ns) + sum(drawn) + waiting_uw * waited_ns
+        end_ns = max(sync_ns, way.time_ns if others else 0, *times)
+        drawn_fj = others * way.energy_fj
+        drawn_fj += sum(slow.energy_fj * time // slow.time_ns for time in times)
+        waited_ns = replicas * end_ns - others * way.time_ns - sum(times)
+        return end_ns, (drawn_fj + waiting_uw * waited_ns) * gpus
 
     # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-    at_maximum = [max(time, fastest.makespan_ns) for time in times]
+    at_maximum = [max(time, fastest.time_ns) for time in times]
     baseline_ns, baseline_fj = all_until(fastest, fastest, at_maximum)
     end_ns, energy_fj = all_until(followed, own, times)
     return ClusterIteration(
         stragglers=len(factors),
         baseline_time_ns=baseline_ns,
         sync_time_ns=end_ns,
-        followed_time_ns=followed.makespan_ns,
-        baseline_fj=baseline_fj * gpus,
-        plan_fj=all_until(own, own, times)[1] * gpus,
-        energy_fj=energy_fj * gpus,
+        followed_time_ns=followed.time_ns,
+        baseline_fj=baseline_fj,
+        plan_fj=all_until(own, own, times)[1],
+        energy_fj=energy_fj,
     )

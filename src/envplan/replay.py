@@ -259,14 +259,12 @@ class Parts(NamedTuple):
 
     Attributes:
         operation: int32, which.
-        row: int32, the row it runs by, over all tables.
         frequency_mhz: int64, the clock in force; 0 for an operation that controls none.
         begin_ns, end_ns: int64, when.
         energy_fj: int64, of one GPU.
     """
 
     operation: NDArray[np.int32]
-    row: NDArray[np.int32]
     frequency_mhz: NDArray[np.int64]
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -375,9 +373,9 @@ class Replay:
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
         found = self.problem._kernel.parts(self.rows, self.machine.latency_ns, self.factors)
-        operation, row, clock, begin, end, energy = found
+        operation, _, clock, begin, end, energy = found
         mhz = np.append(self.problem.clocks_mhz, 0)[clock]
-        return Parts(operation, row, mhz, begin, end, energy)
+        return Parts(operation, mhz, begin, end, energy)
 
     @cached_property
     def power_steps(self) -> PowerSteps:

@@ -273,7 +273,7 @@ class Timeline:
         slack = (latest - replay.finishes_ns).tolist()
         columns = (column.tolist() for column in replay.parts)
         slices: list[list[Slice]] = [[] for _ in slack]
-        for i, _, mhz, begin, end, energy in zip(*columns, strict=True):
+        for i, mhz, begin, end, energy in zip(*columns, strict=True):
             slices[i].append(Slice(begin, end, mhz, energy))
         found = []
         for i, op in enumerate(self.pipeline.operations):
