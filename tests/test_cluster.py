@@ -74,15 +74,6 @@ def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
     assert report.extrinsic_savings > 0
 
 
-def test_savings_are_intrinsic_plus_extrinsic(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.3}, {}, {1: 1.05}])
-    saved = report.intrinsic_savings + report.extrinsic_savings
-    assert saved == pytest.approx(report.baseline_energy - report.energy)
-    assert [iteration.stragglers for iteration in report.iterations] == [1, 0, 1]
-
-
 def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
     plan: Plan, profile: Profile, frontier: Frontier
 ) -> None:
@@ -100,27 +91,6 @@ def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile)
     assert report.iterations[0].stragglers == 0
     (note,) = report.notes
     assert "replica 3 at 0.8 times the plan's time is faster" in note
-
-
-def test_the_slowest_straggler_decides_and_lesser_ones_wait(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.1, 1: 1.2}])
-    sync_time = 1.2 * plan.iteration_time
-    assert report.time == pytest.approx(sync_time)
-    replica = plan.energy / 4
-    wait = plan.waiting_energy(sync_time, since=1.1 * plan.iteration_time) / 4
-    slow = 1.1 * replica + wait + 1.2 * replica
-    assert report.plan_energy == pytest.approx(until(plan, sync_time) / 2 + slow)
-
-
-def test_a_cluster_of_stragglers_alone_saves_nothing_extrinsic(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    factors = dict.fromkeys(range(4), 1.2)
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[factors])
-    assert report.extrinsic_savings == 0
-    assert report.energy == pytest.approx(1.2 * plan.energy)
 
 
 def test_plans_are_looked_up_in_the_ladder_of_the_plan(
@@ -150,12 +120,27 @@ def laddered(frontier: Frontier, plan: Plan) -> Plan:
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.5, 3.0)), min_size=1, max_size=6))
-def test_looking_up_never_costs_energy_or_time(
+def test_every_replica_takes_its_time_and_waits_for_the_slowest(
     laddered: Plan, profile: Profile, slowdowns: list[dict[int, float]]
 ) -> None:
-    for iteration in simulate_cluster(laddered, profile, slowdowns=slowdowns).iterations:
-        assert iteration.energy_fj <= iteration.plan_fj
+    report, plan = simulate_cluster(laddered, profile, slowdowns=slowdowns), laddered
+    used = 0.0
+    for iteration, asked in zip(report.iterations, slowdowns, strict=True):
+        factors = [max(1.0, asked.get(replica, 1.0)) for replica in range(4)]
+        sync_time = max(factors) * plan.iteration_time
+        used += sum(
+            factor * plan.energy
+            + plan.waiting_energy(sync_time, since=factor * plan.iteration_time)
+            for factor in factors
+        )
+        assert iteration.sync_time_ns / 1e9 == pytest.approx(sync_time)
         assert iteration.followed_time_ns <= iteration.sync_time_ns
+        assert iteration.energy_fj <= iteration.plan_fj
+        assert iteration.stragglers == sum(factor > 1 for factor in factors)
+        assert min(factors) == 1 or iteration.energy_fj == iteration.plan_fj
+    assert report.plan_energy == pytest.approx(used / 4)
+    saved = report.intrinsic_savings + report.extrinsic_savings
+    assert saved == pytest.approx(report.baseline_energy - report.energy)
 
 
 def test_alike_iterations_are_reckoned_once(plan: Plan, profile: Profile) -> None:
