@@ -53,10 +53,11 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
                     done = connection.recv()
                 except (EOFError, ConnectionError):
                     del workers[connection]
-                    lost = worker.died()
-                    if worker.group is not None and worker.group.tasks:
-                        waiting.appendleft(worker.group)
-                    yield lost
+                    group, why = worker.died()
+                    if group.tasks:
+                        yield group.lose(why)
+                    if group.tasks:
+                        waiting.appendleft(group)
                     continue
                 if done is not None:
                     assert worker.group is not None
@@ -88,14 +89,14 @@ class _Worker:
         with suppress(ConnectionError):  # it has died, as waiting for it will show
             self.connection.send(group)
 
-    def died(self) -> tuple[Task, Done]:
-        """The task it was at, as failed."""
+    def died(self) -> tuple[Group, str]:
+        """What it has not done of its group, and how it ended."""
         self.stop()
         code = self._process.exitcode
         if self.group is None:
             raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        return self.group.lose(f"its process was ended {how}")
+        return self.group, f"its process was ended {how}"
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let it end: it does so where nobody sends it any more."""
