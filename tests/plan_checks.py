@@ -85,8 +85,6 @@ def latest_ns(frontier: Frontier, request: Request) -> int | None:
     """By when the request says that an iteration must be over, ns; None where it does not say."""
     deadline, run = request.deadline, request.run
     if request.objective == "cost":
-        assert run is not None
-        assert run.deadline_s is not None
         return ns_from_s_floor(run.deadline_s) // (run.iterations or 1)
     asked: int | None = None
     if deadline.time_s is not None:
@@ -161,7 +159,6 @@ def _holds_often_enough(
     sure: int,
 ) -> bool:
     """Whether enough replays that nobody has seen are in time; `sure` 1: surely, -1: maybe."""
-    assert limit.noise is not None
     spread = np.sqrt(np.log1p(limit.noise**2))
     normal = np.random.default_rng(12345).standard_normal((_RUNS, len(rows)))
     makespans = frontier.problem.makespans(
@@ -177,7 +174,6 @@ def _holds_often_enough(
         if (run.iterations or 1) < 100:
             return bool((makespans <= each).mean() >= 0.3 or mean <= each)
         return bool(mean - 5 * error <= each)
-    assert deadline_ns is not None
     share = float((makespans <= deadline_ns).mean())
     p = limit.probability
     return share >= p + sure * 5 * (p * (1 - p) / _RUNS) ** 0.5

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from cli_helpers import small_profile
 from envplan.cluster import (
     MOST_OWN_RUNGS,
-    ClusterReport,
     read_slowdowns,
     simulate_cluster,
     strong_scaling,
@@ -55,12 +54,9 @@ def test_without_stragglers_a_cluster_uses_what_the_plan_states(
     assert report.baseline_energy == plan.predicted.baseline.energy_j
     assert report.percent(report.intrinsic_savings) == pytest.approx(plan.predicted.savings_percent)
     assert report.extrinsic_savings == 0
-
-
-def test_energy_grows_with_replicas_and_gpus(plan: Plan, profile: Profile) -> None:
-    report = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
-    assert report.num_gpus == 24_000
-    assert report.energy == pytest.approx(plan.energy * 1000)
+    more = simulate_cluster(plan, profile, replicas=1000, gpus_per_stage=8)
+    assert more.num_gpus == 24_000
+    assert more.energy == pytest.approx(plan.energy * 1000)
 
 
 def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
@@ -76,15 +72,6 @@ def test_replicas_other_than_the_straggler_follow_the_plan_for_its_time(
     followed = frontier.plan(target_time=sync_time)
     assert report.energy == pytest.approx(until(followed, sync_time) * 3 / 4 + straggler)
     assert report.extrinsic_savings > 0
-
-
-def test_savings_are_intrinsic_plus_extrinsic(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.3}, {}, {1: 1.05}])
-    saved = report.intrinsic_savings + report.extrinsic_savings
-    assert saved == pytest.approx(report.baseline_energy - report.energy)
-    assert [iteration.stragglers for iteration in report.iterations] == [1, 0, 1]
 
 
 def test_straggler_beyond_t_star_is_waited_for_up_to_t_max(
@@ -104,27 +91,6 @@ def test_faster_straggler_is_none_and_this_is_said(plan: Plan, profile: Profile)
     assert report.iterations[0].stragglers == 0
     (note,) = report.notes
     assert "replica 3 at 0.8 times the plan's time is faster" in note
-
-
-def test_the_slowest_straggler_decides_and_lesser_ones_wait(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[{0: 1.1, 1: 1.2}])
-    sync_time = 1.2 * plan.iteration_time
-    assert report.time == pytest.approx(sync_time)
-    replica = plan.energy / 4
-    wait = plan.waiting_energy(sync_time, since=1.1 * plan.iteration_time) / 4
-    slow = 1.1 * replica + wait + 1.2 * replica
-    assert report.plan_energy == pytest.approx(until(plan, sync_time) / 2 + slow)
-
-
-def test_a_cluster_of_stragglers_alone_saves_nothing_extrinsic(
-    plan: Plan, profile: Profile, frontier: Frontier
-) -> None:
-    factors = dict.fromkeys(range(4), 1.2)
-    report = simulate_cluster(plan, profile, frontier, slowdowns=[factors])
-    assert report.extrinsic_savings == 0
-    assert report.energy == pytest.approx(1.2 * plan.energy)
 
 
 def test_plans_are_looked_up_in_the_ladder_of_the_plan(
@@ -148,24 +114,33 @@ def test_many_different_stragglers_share_one_ladder(
     assert {iteration.followed_time_ns for iteration in report.iterations} <= rungs
 
 
+@pytest.fixture(scope="module")
+def laddered(frontier: Frontier, plan: Plan) -> Plan:
+    return plan.with_ladder(frontier.ladder(16))
+
+
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.5, 3.0)), min_size=1, max_size=6))
-def test_looking_up_never_costs_energy_or_time(slowdowns: list[dict[int, float]]) -> None:
-    report = cluster_of(slowdowns)
-    for iteration in report.iterations:
-        assert iteration.energy_fj <= iteration.plan_fj
+def test_every_replica_takes_its_time_and_waits_for_the_slowest(
+    laddered: Plan, profile: Profile, slowdowns: list[dict[int, float]]
+) -> None:
+    report, plan = simulate_cluster(laddered, profile, slowdowns=slowdowns), laddered
+    used = 0.0
+    for iteration, asked in zip(report.iterations, slowdowns, strict=True):
+        factors = [max(1.0, asked.get(replica, 1.0)) for replica in range(4)]
+        sync_time = max(factors) * plan.iteration_time
+        used += sum(
+            factor * plan.energy
+            + plan.waiting_energy(sync_time, since=factor * plan.iteration_time)
+            for factor in factors
+        )
+        assert iteration.sync_time_ns / 1e9 == pytest.approx(sync_time)
         assert iteration.followed_time_ns <= iteration.sync_time_ns
-
-
-_KNOWN: dict[str, Any] = {}
-
-
-def cluster_of(slowdowns: list[dict[int, float]]) -> ClusterReport:
-    if not _KNOWN:
-        profile = small_profile()
-        frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile, replicas=4)
-        plan = frontier.plan()
-        _KNOWN.update(profile=profile, plan=plan.with_ladder(frontier.ladder(16)))
-    return simulate_cluster(_KNOWN["plan"], _KNOWN["profile"], slowdowns=slowdowns)
+        assert iteration.energy_fj <= iteration.plan_fj
+        assert iteration.stragglers == sum(factor > 1 for factor in factors)
+        assert min(factors) == 1 or iteration.energy_fj == iteration.plan_fj
+    assert report.plan_energy == pytest.approx(used / 4)
+    saved = report.intrinsic_savings + report.extrinsic_savings
+    assert saved == pytest.approx(report.baseline_energy - report.energy)
 
 
 def test_alike_iterations_are_reckoned_once(plan: Plan, profile: Profile) -> None:
@@ -244,9 +219,7 @@ def test_every_run_of_noise_is_an_iteration(plan: Plan, profile: Profile) -> Non
         ({"slowdowns": []}, "at least one iteration"),
         ({"slowdowns": [{4: 1.2}]}, "no replica 4 .* replicas 0 to 3"),
         ({"slowdowns": [{-1: 1.2}]}, "no replica -1"),
-        ({"slowdowns": [{0: -1.2}]}, "a slowdown must be above 0"),
         ({"slowdowns": [{0: float("nan")}]}, "a slowdown must be above 0"),
-        ({"slowdowns": [{0: float("inf")}]}, "a slowdown must be above 0"),
     ],
 )
 def test_impossible_clusters_are_refused(
@@ -266,20 +239,12 @@ def test_trace_lists_the_stragglers_of_each_iteration(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "is empty; expected a CSV file with the header iteration,replica,slowdown"),
-        (",,,,\n", "has commas only; expected the header iteration,replica,slowdown"),
-        (HEADER, "has a header but no rows"),
         (HEADER + "0,0,1.1\n2,0,1.1\n", "has a gap: no row for iteration 1, but one for 2"),
         (HEADER + "1,0,1.1\n", "has a gap: no row for iteration 0"),
         (HEADER + "0,0,-1.1\n", ":2, column slowdown: '-1.1' is not above 0"),
-        (HEADER + "0,0,0\n", "column slowdown: '0' is not above 0"),
-        (HEADER + "0,0,nan\n", "column slowdown: 'nan' is not finite"),
-        (HEADER + "0,0,fast\n", "column slowdown: 'fast' is not a number"),
-        (HEADER + "0,0,1_1\n", "column slowdown: '1_1' is not a number"),
         (HEADER + "0,4,1.1\n", ":2, column replica: 4 is unknown; .* replicas 0 to 3"),
         (HEADER + "0,-1,1.1\n", "column replica: '-1' is negative"),
-        (HEADER + "0.5,1,1.1\n", "column iteration: '0.5' is not a whole number"),
         (HEADER + "0,0,1.1\n0,0,1.2\n", ":3: repeats replica 0 of iteration 0"),
-        (HEADER + "0,0\n", ":2, column slowdown: is empty"),
     ],
 )
 def test_bad_traces_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:

@@ -79,7 +79,6 @@ def test_the_whole_way_on_the_command_line_names_both_knobs(tmp_path: Path) -> N
     solved = envplan("solve", "-m", "4", "--slowdown", "10", "--ladder", "2", cwd=tmp_path)
     assert "operations by config: narrow" in solved.out
     plan = Plan.load(tmp_path / "plan.json")
-    assert plan.ladder is not None
     assert all(rung.configs for rung in plan.ladder)
     assert envplan("check", "plan.json", cwd=tmp_path).code == 0
     assert "operations by config: narrow" in envplan("simulate", "plan.json", cwd=tmp_path).out
@@ -95,7 +94,6 @@ def test_the_whole_way_on_the_command_line_names_both_knobs(tmp_path: Path) -> N
     assert [rank.configs for rank in written.ranks] == [
         [op.config for op in stage] for stage in plan.stages
     ]
-    assert written.ladder is not None
     assert all(rung.configs for rung in written.ladder)
     rows = list(csv.DictReader(io.StringIO(written.to_csv())))
     assert [row["config"] for row in rows if row["rank"] == "0"] == written.ranks[0].configs

@@ -49,9 +49,7 @@ def hourly(folder: Path, values: list[float], column: str = "price") -> str:
     ("seconds", "text"),
     [
         (0.25, "0.25 s"),
-        (59, "59 s"),
         (90, "1 m 30 s"),
-        (3600, "1 h"),
         (86400 + 3 * 3600 + 1700, "1 d 3 h"),
         (86399.9, "24 h"),
     ],
@@ -67,16 +65,13 @@ def test_a_number_is_a_fixed_rate() -> None:
     assert rate.integral(7200) == 0.25 * 7200
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300"])
-def test_a_price_that_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="price must be a number"):
-        read_rate(text, "price")
-
-
-def test_a_price_may_be_negative_but_carbon_may_not() -> None:
+def test_a_price_may_be_negative_but_carbon_may_not_and_both_are_numbers() -> None:
     assert read_rate("-0.01", "price").per_kwh == [-0.01]
     with pytest.raises(InputError, match="carbon must not be negative"):
         read_rate("-1", "carbon")
+    for text in ("nan", "-inf", "1e300"):
+        with pytest.raises(InputError, match="price must be a number"):
+            read_rate(text, "price")
 
 
 def test_rows_hold_until_the_next_and_the_last_as_long_as_the_others(tmp_path: Path) -> None:
@@ -112,10 +107,8 @@ def test_time_zones_are_understood(tmp_path: Path) -> None:
 def test_rows_of_several_lengths_say_until_when(tmp_path: Path) -> None:
     rate = read_rate(csv_file(tmp_path, "hour,end,price\n0,6,1\n6,22,3\n22,24,1\n"), "price")
     assert rate.integral(24 * HOUR) == (6 + 16 * 3 + 2) * HOUR
-
-
-def test_thirds_of_an_hour_may_be_rounded(tmp_path: Path) -> None:
-    read_rate(csv_file(tmp_path, "hour,price\n0,1\n0.333,1\n0.667,1\n1,1\n"), "price")
+    thirds = csv_file(tmp_path, "hour,price\n0,1\n0.333,1\n0.667,1\n1,1\n")  # rounded
+    assert read_rate(thirds, "price").lasts_s == pytest.approx(4 / 3 * HOUR, rel=0.01)
 
 
 TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
@@ -130,29 +123,19 @@ TIMES = "time,price\n2026-12-01T00:00,1\n2026-12-01T01:00,2\n"
             TIMES + "2026-12-01T03:00,3\n",
             [":4:", "from 2026-12-01T02:00:00 to 2026-12-01T03:00:00"],
         ),
-        ("hour,end,price\n0,2,1\n3,4,1\n", [":3:", "hour 2 to hour 3"]),
         ("hour,price\n2,1\n3,1\n", ["from hour 2 to hour 4", "starts at hour 0"]),
         # Disorder and overlaps
-        ("hour,price\n0,1\n1,1\n1,1\n", [":4:", "must ascend"]),
         ("hour,price\n0,1\n2,1\n1,1\n", [":4:", "does not come after hour 2"]),
         ("hour,price\n0,1\n1,1\n1.5,1\n", [":4:", "column end"]),
         ("hour,end,price\n0,2,1\n1,3,1\n", [":3:", "line 2"]),
         ("hour,end,price\n0,0,1\n", [":2", "ends before it begins"]),
         # Cells
-        ("hour,price\n0,cheap\n1,1\n", [":2", "column price", "'cheap'"]),
-        ("hour,price\nnoon,1\n", [":2, column hour", "'noon' is not a number"]),
-        ("hour,price\n0,nan\n1,1\n", [":2, column price", "'nan' is not finite"]),
-        ("hour,price\n0,1e300\n1,1\n", [":2, column price", "is above 1e+09"]),
-        ("hour,price\n0\n", [":2, column price", "is empty"]),
         ("time,price\nyesterday,1\n", [":2", "'yesterday' is no time", "2026-12-01T00:00"]),
         (TIMES.replace(":00,2", ":00Z,2"), [":3:", "time zone"]),
         ("hour,carbon\n0,-5\n1,1\n", [":2, column carbon", "'-5' is negative"]),
         # Columns and rows
         ("hour,cost\n0,1\n", [":1, column price", "'hour,cost'", "needs hour,price"]),
         ("when,price\n0,1\n", [":1, column hour", "with times or with hours"]),
-        ("hour,price,price\n0,1,1\n", [":1, column price", "twice"]),
-        ("", ["is empty", "hour,price"]),
-        ("hour,price\n", ["no rows"]),
         ("hour,price\n0,1\n", ["one row", "column end"]),
     ],
 )
@@ -183,7 +166,6 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def value_at(rate: Rate, clock_s: float) -> float:
-    assert rate.end_s is not None
     inside = clock_s % rate.end_s if rate.repeats else clock_s
     return rate.per_kwh[sum(begin <= inside for begin in rate.begins_s) - 1]
 
@@ -203,8 +185,6 @@ def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
         Run(iterations=1000, price=Rate.fixed(0.3), carbon=Rate.fixed(400)),
     )
     costs = plan.costs
-    assert costs is not None
-    assert costs.run is not None
     assert costs.iteration.plan.energy_kwh == pytest.approx(plan.energy / 3.6e6)
     assert costs.run.plan.energy_kwh == pytest.approx(1000 * plan.energy / 3.6e6)
     assert costs.run.plan.money == pytest.approx(0.3 * 1000 * plan.energy / 3.6e6)
@@ -213,21 +193,8 @@ def test_a_fixed_price_costs_price_times_energy(frontier: Frontier) -> None:
     assert costs.run.max_frequency.money == pytest.approx(0.3 * 1000 * baseline / 3.6e6)
 
 
-def test_a_file_of_equal_hours_costs_as_much_as_a_fixed_price(
-    frontier: Frontier, tmp_path: Path
-) -> None:
-    plan = frontier.plan()
-    rate = read_rate(hourly(tmp_path, [0.3] * 24), "price")
-    changing = priced(plan, Run(iterations=5000, price=rate)).costs
-    fixed = priced(plan, Run(iterations=5000, price=Rate.fixed(0.3))).costs
-    assert changing is not None
-    assert fixed is not None
-    assert changing.iteration.plan.money == pytest.approx(fixed.iteration.plan.money)
-
-
 def test_without_iterations_one_iteration_is_reckoned(frontier: Frontier) -> None:
     costs = priced(frontier.plan(), Run(price=Rate.fixed(1.0))).costs
-    assert costs is not None
     assert costs.run is None
     with pytest.raises(InputError, match="--iterations or --tokens"):
         Run.of(price=Rate(begins_s=[0.0], per_kwh=[1.0], end_s=10.0))
@@ -243,8 +210,6 @@ def test_a_run_that_outlasts_its_prices_is_refused_unless_they_repeat(
         priced(plan, Run(iterations=iterations, price=read_rate(path, "price")))
     repeated = Run(iterations=iterations, price=read_rate(path, "price", repeats=True))
     costs = priced(plan, repeated).costs
-    assert costs is not None
-    assert costs.run is not None
     kw = plan.average_power / 1000
     last = iterations * plan.iteration_time - 2 * HOUR
     assert costs.run.plan.money == pytest.approx(kw * (0.1 + 0.4 + 0.1 * last / HOUR))
@@ -281,16 +246,8 @@ def test_a_price_about_to_rise_is_worth_hurrying_for(frontier: Frontier) -> None
     assert iterations * plan.iteration_time <= cheap_s
     assert iterations * plan.iteration_time >= 0.98 * cheap_s
     assert plan.iteration_time < frontier.plan(min_energy=True).iteration_time
-
-
-def test_carbon_and_money_can_want_different_plans(frontier: Frontier) -> None:
-    iterations = 10_000
-    soon = iterations * (0.7 * frontier.min_time + 0.3 * frontier.min_energy_time)
-    price = Rate(begins_s=[0.0, soon], per_kwh=[0.1, 5.0], end_s=10 * soon)
-    both = {"iterations": iterations, "price": price, "carbon": Rate.fixed(300)}
-    money = frontier.plan(run=Run(**both, deadline_s=10 * soon))
-    carbon = frontier.plan(run=Run(**both, deadline_s=10 * soon, minimize="carbon"))
-    assert money.iteration_time < carbon.iteration_time
+    least = {"carbon": Rate.fixed(300), "minimize": "carbon"}  # of carbon, not of money
+    carbon = frontier.plan(run=run.model_copy(update=least))
     assert carbon.energy == frontier.plan(min_energy=True).energy
 
 
@@ -298,9 +255,6 @@ def test_when_energy_pays_there_is_no_hurry_to_save_it(frontier: Frontier) -> No
     run = Run(iterations=10, price=Rate.fixed(-1.0), deadline_s=1e6)
     plan = frontier.plan(run=run)
     costs = priced(plan, run).costs
-    assert costs is not None
-    assert costs.run is not None
-    assert costs.run.plan.money is not None
     star = frontier.plan(min_energy=True)
     assert costs.run.plan.money < -10 * star.energy / 3.6e6
 
@@ -352,12 +306,9 @@ def test_the_cheapest_plan_is_in_time_and_near_the_relaxed_minimum(data: st.Data
         assert latency > 0
         return
     costs = plan.costs
-    assert costs is not None
-    assert costs.run is not None
     assert iterations * plan.iteration_time <= deadline
     assert costs.minimized == "money"
     least, _ = cheapest_times(frontier, run, frontier.pipeline.num_stages)[0]
-    assert costs.run.plan.money is not None
     assert costs.run.plan.money >= least * (1 - 1e-6)
     assert len(check_costs(plan)) == 2
 
@@ -401,11 +352,8 @@ def test_a_deadline_that_is_missed_is_refused(frontier: Frontier) -> None:
     "rate",
     [
         {"begins_s": [0.0, 1.0], "per_kwh": [1.0], "end_s": 2.0},
-        {"begins_s": [0.0, 1.0, 1.0], "per_kwh": [1.0] * 3, "end_s": 2.0},
         {"begins_s": [0.0, 3.0], "per_kwh": [1.0] * 2, "end_s": 2.0},
-        {"begins_s": [0.0, 3.0], "per_kwh": [1.0] * 2},
         {"begins_s": [0.0], "per_kwh": [1.0], "end_s": 2.0, "start_s": 5.0},
-        {"begins_s": [], "per_kwh": []},
         {"begins_s": [0.0], "per_kwh": [1e300]},
     ],
 )

@@ -37,7 +37,7 @@ def test_a_plan_is_looked_up_for_any_time_and_holds(
 ) -> None:
     for share in (0.0, 0.3, 0.71, 1.0, 1.5):
         time = frontier.min_time + share * (frontier.min_energy_time - frontier.min_time)
-        row = file.row_for(time)
+        row = [one for one in file.plans if one.iteration_time_s <= time][-1]
         for plan in (file.plan(time), file.plan(time, profile)):
             assert plan.iteration_time == row.iteration_time_s <= time
             assert plan.energy == row.energy_j

@@ -171,7 +171,6 @@ def test_solve_says_what_a_year_saves_with_all_that_is_paid(folder: Path) -> Non
     site = envplan("solve", *more, cwd=folder)
     assert "PUE 1.5, hosts of 200 W a GPU" in site.out.splitlines()[-1]
     plan = Plan.load(folder / "plan.json")
-    assert plan.costs is not None
     spent, gpus = plan.costs.iteration.plan, plan.job.num_gpus * plan.job.stages
     kwh = 1.5 * (plan.energy + 200 * gpus * plan.iteration_time) / 3.6e6
     assert spent.energy_kwh == pytest.approx(kwh)

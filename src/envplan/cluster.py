@@ -11,22 +11,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from functools import cache, cached_property
+from itertools import chain
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from envplan._tables import read_table
 from envplan.costs import Pair, Run, pairs
-from envplan.errors import InputError, NoAnswerError
+from envplan.errors import InputError
 from envplan.frontier import Progress
 from envplan.plan import Plan, Rung, as_referenced, check_reference, replay_plan, rung_rows
+from envplan.plan.build import percent
 from envplan.profile import Profile
 from envplan.replay import Replay
-from envplan.request import Deadline, Effort, Request
+from envplan.request import Effort
 from envplan.simulation import PLANNED, Conditions
-from envplan.solve import LADDER, Frontier, ladder, solve, trace_job
+from envplan.solve import LADDER, Frontier, ladder, trace_job
+from envplan.solve.search import plans_by, with_late_parts
 from envplan.units import j_from_fj, s_from_ns
 
 __all__ = [
@@ -47,22 +50,22 @@ MOST_OWN_RUNGS: Final = 8
 MAX_SLOWDOWN: Final = 1e6
 
 
+_WHOLE: Final = Field(ge=0, le=10**9, description="a whole number from 0 up")
+_FACTOR: Final = Field(
+    gt=0,
+    le=MAX_SLOWDOWN,
+    allow_inf_nan=False,
+    description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
+)
+
+
 class _Slowdown(BaseModel):
-    iteration: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
-    replica: Annotated[int, Field(ge=0, le=10**9, description="a whole number from 0 up")]
-    slowdown: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=MAX_SLOWDOWN,
-            allow_inf_nan=False,
-            description=f"a factor above 0 and up to {MAX_SLOWDOWN:g}",
-        ),
-    ]
+    iteration: Annotated[int, _WHOLE]
+    replica: Annotated[int, _WHOLE]
+    slowdown: Annotated[float, _FACTOR]
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterIteration:
+class ClusterIteration(NamedTuple):
     """One iteration of the whole cluster, in three ways of running it.
 
     Attributes:
@@ -108,38 +111,39 @@ class ClusterReport:
         """GPUs of the whole cluster."""
         return self.replicas * self.num_stages * self.gpus_per_stage
 
-    def _total(self, field: str) -> int:
-        return sum(getattr(iteration, field) for iteration in self.iterations)
+    @cached_property
+    def _total(self) -> ClusterIteration:
+        return ClusterIteration(*map(sum, zip(*self.iterations, strict=True)))
 
     @property
     def time(self) -> float:
         """s that all iterations take with the plan."""
-        return s_from_ns(self._total("sync_time_ns"))
+        return s_from_ns(self._total.sync_time_ns)
 
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency."""
-        return j_from_fj(self._total("baseline_fj"))
+        return j_from_fj(self._total.baseline_fj)
 
     @property
     def plan_energy(self) -> float:
         """J with the plan everywhere, whoever straggles."""
-        return j_from_fj(self._total("plan_fj"))
+        return j_from_fj(self._total.plan_fj)
 
     @property
     def energy(self) -> float:
         """J with the plan, and with those looked up while somebody straggles."""
-        return j_from_fj(self._total("energy_fj"))
+        return j_from_fj(self._total.energy_fj)
 
     @property
     def intrinsic_savings(self) -> float:
         """J that the plan saves."""
-        return j_from_fj(self._total("baseline_fj") - self._total("plan_fj"))
+        return j_from_fj(self._total.baseline_fj - self._total.plan_fj)
 
     @property
     def extrinsic_savings(self) -> float:
         """J that looking plans up for the stragglers' time saves on top."""
-        return j_from_fj(self._total("plan_fj") - self._total("energy_fj"))
+        return j_from_fj(self._total.plan_fj - self._total.energy_fj)
 
     def costs(self, run: Run) -> tuple[Pair, Pair | None]:
         """What an iteration costs on average, and what a run of many does.
@@ -147,18 +151,13 @@ class ClusterReport:
         Raises:
             InputError: a rate ends before the run does.
         """
-        count = len(self.iterations)
-        usual_s = s_from_ns(self._total("baseline_time_ns"))
-        return pairs(
-            (usual_s / count, self.baseline_energy / count),
-            (self.time / count, self.energy / count),
-            run,
-            self.num_gpus,
-        )
+        count, usual_s = len(self.iterations), s_from_ns(self._total.baseline_time_ns)
+        before = usual_s / count, self.baseline_energy / count
+        return pairs(before, (self.time / count, self.energy / count), run, self.num_gpus)
 
     def percent(self, joules: float) -> float:
         """Joules as percent of the baseline's."""
-        return 100 * joules / self.baseline_energy if self.baseline_energy else 0.0
+        return percent(joules, self.baseline_energy)
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON types; iterations that are alike are listed one by one."""
@@ -238,33 +237,36 @@ def simulate_cluster(
     own = replay_plan(plan, profile, force=force, machine=machine)
 
     def known_end_ns(factors: Sequence[float]) -> int:
-        return max(conditions.sync_ns, *(_stretched(own, factor) for factor in (1.0, *factors)))
+        return max(conditions.sync_ns, math.ceil(own.makespan_ns * max((1.0, *factors))))
 
     times = {known_end_ns(factors) for factors in stragglers} - {own.makespan_ns}
     rungs = _rungs(plan, profile, frontier, sorted(times), progress)
     problem = replay_plan(plan, profile, force=force, machine=machine, rungs=rungs).problem
     fastest = problem.replay(problem.max_frequency_rows)
-    ways = [own]
-    for n, rung in enumerate(rungs):
-        ways.append(problem.replay(rung_rows(f"ladder[{n}]", rung, problem), machine))
-    known: dict[tuple[float, ...], list[ClusterIteration]] = {}
-    iterations = []
-    for factors in stragglers:
-        if factors not in known:
-            end_ns = known_end_ns(factors)
-            in_time = [way for way in ways if way.makespan_ns <= end_ns]
-            followed = min(in_time, key=lambda way: way.energy_until(end_ns))
-            runs = zip(*map(conditions.replays, (fastest, own, followed)), strict=True)
-            known[factors] = [
-                _iteration(run, factors, replicas, gpus, conditions.sync_ns) for run in runs
-            ]
-        iterations += known[factors]
+    rows = [rung_rows(f"ladder[{n}]", rung, problem) for n, rung in enumerate(rungs)]
+    ways = [own, *(problem.replay(one, machine) for one in rows)]
+
+    @cache
+    def runs(way: Replay) -> list[_Ran]:
+        return [_Ran(one.makespan_ns, one.energy_fj) for one in conditions.replays(way)]
+
+    @cache
+    def iterations(factors: tuple[float, ...]) -> list[ClusterIteration]:
+        end_ns = known_end_ns(factors)
+        in_time = [way for way in ways if way.makespan_ns <= end_ns]
+        followed = min(in_time, key=lambda way: way.energy_until(end_ns))
+        return [
+            _iteration(*three, factors, replicas, gpus, conditions.sync_ns, waiting_uw)
+            for three in zip(runs(fastest), runs(own), runs(followed), strict=True)
+        ]
+
+    waiting_uw = int(problem.blocking_power_uw.sum())
     return ClusterReport(
         replicas=replicas,
         num_stages=job.stages,
         gpus_per_stage=gpus,
         num_microbatches=job.microbatches,
-        iterations=tuple(iterations),
+        iterations=tuple(chain(*map(iterations, stragglers))),
         notes=tuple(notes),
     )
 
@@ -275,11 +277,9 @@ def strong_scaling(
     replicas: Sequence[int],
     *,
     global_batch: int | None = None,
-    slowdowns: Sequence[Slowdowns] = ({},),
-    gpus_per_stage: int | None = None,
-    conditions: Conditions = PLANNED,
     force: bool = False,
     progress: Progress | None = None,
+    **how: Any,
 ) -> list[ClusterReport]:
     """The same global batch on more or fewer replicas, so with fewer or more microbatches each.
 
@@ -290,8 +290,8 @@ def strong_scaling(
     Args:
         replicas: for each shape, how many pipelines.
         global_batch: microbatches of all pipelines together; default: those of the plan's job.
-        slowdowns, gpus_per_stage, conditions, force, progress: as for simulate_cluster, for every
-            shape.
+        force, progress: as for simulate_cluster.
+        how: slowdowns, gpus_per_stage and conditions of every shape, as for simulate_cluster.
 
     Raises:
         InputError: the global batch does not divide by a number of replicas, the plan is of a
@@ -313,16 +313,8 @@ def strong_scaling(
     for count in replicas:
         shape = {"microbatches": total // count, "replicas": count}
         frontier = trace_job(plan.job.model_copy(update=shape), profile, progress)
-        reports.append(
-            simulate_cluster(
-                frontier.plan(slowdown=slowdown),
-                profile,
-                frontier,
-                slowdowns=slowdowns,
-                gpus_per_stage=gpus_per_stage,
-                conditions=conditions,
-            )
-        )
+        planned = frontier.plan(slowdown=slowdown)
+        reports.append(simulate_cluster(planned, profile, frontier, **how))
     return reports
 
 
@@ -353,13 +345,13 @@ def read_slowdowns(path: str | os.PathLike[str], replicas: int) -> list[dict[int
         if row.replica in stragglers:
             raise table.error(number, f"repeats replica {row.replica} of iteration {row.iteration}")
         stragglers[row.replica] = row.slowdown
-    for expected in range(len(iterations)):
-        if expected not in iterations:
-            raise InputError(
-                f"has a gap: no row for iteration {expected}, but one for {max(iterations)}; give "
-                "an iteration without stragglers a row with slowdown 1",
-                path=path,
-            )
+    missing = next((k for k in range(len(iterations)) if k not in iterations), None)
+    if missing is not None:
+        raise InputError(
+            f"has a gap: no row for iteration {missing}, but one for {max(iterations)}; give "
+            "an iteration without stragglers a row with slowdown 1",
+            path=path,
+        )
     return [iterations[k] for k in range(len(iterations))]
 
 
@@ -387,24 +379,21 @@ def _stragglers(
     if not slowdowns:
         raise InputError("give the slowdowns of at least one iteration")
     faster: dict[int, float] = {}
-    for factors in slowdowns:
-        for replica, factor in factors.items():
-            check_slowdown(factor)
-            if not 0 <= replica < replicas:
-                raise InputError(
-                    f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
-                    f"{replicas - 1}"
-                )
-            if factor < 1:
-                faster.setdefault(replica, factor)
-    notes = []
-    if faster:
-        replica, factor = next(iter(faster.items()))
-        more = f" (and {len(faster) - 1} more)" if len(faster) > 1 else ""
-        notes.append(
-            f"replica {replica}{more} at {factor:g} times the plan's time is faster than the plan, "
-            "so it is no straggler and waits like all others"
-        )
+    for replica, factor in chain.from_iterable(factors.items() for factors in slowdowns):
+        check_slowdown(factor)
+        if not 0 <= replica < replicas:
+            raise InputError(
+                f"there is no replica {replica} to straggle; the cluster has replicas 0 to "
+                f"{replicas - 1}"
+            )
+        if factor < 1:
+            faster.setdefault(replica, factor)
+    notes = [
+        f"replica {replica}{f' (and {len(faster) - 1} more)' if len(faster) > 1 else ''} at "
+        f"{factor:g} times the plan's time is faster than the plan, so it is no straggler and "
+        "waits like all others"
+        for replica, factor in [*faster.items()][:1]
+    ]
     return [tuple(sorted(f for f in factors.values() if f > 1)) for factors in slowdowns], notes
 
 
@@ -419,73 +408,64 @@ def _rungs(
     if plan.ladder is not None or not times_ns:
         return plan.ladder or []
     frontier = frontier or trace_job(plan.job, as_referenced(plan.profile, profile), progress)
-
-    def until(time_ns: int, rungs: int = 0) -> Request:
-        # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
-        return plan.request.model_copy(
-            update={
-                "objective": "energy",
-                "deadline": Deadline(kind="sync-time", time_s=s_from_ns(time_ns)),
-                "straggler_time_s": None,
-                "run": None,
-                "effort": Effort(ladder=rungs),
-            }
-        )
-
+    # Whatever the plan keeps, those looked up keep with the request's clocks and limits.
+    asked = {"straggler_time_s": None, "run": None, "effort": Effort(ladder=LADDER)}
+    request = plan.request.model_copy(update=asked)
     if len(times_ns) > MOST_OWN_RUNGS:
-        return [one.as_rung() for one in ladder(frontier, until(times_ns[-1], LADDER))]
-    found = []
-    for time_ns in times_ns:
-        # Where there is no such plan, everybody keeps to the one that there is.
-        with suppress(NoAnswerError):
-            found.append(solve(frontier, until(time_ns)).as_rung())
-    return found
+        return [one.as_rung() for one in ladder(frontier, request)]
+    found = plans_by(with_late_parts(frontier, request), request, times_ns)
+    return [one.as_rung() for one in found]
 
 
-def _stretched(replay: Replay, factor: float) -> int:
-    """When a straggler of a slowdown has finished, ns."""
-    return math.ceil(replay.makespan_ns * factor)
+class _Ran(NamedTuple):
+    """An iteration of one pipeline, ns and fJ, one GPU a stage."""
+
+    time_ns: int
+    energy_fj: int
 
 
 def _iteration(
-    run: tuple[Replay, ...],
+    fastest: _Ran,
+    own: _Ran,
+    followed: _Ran,
     factors: Sequence[float],
     replicas: int,
     gpus: int,
     sync_ns: int,
+    waiting_uw: int,
 ) -> ClusterIteration:
     """One iteration with stragglers of these slowdowns, ascending, all above 1.
 
     Args:
-        run: one replica that is no straggler, at maximum frequency, by the plan and by the plan
-            looked up.
+        fastest, own, followed: one replica that is no straggler, at maximum frequency, by the plan
+            and by the plan looked up.
         sync_ns: it is over for nobody before that.
+        waiting_uw: drawn by a replica that waits, one GPU a stage.
     """
-    fastest, own, followed = run
     others = replicas - len(factors)
-    times = [_stretched(own, factor) for factor in factors]
+    times = [math.ceil(own.time_ns * factor) for factor in factors]
 
-    def all_until(way: Replay, slow: Replay, times: Sequence[int]) -> tuple[int, int]:
-        """When all have finished, ns, and what they draw until then, fJ, one GPU a stage.
+    def all_until(way: _Ran, slow: _Ran, times: Sequence[int]) -> tuple[int, int]:
+        """When all have finished, ns, and what all GPUs draw until then, fJ.
 
         A straggler takes its time at the average power that it has without straggling.
         """
-        end_ns = max(sync_ns, way.makespan_ns if others else 0, *times)
-        drawn = (slow.energy_fj * time // slow.makespan_ns for time in times)
-        waited_ns = sum(end_ns - time for time in times)
-        waiting_uw = int(slow.problem.blocking_power_uw.sum())
-        return end_ns, others * way.energy_until(end_ns) + sum(drawn) + waiting_uw * waited_ns
+        end_ns = max(sync_ns, way.time_ns if others else 0, *times)
+        drawn_fj = others * way.energy_fj
+        drawn_fj += sum(slow.energy_fj * time // slow.time_ns for time in times)
+        waited_ns = replicas * end_ns - others * way.time_ns - sum(times)
+        return end_ns, (drawn_fj + waiting_uw * waited_ns) * gpus
 
     # A straggler takes its time whatever it runs, but not less than maximum frequency does.
-    at_maximum = [max(time, fastest.makespan_ns) for time in times]
+    at_maximum = [max(time, fastest.time_ns) for time in times]
     baseline_ns, baseline_fj = all_until(fastest, fastest, at_maximum)
     end_ns, energy_fj = all_until(followed, own, times)
     return ClusterIteration(
         stragglers=len(factors),
         baseline_time_ns=baseline_ns,
         sync_time_ns=end_ns,
-        followed_time_ns=followed.makespan_ns,
-        baseline_fj=baseline_fj * gpus,
-        plan_fj=all_until(own, own, times)[1] * gpus,
-        energy_fj=energy_fj * gpus,
+        followed_time_ns=followed.time_ns,
+        baseline_fj=baseline_fj,
+        plan_fj=all_until(own, own, times)[1],
+        energy_fj=energy_fj,
     )

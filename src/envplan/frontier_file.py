@@ -37,8 +37,7 @@ from envplan.plan import (
     rung_rows,
     target_of,
 )
-from envplan.plan.build import planned_operations, predict
-from envplan.plan.model import PLAN_SCHEMA
+from envplan.plan.build import plan_of
 from envplan.request import Request
 from envplan.units import fj_from_j, j_from_fj, ns_from_s_floor, s_from_ns
 
@@ -97,6 +96,22 @@ class StoredPlan(Row):
             savings_percent=plan.predicted.savings_percent,
             **dict(plan.as_rung()),
         )
+
+    def replayed(self, name: str, problem: Problem) -> Replay:
+        """Its replay.
+
+        Args:
+            name: what to call it in an error.
+
+        Raises:
+            InputError: it has no clocks, or some that do not fit the job.
+        """
+        if self.frequencies_mhz is None:
+            raise InputError(
+                "has plans without clocks; trace it again with this version of envplan"
+            )
+        rung = Rung(**{field: getattr(self, field) for field in Rung.model_fields})
+        return problem.replay(rung_rows(name, rung, problem))
 
 
 class FrontierFile(Document):
@@ -161,22 +176,8 @@ class FrontierFile(Document):
         curve = self.breakpoints
         return float(np.interp(time, curve.iteration_time_s, curve.energy_j))
 
-    def row_for(self, time: float) -> StoredPlan:
-        """The plan of least energy among those that end by `time` s.
-
-        Raises:
-            NoAnswerError: none does.
-        """
-        in_time = [row for row in self.plans if row.iteration_time_s <= time]
-        if not in_time:
-            raise NoAnswerError(
-                f"no plan of the file ends by {time!r} s; the fastest takes "
-                f"{self.plans[0].iteration_time_s!r} s, T_min is {self.t_min_s!r} s"
-            )
-        return in_time[-1]
-
     def plan(self, target_time: float, profile: Profile | None = None) -> Plan:
-        """The plan for a time, looked up: nothing is traced or searched, one replay prices it.
+        """The plan of least energy in time, looked up: nothing is traced, one replay prices it.
 
         Args:
             target_time: s.
@@ -186,35 +187,24 @@ class FrontierFile(Document):
             NoAnswerError: no plan of the file ends by then.
             InputError: the profile is not found or is another one, or the file has no clocks.
         """
-        row = self.row_for(target_time)
+        in_time = [row for row in self.plans if row.iteration_time_s <= target_time]
+        if not in_time:
+            raise NoAnswerError(
+                f"no plan of the file ends by {target_time!r} s; the fastest takes "
+                f"{self.plans[0].iteration_time_s!r} s, T_min is {self.t_min_s!r} s"
+            )
         source = find_profile(self.profile) if profile is None else profile
         check_reference(self.profile, source, force=False)
-        replay = _replayed(row, problem_of(self.job, as_referenced(self.profile, source)))
-        request = Request.asking(target_time)
-        deadline = min(target_time, self.t_star_s)
-        bound_fj, gpus = fj_from_j(self.energy_at(deadline)), self.job.num_gpus
-        return Plan(
-            schema=PLAN_SCHEMA,
-            planner="frontier",
+        problem = problem_of(self.job, as_referenced(self.profile, source))
+        deadline, request = min(target_time, self.t_star_s), Request.asking(target_time)
+        return plan_of(
+            in_time[-1].replayed("the plan", problem),
             job=self.job,
             profile=self.profile,
             target=target_of(request, ns_from_s_floor(deadline)),
-            predicted=predict(replay, bound_fj, "relaxation", self.baseline, gpus),
-            stages=planned_operations(replay),
+            bound_fj=fj_from_j(self.energy_at(deadline)),
             request=request,
         )
-
-
-def _replayed(row: StoredPlan, problem: Problem, name: str = "the plan") -> Replay:
-    """The replay of a stored plan.
-
-    Raises:
-        InputError: it has no clocks, or some that do not fit the job.
-    """
-    if row.frequencies_mhz is None:
-        raise InputError("has plans without clocks; trace it again with this version of envplan")
-    rung = Rung(**{field: getattr(row, field) for field in Rung.model_fields})
-    return problem.replay(rung_rows(name, rung, problem))
 
 
 def distinct(plans: Sequence[Plan]) -> list[Plan]:
@@ -272,11 +262,13 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
     expected = FrontierFile.from_plans(frontier, [frontier.plan()])
     for name in ("t_min_s", "t_star_s", "baseline", "breakpoints"):
         check_stated(name, getattr(file, name), getattr(expected, name), _TOLERANCE)
-    replayed = all(row.frequencies_mhz is not None for row in file.plans)
+    proved = ["every plan's time and energy are those of its clocks, replayed"]
     for number, row in enumerate(file.plans, start=1):
         name = f"plan {number}"
-        if row.frequencies_mhz is not None:
-            replay = _replayed(row, frontier.problem, name)
+        if row.frequencies_mhz is None:
+            proved = []
+        else:
+            replay = row.replayed(name, frontier.problem)
             energy_j = j_from_fj(replay.energy_fj * frontier.num_gpus)
             check_stated(f"{name}: energy_j", row.energy_j, energy_j)
             time_s = s_from_ns(replay.makespan_ns)
@@ -286,7 +278,7 @@ def check_curve(file: FrontierFile, frontier: Frontier) -> list[str]:
         if row.lower_bound_j > frontier.energy_at(row.iteration_time_s) * (1 + _TOLERANCE):
             raise InputError(f"{name}: lower_bound_j lies above the curve")
     return [
-        *(["every plan's time and energy are those of its clocks, replayed"] if replayed else []),
+        *proved,
         f"T_min, T_star, the baseline and all {len(file.breakpoints.energy_j)} breakpoints are "
         "those of the frontier traced again",
     ]

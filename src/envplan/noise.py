@@ -65,31 +65,27 @@ def _spread(profile: Profile, stage: int, instruction: str, row: int) -> float:
     )
 
 
-def normal_draws(count: int, seed: int, runs: int) -> Iterator[NDArray[np.float64]]:
-    """Standard normal numbers for `runs` replays of `count` operations, (some runs, count) a time.
+def time_factors(
+    spreads: NDArray[np.float64], seed: int, runs: int
+) -> Iterator[NDArray[np.float64]]:
+    """What times are multiplied by in `runs` replays: lognormal with mean 1, (some runs, N) a time.
 
     Run k draws the same numbers whatever the number of runs and the plan.
+
+    Args:
+        spreads: standard deviations as fractions, (N,).
     """
+    variance, count = np.log1p(spreads**2), len(spreads)
     at_once = max(1, _CHUNK // count)
     for first in range(0, runs, at_once):
-        yield _drawn(count, seed, first, min(runs, first + at_once))
+        normal = _drawn(count, seed, first, min(runs, first + at_once))
+        yield np.exp(np.sqrt(variance) * normal - variance / 2)
 
 
 @lru_cache(maxsize=8)
 def _drawn(count: int, seed: int, first: int, last: int) -> NDArray[np.float64]:
     runs = range(first, last)
     return np.array([np.random.default_rng([seed, k]).standard_normal(count) for k in runs])
-
-
-def time_factors(spreads: NDArray[np.float64], normal: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What times are multiplied by: lognormal with mean 1, (runs, N).
-
-    Args:
-        spreads: standard deviations as fractions, (N,).
-        normal: standard normal numbers, (runs, N).
-    """
-    variance = np.log1p(spreads**2)
-    return np.exp(np.sqrt(variance) * normal - variance / 2)
 
 
 def share_at_least(held: int, runs: int, confidence: float) -> float:

@@ -8,10 +8,11 @@ says of it, to the ns and fJ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ __all__ = [
 
 Rows = NDArray[np.int32]
 Times = NDArray[np.int64]
+Answer = TypeVar("Answer")
 
 _CONSTANT_PASSES = 6  # of the descent to one clock a stage
 
@@ -167,10 +169,7 @@ class Problem:
             InputError: the iteration would outlast 2**62 ns, 146 years, or noise makes an
                 operation take more than 2**63 fJ.
         """
-        try:
-            found = self._kernel.replay(rows, machine.latency_ns, factors)
-        except OverflowError as error:
-            raise InputError(str(error)) from None
+        found = _exactly(self._kernel.replay, rows, machine.latency_ns, factors)
         return Replay(self, rows, machine, factors, *found)
 
     def makespans(
@@ -185,10 +184,7 @@ class Problem:
         Raises:
             InputError: as for replay.
         """
-        try:
-            return self._kernel.makespans(rows, machine.latency_ns, factors)
-        except OverflowError as error:
-            raise InputError(str(error)) from None
+        return _exactly(self._kernel.makespans, rows, machine.latency_ns, factors)
 
     def _ordered(self, order: Rows) -> _kernel.Problem:
         """For the kernel, with operations numbered in a topological order."""
@@ -203,9 +199,7 @@ class Problem:
             self._table_begin,
             self.time_ns,
             self.energy_fj,
-            self._clock,
-            self._leaves,
-            self._nearest,
+            *self._clocks_of_rows,
             self.blocking_power_uw,
             *self._slices,
         )
@@ -220,52 +214,44 @@ class Problem:
         return begin, times, powers
 
     @cached_property
-    def _clock(self) -> Rows:
-        """The index of each row's clock, int32 (rows over all tables,); -1 for 0 MHz."""
-        return self._clock_index(self.frequency_mhz)
+    def _clocks_of_rows(self) -> tuple[Rows, Rows, NDArray[np.int32]]:
+        """The clocks that rows over all tables ask for and leave, by index, -1 for 0 MHz, (rows,);
+        and the row that stands for each at each clock, (rows, clocks).
 
-    @cached_property
-    def _leaves(self) -> Rows:
-        """The index of the clock that each row leaves; -1 for 0 MHz."""
-        return self._clock_index(self.left_mhz)
-
-    def _clock_index(self, mhz: Times) -> Rows:
-        index = np.searchsorted(self.clocks_mhz, mhz)
-        return np.where(mhz > 0, index, -1).astype(np.int32)
-
-    @cached_property
-    def _nearest(self) -> NDArray[np.int32]:
-        """The row over all tables that stands for each row at each clock, int32 (rows, clocks).
-
-        The nearest clock that the table lists for all of the operation with the row's config, or
-        that which its first part has, the higher of two; -1 where the row controls none.
+        That is of the nearest clock that the table lists for all of the operation with the row's
+        config, or that which its first part has, the higher of two; -1 where the row controls none.
         """
+        asked, left = (
+            np.where(mhz > 0, np.searchsorted(self.clocks_mhz, mhz), -1).astype(np.int32)
+            for mhz in (self.frequency_mhz, self.left_mhz)
+        )
         clocks = self.clocks_mhz[:, None]
-        found = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
+        nearest = np.full((len(self.time_ns), len(clocks)), -1, np.int32)
         for table, first in zip(self.tables, self._table_begin.tolist(), strict=False):
             configs = np.array(table.first_config)
             for config in set(configs.tolist()):
                 alike = np.flatnonzero((configs == config) & (table.frequency_mhz > 0))
                 same = alike[~table.changes_clock[alike]]
-                if len(same) == 0:
-                    continue
-                listed = table.frequency_mhz[None, same]
-                # Of equals argmin takes the first, which is the fastest.
-                distance = 2 * np.abs(listed - clocks) - (listed > clocks)
-                found[first + alike] = first + same[np.argmin(distance, axis=1)]
-        return found
+                if len(same):
+                    listed = table.frequency_mhz[None, same]
+                    # Of equals argmin takes the first, which is the fastest.
+                    distance = 2 * np.abs(listed - clocks) - (listed > clocks)
+                    nearest[first + alike] = first + same[np.argmin(distance, axis=1)]
+        return asked, left, nearest
 
     @cached_property
     def rows_by_knob(self) -> list[dict[tuple[int, str], int]]:
-        return [
-            {
-                knob: row
-                for row, knob in enumerate(
-                    zip(table.frequency_mhz.tolist(), table.config, strict=True)
-                )
-            }
-            for table in self.tables
-        ]
+        """For each table its rows by (MHz, config)."""
+        knobs = (zip(one.frequency_mhz.tolist(), one.config, strict=True) for one in self.tables)
+        return [{knob: row for row, knob in enumerate(each)} for each in knobs]
+
+
+def _exactly(replayed: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What the kernel answers. Raises: InputError: numbers outgrow 64 bits."""
+    try:
+        return replayed(*arguments)
+    except OverflowError as error:
+        raise InputError(str(error)) from None
 
 
 class Parts(NamedTuple):
@@ -273,14 +259,12 @@ class Parts(NamedTuple):
 
     Attributes:
         operation: int32, which.
-        row: int32, the row it runs by, over all tables.
         frequency_mhz: int64, the clock in force; 0 for an operation that controls none.
         begin_ns, end_ns: int64, when.
         energy_fj: int64, of one GPU.
     """
 
     operation: NDArray[np.int32]
-    row: NDArray[np.int32]
     frequency_mhz: NDArray[np.int64]
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -360,12 +344,11 @@ class Replay:
         Python's integers: a stage may use more than the 9.2 kJ that 64 bits hold.
         """
         waiting = zip(self.problem.blocking_power_uw.tolist(), self.busy_ns.tolist(), strict=True)
-        energies = [power_uw * (self.makespan_ns - busy_ns) for power_uw, busy_ns in waiting]
-        for stage, energy_fj in zip(
-            self.problem.stage.tolist(), self.energies_fj.tolist(), strict=True
-        ):
-            energies[stage] += energy_fj
-        return energies
+        bounds = pairwise(self.problem.pipeline.stage_begin.tolist())
+        return [
+            power_uw * (self.makespan_ns - busy_ns) + sum(self.energies_fj[first:last].tolist())
+            for (power_uw, busy_ns), (first, last) in zip(waiting, bounds, strict=True)
+        ]
 
     @cached_property
     def frequency_mhz(self) -> NDArray[np.int64]:
@@ -390,9 +373,9 @@ class Replay:
     def parts(self) -> Parts:
         """Every operation, split where its clock changes."""
         found = self.problem._kernel.parts(self.rows, self.machine.latency_ns, self.factors)
-        operation, row, clock, begin, end, energy = found
+        operation, _, clock, begin, end, energy = found
         mhz = np.append(self.problem.clocks_mhz, 0)[clock]
-        return Parts(operation, row, mhz, begin, end, energy)
+        return Parts(operation, mhz, begin, end, energy)
 
     @cached_property
     def power_steps(self) -> PowerSteps:
@@ -402,12 +385,8 @@ class Replay:
         Raises:
             InputError: all stages together draw more than 2**62 uW.
         """
-        try:
-            return PowerSteps(
-                *self.problem._kernel.power_steps(self.rows, self.machine.latency_ns, self.factors)
-            )
-        except OverflowError as error:
-            raise InputError(str(error)) from None
+        steps = self.problem._kernel.power_steps
+        return PowerSteps(*_exactly(steps, self.rows, self.machine.latency_ns, self.factors))
 
     @property
     def peak_uw(self) -> int:
@@ -457,14 +436,13 @@ class Replay:
     def first_short_hold(self, hold_ns: int) -> str | None:
         """The first request that comes less than hold_ns before the next; None if none does."""
         for stage in range(self.problem.pipeline.num_stages):
-            holds = self.holds_ns(stage)
-            short = np.flatnonzero(holds < hold_ns)
-            if len(short):
-                at = self.requests(stage).at_ns[short[0]]
-                return (
-                    f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another one "
-                    f"{s_from_ns(holds[short[0]])!r} s later"
-                )
+            holds = zip(self.requests(stage).at_ns, self.holds_ns(stage), strict=True)
+            for at, held in holds:
+                if held < hold_ns:
+                    return (
+                        f"stage {stage} asks for a clock at {s_from_ns(at)!r} s and for another "
+                        f"one {s_from_ns(held)!r} s later"
+                    )
         return None
 
 

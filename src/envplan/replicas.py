@@ -8,6 +8,7 @@ replica's T_min is that of all; the others use the time that it leaves them.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from envplan.request import Deadline, Request
 from envplan.simulation import PLANNED, Conditions
 from envplan.solve import Frontier, solve, trace_frontier
 from envplan.solve.search import cheapest_times, first_between
-from envplan.units import fj_from_j, j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
+from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 __all__ = [
     "ReplicaPlans",
@@ -74,7 +75,7 @@ class ReplicaPlans:
     @property
     def energy(self) -> float:
         """J of all replicas until the slowest has finished."""
-        return _exact_sum([*(plan.energy for plan in self.plans), *self.waiting_energies])
+        return math.fsum([*(plan.energy for plan in self.plans), *self.waiting_energies])
 
     @property
     def gap(self) -> float | None:
@@ -90,12 +91,10 @@ class ReplicaPlans:
     @property
     def baseline_energy(self) -> float:
         """J with everything at maximum frequency, waiting included."""
-        parts = []
-        for plan in self.plans:
-            baseline = plan.predicted.baseline
-            waiting = plan.waiting_energy(self.baseline_time, since=baseline.iteration_time_s)
-            parts += [baseline.energy_j, waiting]
-        return _exact_sum(parts)
+        known, until = [(plan, plan.predicted.baseline) for plan in self.plans], self.baseline_time
+        return math.fsum(
+            plan.until(until, one.iteration_time_s, one.energy_j)[1] for plan, one in known
+        )
 
     @property
     def savings_percent(self) -> float:
@@ -108,7 +107,7 @@ class ReplicaPlans:
         if self.run is None:
             return None
         before = self.baseline_time, self.baseline_energy
-        gpus = sum(plan.job.num_gpus * plan.job.stages for plan in self.plans)
+        gpus = sum(plan.job.all_gpus for plan in self.plans)
         iteration, whole = pairs(before, (self.sync_time, self.energy), self.run, gpus)
         return whole or iteration
 
@@ -136,10 +135,6 @@ class ReplicaPlans:
         return {key: value for key, value in document.items() if value is not None}
 
 
-def _exact_sum(joules: Sequence[float]) -> float:
-    return j_from_fj(sum(map(fj_from_j, joules)))
-
-
 _STEPS: Final = 12  # of the search for the least time
 
 
@@ -161,12 +156,13 @@ def plan_replicas(
     together = _Together(frontiers, request or Request())
     if planner is not None:
         return together.planned_by(planner)
-    ways = {
-        "energy": together.least_energy,
-        "time": together.fastest,
-        "cost": together.cheapest,
-    }
-    return ways[together.request.objective]()
+    match together.request.objective:
+        case "energy":
+            return together.least_energy()
+        case "time":
+            return together.fastest()
+        case "cost":
+            return together.cheapest()
 
 
 class _Together:
@@ -214,12 +210,9 @@ class _Together:
             NoAnswerError: the slowest kind cannot be that fast.
         """
         deadline, least = self.request.deadline, self.min_time_ns
-        asked = {
-            "time": ns_from_s_floor(deadline.time_s or 0.0),
-            "sync-time": ns_from_s_floor(deadline.time_s or 0.0),
-            "slowdown": least + int(least * (deadline.slowdown or 0.0)),
-            "min-energy": self.min_energy_time_ns,
-        }.get(deadline.kind, least)
+        asked = deadline.asked_ns(least)
+        if asked is None:
+            asked = self.min_energy_time_ns
         if asked < least:
             slowest = max(self.frontiers, key=lambda frontier: frontier.min_time_ns)
             raise NoAnswerError(
@@ -270,17 +263,14 @@ class _Together:
         # What all use until the slowest has finished; waiting longer for a straggler costs more.
         least_fj = self.bound_fj(min(time_ns, self.min_energy_time_ns))
         found = ReplicaPlans(plans, j_from_fj(least_fj), self.request.run)
-        budget = self.request.limit(EnergyBudget)
-        average = self.request.limit(AveragePower)
-        for most, least, unit in (
-            (budget.energy_j if budget else None, found.energy, "J"),
-            (
-                average.power_w if average else None,
-                found.energy / found.sync_time,
-                "W on average",
-            ),
-        ):
-            if most is not None and least > most:
+        for limit in self.request.limits:
+            if isinstance(limit, EnergyBudget):
+                most, least, unit = limit.energy_j, found.energy, "J"
+            elif isinstance(limit, AveragePower):
+                most, least, unit = limit.power_w, found.energy / found.sync_time, "W on average"
+            else:
+                continue
+            if least > most:
                 raise NoAnswerError(
                     f"no plans were found within {most:.10g} {unit}: by {s_from_ns(time_ns):.9f} s "
                     f"the least found is {least:.10g} {unit}"
@@ -307,15 +297,10 @@ class _Together:
 
     @cached_property
     def _fastest(self) -> ReplicaPlans | None:
-        latest = max(frontier.slowest_time_ns for frontier in self.frontiers)
-        for low, high in (
-            (self.min_time_ns - 1, self.min_energy_time_ns),
-            (self.min_energy_time_ns, latest),
-        ):
-            found = first_between(low, high, self._tried, _STEPS)
-            if found is not None:
-                return found
-        return None
+        star, latest = self.min_energy_time_ns, max(f.slowest_time_ns for f in self.frontiers)
+        spans = ((self.min_time_ns - 1, star), (star, latest))
+        found = (first_between(*span, self._tried, _STEPS) for span in spans)
+        return next((plans for plans in found if plans is not None), None)
 
     def cheapest(self) -> ReplicaPlans:
         """Plans whose run costs least by its deadline."""
@@ -324,17 +309,18 @@ class _Together:
         assert run.iterations is not None
         assert run.deadline_s is not None
         gpus = sum(one.num_gpus * one.pipeline.num_stages for one in self.frontiers)
-        found: list[ReplicaPlans] = []
+        found: list[tuple[float, ReplicaPlans]] = []
         for cost, time_ns in cheapest_times(self, run, gpus):
-            if found and cost >= min(map(_cost, found)):
+            if found and cost >= min(spends for spends, _ in found):
                 break
             # Where what is cheapest breaks a limit, so does all that is faster.
             plans = self._tried(time_ns) or self._fastest
             if plans is not None and plans.sync_time * run.iterations <= run.deadline_s:
-                found.append(plans)
+                assert plans.costs is not None
+                found.append((plans.costs.plan.amount(run.minimized), plans))
         if not found:
             raise NoAnswerError("no plans were found that keep all limits by the run's deadline")
-        return min(found, key=_cost)
+        return min(found, key=lambda each: each[0])[1]
 
     def _tried(self, time_ns: int) -> ReplicaPlans | None:
         try:
@@ -361,12 +347,6 @@ def _drawn(frontier: Frontier) -> int:
     """Peak power at maximum frequency, all GPUs, uW."""
     problem = frontier.problem
     return problem.replay(problem.max_frequency_rows).peak_uw * frontier.num_gpus
-
-
-def _cost(plans: ReplicaPlans) -> float:
-    assert plans.run is not None
-    assert plans.costs is not None
-    return plans.costs.plan.amount(plans.run.minimized)
 
 
 def plan_beside(plan: Plan, profile: Profile, count: int) -> Plan:

@@ -22,7 +22,7 @@ from envplan.limits import (
     MinHold,
     PeakPower,
 )
-from envplan.units import ns_from_s
+from envplan.units import ns_from_s, ns_from_s_floor
 
 __all__ = ["MAX_SECONDS", "Deadline", "Effort", "Request"]
 
@@ -55,6 +55,14 @@ class Deadline(Model):
         if (self.kind == "slowdown") != (self.slowdown is not None):
             raise ValueError("slowdown goes with kind slowdown")
         return self
+
+    def asked_ns(self, least_ns: int) -> int | None:
+        """By when an iteration must be over where T_min is so many ns; None: at T_star."""
+        if self.kind == "min-energy":
+            return None
+        if self.time_s is not None:
+            return ns_from_s_floor(self.time_s)
+        return least_ns + int(least_ns * (self.slowdown or 0.0))
 
 
 class Effort(Model):

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from envplan._model import Model
 from envplan._notebook import html_of
-from envplan.noise import normal_draws, time_factors
+from envplan.noise import time_factors
 from envplan.pipeline import Operation, Pipeline
 from envplan.plan import Job, Plan, Target, machine_of, replay_plan
-from envplan.plan.build import planned_operations, predict
-from envplan.profile import Profile, pieces
+from envplan.plan.build import plan_of
+from envplan.profile import OptionTable, Profile, pieces
 from envplan.replay import Machine, Replay
 from envplan.request import MAX_LATENCY_S
 from envplan.units import MAX_INTEGER, UW_PER_W, j_from_fj, ns_from_s, s_from_ns
@@ -39,12 +39,13 @@ class Conditions(Model):
     """What a plan meets when it is replayed, besides what it was made for.
 
     Attributes:
-        noise: standard deviation of times, as a fraction of them.
-        seed: of the noise; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes; None: what the plan was made
-            for.
-        runs: how many times to replay with other noise.
-        sync_time: s; when the iteration is over for everybody, if that is later.
+        noise: standard deviation of times, as a fraction of them, 0 to 1.
+        seed: of the noise, not negative; the same seed gives the same runs.
+        switch_latency: s from a clock request until the clock changes, up to 3600; None: what the
+            plan was made for, 0 if it does not say.
+        runs: how many times to replay with other noise, 1 to 100000.
+        sync_time: s; when the iteration is over for everybody, if that is later than for this
+            plan: its GPUs wait until then. In noisy runs, too.
     """
 
     noise: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -74,27 +75,16 @@ class Conditions(Model):
         if self.noise == 0:
             yield exact
             return
-        problem, rows = exact.problem, exact.rows
-        for some in normal_draws(len(rows), self.seed, self.runs):
-            for factors in time_factors(np.full(len(rows), self.noise), some):
-                yield problem.replay(rows, exact.machine, factors)
+        spreads = np.full(len(exact.rows), self.noise)
+        for factors in chain.from_iterable(time_factors(spreads, self.seed, self.runs)):
+            yield exact.problem.replay(exact.rows, exact.machine, factors)
 
 
 #: As the plan has it.
 PLANNED: Final = Conditions()
 
 
-def simulate(
-    plan: Plan,
-    profile: Profile,
-    *,
-    noise: float = 0.0,
-    seed: int = 0,
-    switch_latency: float | None = None,
-    runs: int = 1,
-    sync_time: float | None = None,
-    force: bool = False,
-) -> Timeline:
+def simulate(plan: Plan, profile: Profile, *, force: bool = False, **conditions: Any) -> Timeline:
     """Replay a plan: every operation starts as soon as those that it waits for let it.
 
     Noise multiplies the time of each operation by a factor drawn for it, lognormal with mean 1 and
@@ -114,14 +104,9 @@ def simulate(
 
     Args:
         profile: what the plan was made from.
-        noise: standard deviation of times, as a fraction of them, 0 to 1.
-        seed: not negative; the same seed gives the same runs.
-        switch_latency: s from a clock request until the clock changes, up to 3600; default: what
-            the plan was made for, 0 if it does not say.
-        runs: how many times to replay with other noise, 1 to 100000.
-        sync_time: s; when the iteration is over for everybody, if that is later than for this
-            plan: its GPUs wait until then. In noisy runs, too.
         force: go on though the profile has changed since the plan was made.
+        conditions: fields of Conditions: noise=0.02, seed=1, runs=100, switch_latency=s,
+            sync_time=s.
 
     Returns:
         The timeline of the first run, with time and energy of all runs.
@@ -130,15 +115,12 @@ def simulate(
         InputError: an argument is out of range, the profile has changed, or the plan does not fit
             it or its own job.
     """
-    conditions = Conditions.of(
-        noise=noise, seed=seed, switch_latency=switch_latency, runs=runs, sync_time=sync_time
-    )
-    exact = replay_plan(plan, profile, force=force, machine=conditions.machine(plan.job))
-    return Timeline.of(plan, profile, conditions.replays(exact), conditions.sync_ns)
+    met = Conditions.of(**conditions)
+    exact = replay_plan(plan, profile, force=force, machine=met.machine(plan.job))
+    return Timeline.of(plan, profile, met.replays(exact), met.sync_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """What an operation does at one clock; one GPU's energy.
 
     Attributes:
@@ -155,8 +137,7 @@ class Slice:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOperation:
+class TimedOperation(NamedTuple):
     """An operation as it ran; energy is that of one GPU.
 
     Attributes:
@@ -192,24 +173,8 @@ class TimedOperation:
     def energy_fj(self) -> int:
         return sum(part.energy_fj for part in self.slices)
 
-    def to_dict(self, *, on_path: bool) -> dict[str, Any]:
-        """In JSON types; energy is that of one GPU."""
-        return {
-            "instruction": self.operation.instruction,
-            "microbatch": self.operation.microbatch,
-            "chunk": self.operation.chunk,
-            "frequency_mhz": self.frequency_mhz,
-            "config": self.config,
-            "start_s": s_from_ns(self.start_ns),
-            "finish_s": s_from_ns(self.finish_ns),
-            "energy_j": j_from_fj(self.energy_fj),
-            "could_stretch_s": s_from_ns(self.stretch_ns),
-            "critical_path": on_path,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class Bubble:
+class Bubble(NamedTuple):
     """A gap on a stage's timeline, in which its GPUs wait (EnvPipe, USENIX ATC 2023).
 
     Attributes:
@@ -235,22 +200,12 @@ class Bubble:
         """Whether the operation before it may be slower for nothing."""
         return self.stretch_ns > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """In JSON types."""
-        return {
-            "start_s": s_from_ns(self.start_ns),
-            "finish_s": s_from_ns(self.finish_ns),
-            "usable": self.usable,
-            "could_stretch_s": s_from_ns(self.stretch_ns),
-            "could_fill_s": s_from_ns(self.usable_ns),
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class StageUse:
+class StageUse(NamedTuple):
     """What a stage does in an iteration; energies over all GPUs of the stage, in all replicas.
 
     Attributes:
+        operations: its operations, among those of the timeline.
         busy_ns, blocked_ns: in operations, and waiting until the iteration is over for all; ns.
         computation_fj, blocking_fj: drawn in the one and in the other, fJ.
         clock_changes: (ns, MHz) from the clock at the start on, each another than the one before
@@ -258,6 +213,7 @@ class StageUse:
     """
 
     stage: int
+    operations: slice
     busy_ns: int
     blocked_ns: int
     computation_fj: int
@@ -313,31 +269,25 @@ class Timeline:
     def operations(self) -> tuple[TimedOperation, ...]:
         """Of all stages, in the order of pipeline.operations."""
         replay, makespan = self.replay, self.iteration_time_ns
-        problem = replay.problem
         latest = self.pipeline.latest_finishes(replay.finishes_ns - replay.starts_ns, makespan)
-        slices: list[list[Slice]] = [[] for _ in self.pipeline.operations]
+        slack = (latest - replay.finishes_ns).tolist()
         columns = (column.tolist() for column in replay.parts)
-        for i, _, mhz, begin, end, energy in zip(*columns, strict=True):
+        slices: list[list[Slice]] = [[] for _ in slack]
+        for i, mhz, begin, end, energy in zip(*columns, strict=True):
             slices[i].append(Slice(begin, end, mhz, energy))
         found = []
         for i, op in enumerate(self.pipeline.operations):
-            table, row = problem.tables[problem.table[i]], int(replay.rows[i])
+            table, row = replay.problem.tables[replay.problem.table[i]], int(replay.rows[i])
             if len(slices[i]) == 1 and table.changes_clock[row] and replay.factors is None:
-                begin, slices[i] = slices[i][0].start_ns, []
-                for piece in pieces(table, table.config[row], replay.machine.latency_ns):
-                    end = begin + piece.time_ns
-                    mhz, energy = piece.frequency_mhz, piece.energy_fj
-                    slices[i].append(Slice(begin, end, mhz, energy, piece.part))
-                    begin = end
-            slack = int(latest[i] - replay.finishes_ns[i])
+                slices[i] = _by_part(table, table.config[row], replay, slices[i][0].start_ns)
             found.append(
                 TimedOperation(
                     operation=op,
                     frequency_mhz=int(replay.frequency_mhz[i]),
                     config=table.config[row],
                     slices=tuple(slices[i]),
-                    stretch_ns=slack + self.sync_time_ns - makespan,
-                    critical=slack == 0,
+                    stretch_ns=slack[i] + self.sync_time_ns - makespan,
+                    critical=slack[i] == 0,
                 )
             )
         return tuple(found)
@@ -345,25 +295,21 @@ class Timeline:
     @cached_property
     def stages(self) -> tuple[StageUse, ...]:
         """For each stage, its use."""
-        replay, gpus = self.replay, self.num_gpus
-        powers_uw = replay.problem.blocking_power_uw.tolist()
-        found = []
-        for stage, first, last in self._bounds():
+        replay, gpus, found = self.replay, self.num_gpus, []
+        bounds = pairwise(self.pipeline.stage_begin.tolist())
+        for stage, (first, last) in enumerate(bounds):
             busy_ns = int(replay.busy_ns[stage])
             blocked_ns = self.sync_time_ns - busy_ns
             computation_fj = sum(replay.energies_fj[first:last].tolist()) * gpus
-            blocking_fj = powers_uw[stage] * blocked_ns * gpus
-            changes = tuple(self._clock_changes(stage, first, last))
-            use = StageUse(stage, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
-            found.append(use)
+            blocking_fj = int(replay.problem.blocking_power_uw[stage]) * blocked_ns * gpus
+            changes = self._clock_changes(stage, first, last)
+            within = slice(first, last)
+            found.append(
+                StageUse(stage, within, busy_ns, blocked_ns, computation_fj, blocking_fj, changes)
+            )
         return tuple(found)
 
-    def _bounds(self) -> Iterator[tuple[int, int, int]]:
-        """Each stage with the indices of its first operation and of the one after its last."""
-        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
-            yield stage, first, last
-
-    def _clock_changes(self, stage: int, first: int, last: int) -> list[tuple[int, int]]:
+    def _clock_changes(self, stage: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """The clocks of a stage from the start on, those within operations included."""
         within = [
             (part.start_ns, part.frequency_mhz)
@@ -376,14 +322,14 @@ class Timeline:
         for at, mhz in sorted({*later, *within}):
             if mhz != changes[-1][1]:
                 changes = [*changes[: -1 if at == 0 else None], (at, mhz)]
-        return changes
+        return tuple(changes)
 
     @cached_property
     def bubbles(self) -> tuple[Bubble, ...]:
         """By stage and time."""
         problem, timed, found = self.replay.problem, self.operations, []
         thriftiest_ns = problem.time_ns[problem.over_all(problem.thriftiest_rows)].tolist()
-        for stage, first, last in self._bounds():
+        for stage, (first, last) in enumerate(pairwise(self.pipeline.stage_begin.tolist())):
             if timed[first].start_ns > 0:
                 found.append(Bubble(stage, 0, timed[first].start_ns, None, 0, 0))
             ends = [*(after.start_ns for after in timed[first + 1 : last]), self.sync_time_ns]
@@ -465,22 +411,15 @@ class Timeline:
 
         Its plan has no lower bound but 0, for no frontier is traced.
         """
-        problem, gpus = self.replay.problem, self.num_gpus
+        problem, job = self.replay.problem, self.plan.job
         highest = problem.replay(problem.max_frequency_rows)
-        before = self.plan.predicted.baseline
-        plan = self.plan.model_copy(
-            update={
-                "planner": "max_frequency",
-                "job": self.plan.job.model_copy(
-                    update={"switch_latency_s": None, "min_dwell_s": None}
-                ),
-                "target": Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
-                "predicted": predict(highest, 0, "relaxation", before, gpus),
-                "stages": planned_operations(highest),
-                "ladder": None,
-                "costs": None,
-                "stated_request": None,
-            }
+        plan = plan_of(
+            highest,
+            job=job.model_copy(update={"switch_latency_s": None, "min_dwell_s": None}),
+            profile=self.plan.profile,
+            target=Target(kind="max-frequency", deadline_s=s_from_ns(highest.makespan_ns)),
+            bound_fj=0,
+            planner="max_frequency",
         )
         return Timeline.of(plan, self.profile, [highest], 0)
 
@@ -493,7 +432,21 @@ class Timeline:
 
     def _rows(self) -> list[dict[str, Any]]:
         path = set(self.critical_path)
-        return [timed.to_dict(on_path=i in path) for i, timed in enumerate(self.operations)]
+        return [
+            {
+                "instruction": timed.operation.instruction,
+                "microbatch": timed.operation.microbatch,
+                "chunk": timed.operation.chunk,
+                "frequency_mhz": timed.frequency_mhz,
+                "config": timed.config,
+                "start_s": s_from_ns(timed.start_ns),
+                "finish_s": s_from_ns(timed.finish_ns),
+                "energy_j": j_from_fj(timed.energy_fj),
+                "could_stretch_s": s_from_ns(timed.stretch_ns),
+                "critical_path": i in path,
+            }
+            for i, timed in enumerate(self.operations)
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -513,6 +466,16 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON types: times in s, energies in J, powers in W."""
         rows = self._rows()
+        bubbles = [
+            {
+                "start_s": s_from_ns(bubble.start_ns),
+                "finish_s": s_from_ns(bubble.finish_ns),
+                "usable": bubble.usable,
+                "could_stretch_s": s_from_ns(bubble.stretch_ns),
+                "could_fill_s": s_from_ns(bubble.usable_ns),
+            }
+            for bubble in self.bubbles
+        ]
         return {
             "planner": self.plan.planner,
             "profile": self.plan.profile.model_dump(exclude_none=True),
@@ -534,15 +497,27 @@ class Timeline:
                         {"at_s": s_from_ns(at), "frequency_mhz": mhz}
                         for at, mhz in use.clock_changes
                     ],
-                    "operations": rows[first:last],
+                    "operations": rows[use.operations],
                     "bubbles": [
-                        bubble.to_dict() for bubble in self.bubbles if bubble.stage == use.stage
+                        shown
+                        for bubble, shown in zip(self.bubbles, bubbles, strict=True)
+                        if bubble.stage == use.stage
                     ],
                 }
-                for use, (_, first, last) in zip(self.stages, self._bounds(), strict=True)
+                for use in self.stages
             ],
             "critical_path": [
                 [op.stage, op.instruction, op.microbatch]
                 for op in (self.pipeline.operations[i] for i in self.critical_path)
             ],
         }
+
+
+def _by_part(table: OptionTable, config: str, replay: Replay, begin: int) -> list[Slice]:
+    """The slices of an operation that begins then and whose parts have clocks of their own."""
+    found = []
+    for piece in pieces(table, config, replay.machine.latency_ns):
+        end = begin + piece.time_ns
+        found.append(Slice(begin, end, piece.frequency_mhz, piece.energy_fj, piece.part))
+        begin = end
+    return found

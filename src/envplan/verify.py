@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from envplan._model import check_stated
 from envplan.costs import check_costs
 from envplan.errors import InputError, NoAnswerError
 from envplan.frontier import Progress, Relaxation
-from envplan.limits import Limit, PeakPower, Setting
+from envplan.limits import PeakPower, Setting
 from envplan.plan import (
     Plan,
     Rung,
     as_referenced,
     check_operations,
     check_reference,
-    machine_of,
     replay_plan,
     rung_rows,
 )
@@ -63,69 +63,53 @@ def verify_plan(
     proved = [check_reference(plan.profile, profile, force)]
     profile = as_referenced(plan.profile, profile)
     proved += [f"derived from the profile: {line}" for line in profile.adjustments.in_words()]
-    if profile.adjustments.by_parts is not None:
-        how = profile.adjustments.by_parts
-        name = "profile.adjustments.by_parts"
-        check_stated(
-            f"{name}.switch_latency_s", how.switch_latency_s, plan.job.switch_latency_s or 0.0
-        )
-        check_stated(f"{name}.min_hold_s", how.min_hold_s, plan.job.min_dwell_s or 0.0)
+    if (how := profile.adjustments.by_parts) is not None:
+        name, job = "profile.adjustments.by_parts", plan.job
+        check_stated(f"{name}.switch_latency_s", how.switch_latency_s, job.switch_latency_s or 0.0)
+        check_stated(f"{name}.min_hold_s", how.min_hold_s, job.min_dwell_s or 0.0)
     replay = replay_plan(plan, profile, force=force)
-    limits = _checked_limits(plan)
+    # A plan's own fields say its limits once more.
+    for told in told_request(plan).limits:
+        stated = plan.request.limit(type(told))
+        if stated != told and (stated is None or told.kind != "probability"):
+            raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
     setting = Setting(plan.job.num_gpus, plan.target.deadline_ns, profile)
     proved.append(check_operations(plan, replay.problem.pipeline))
     proved.append(f"all {len(replay.rows)} frequencies, times and energies are rows of the profile")
-    proved += _check_replay(plan, replay)
-    proved += _check_ladder(plan, replay, profile, limits)
-    proved += _check_target(plan, replay.makespan_ns)
-    proved += [limit.prove(plan, replay, setting) for limit in limits]
+    proved += _of_replay(plan, replay)
+    proved += _of_ladder(plan, replay, profile)
+    proved.append(_of_target(plan, replay.makespan_ns))
+    proved += [limit.prove(plan, replay, setting) for limit in plan.request.limits]
     proved += check_costs(plan)
     frontier = trace_job(plan.job, profile, progress, whole=False)
-    return [*proved, _check_bound(plan, frontier), *_check_until_straggler(plan, frontier)]
+    return [*proved, _of_bound(plan, frontier), *_of_straggler(plan, frontier)]
 
 
-def _checked_limits(plan: Plan) -> tuple[Limit, ...]:
-    """The limits that a plan states.
-
-    Raises:
-        InputError: its fields and its request differ on them.
-    """
-    limits = plan.request.limits
-    for told in told_request(plan).limits:
-        stated = plan.request.limit(type(told))
-        same = stated == told or (stated is not None and told.kind == "probability")
-        if not same:
-            raise InputError(f"request.limits differ from the plan's own fields on {told.kind}")
-    return limits
-
-
-def _check_replay(plan: Plan, replay: Replay) -> list[str]:
+def _of_replay(plan: Plan, replay: Replay) -> Iterator[str]:
     """Iteration time and energy against the exact replay, and what follows from them."""
     stated, gpus = plan.predicted, plan.job.num_gpus
-    _check_cost("predicted", plan.predicted, replay, gpus)
-    if stated.energy_lower_bound_j > stated.energy_j:
+    _check_cost("predicted", stated, replay, gpus)
+    least = stated.energy_lower_bound_j
+    if least > stated.energy_j:
         raise InputError(
-            f"predicted.energy_lower_bound_j {stated.energy_lower_bound_j!r} lies above energy_j "
-            f"{stated.energy_j!r}"
+            f"predicted.energy_lower_bound_j {least!r} lies above energy_j {stated.energy_j!r}"
         )
-    bound_fj = fj_from_j(stated.energy_lower_bound_j)
-    true = predict(replay, bound_fj, stated.bound, baseline(replay.problem, gpus), gpus)
+    before = baseline(replay.problem, gpus)
+    true = predict(replay, fj_from_j(least), stated.bound, before, gpus)
     others = {"robustness": stated.robustness, "until_straggler": stated.until_straggler}
     check_stated("predicted", stated, true.model_copy(update=others), _TOLERANCE)
-    proved = [
+    yield (
         f"replayed, the iteration takes {plan.iteration_time!r} s and every operation starts when "
-        "stated",
-        f"energy recomputed from the profile is {plan.energy!r} J, as stated",
-    ]
-    latency = plan.job.switch_latency_s
-    if latency is not None:
-        proved.append(f"so it is though every clock comes {latency!r} s after it is asked for")
-    return [
-        *proved,
-        f"lower bound {stated.energy_lower_bound_j!r} J <= energy; gap {100 * stated.gap:.4f}%",
+        "stated"
+    )
+    yield f"energy recomputed from the profile is {plan.energy!r} J, as stated"
+    if (latency := plan.job.switch_latency_s) is not None:
+        yield f"so it is though every clock comes {latency!r} s after it is asked for"
+    yield f"lower bound {least!r} J <= energy; gap {100 * stated.gap:.4f}%"
+    yield (
         f"savings {stated.savings_percent:.4f}%, slowdown {stated.slowdown_percent:.4f}% against "
-        "maximum frequency everywhere",
-    ]
+        "maximum frequency everywhere"
+    )
 
 
 def _check_cost(name: str, stated: Predicted | Rung, replay: Replay, gpus: int) -> None:
@@ -135,60 +119,54 @@ def _check_cost(name: str, stated: Predicted | Rung, replay: Replay, gpus: int) 
     check_stated(f"{name}.energy_j", stated.energy_j, energy_j)
 
 
-def _check_ladder(
-    plan: Plan, replay: Replay, profile: Profile, limits: tuple[Limit, ...]
-) -> list[str]:
+def _of_ladder(plan: Plan, replay: Replay, profile: Profile) -> Iterator[str]:
     """Every rung's frequencies, iteration time, energy and local limits, by replay."""
     if plan.ladder is None:
-        return []
-    problem, gpus = replay.problem, plan.job.num_gpus
-    before = replay
+        return
+    problem, gpus, before = replay.problem, plan.job.num_gpus, replay
     for n, rung in enumerate(plan.ladder):
         name = f"ladder[{n}]"
-        slower = problem.replay(rung_rows(name, rung, problem), machine_of(plan.job))
+        slower = problem.replay(rung_rows(name, rung, problem), replay.machine)
         _check_cost(name, rung, slower, gpus)
         if slower.makespan_ns <= before.makespan_ns:
             raise InputError(f"{name} is not slower than the plan before it")
         # What each uses above waiting for as long; files have rounded numbers.
-        if slower.energy_until(0) > before.energy_until(0) + _TOLERANCE * slower.energy_fj:
+        if slower.effective_fj > before.effective_fj + _TOLERANCE * slower.energy_fj:
             raise InputError(
                 f"{name} uses more than the plan before it even where there is time for both"
             )
         setting = Setting(gpus, slower.makespan_ns, profile)
-        for limit in limits:
+        for limit in plan.request.limits:
             if limit.is_local and limit.excess(slower, setting):
                 raise InputError(f"{name}: {limit.broken(slower, setting)}")
         before = slower
-    proved = [
+    yield (
         f"the ladder's {len(plan.ladder)} slower plans take and use what they state, and each "
         "saves on those before it where there is time"
-    ]
-    peak = plan.request.limit(PeakPower)
-    if peak is None:
-        return proved
-    waiting_uw = sum(problem.blocking_power_uw.tolist()) * gpus
-    if waiting_uw > uw_from_w(peak.power_w):
-        raise InputError(
-            f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
-            f"{peak.power_w!r} W allowed"
-        )
-    return [*proved, f"none of them ever draws more than {peak.power_w!r} W"]
-
-
-def _check_target(plan: Plan, makespan_ns: int) -> list[str]:
-    """The deadline, exactly."""
-    target = plan.target
-    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
-    for limit in times:
-        if makespan_ns > ns_from_s_floor(limit):
+    )
+    if (peak := plan.request.limit(PeakPower)) is not None:
+        waiting_uw = sum(problem.blocking_power_uw.tolist()) * gpus
+        if waiting_uw > uw_from_w(peak.power_w):
             raise InputError(
-                f"replayed, the iteration takes {s_from_ns(makespan_ns)!r} s, more than the "
-                f"target of {limit!r} s"
+                f"GPUs that wait for a straggler draw {w_from_uw(waiting_uw)!r} W, more than the "
+                f"{peak.power_w!r} W allowed"
             )
-    return [f"{s_from_ns(makespan_ns)!r} s <= target {min(times)!r} s, to the nanosecond"]
+        yield f"none of them ever draws more than {peak.power_w!r} W"
 
 
-def _check_bound(plan: Plan, frontier: Relaxation) -> str:
+def _of_target(plan: Plan, makespan_ns: int) -> str:
+    """The deadline, exactly."""
+    taken, target = f"{s_from_ns(makespan_ns)!r} s", plan.target
+    times = [time for time in (target.deadline_s, target.time_s) if time is not None]
+    for time in times:
+        if makespan_ns > ns_from_s_floor(time):
+            raise InputError(
+                f"replayed, the iteration takes {taken}, more than the target of {time!r} s"
+            )
+    return f"{taken} <= target {min(times)!r} s, to the nanosecond"
+
+
+def _of_bound(plan: Plan, frontier: Relaxation) -> str:
     """The lower bound against that of the frontier, traced again."""
     _check_kind(plan, frontier)
     stated, deadline = plan.energy_lower_bound, plan.target.deadline_s
@@ -199,33 +177,31 @@ def _check_bound(plan: Plan, frontier: Relaxation) -> str:
         least = max(0.0, frontier.energy_at(deadline))
     except NoAnswerError as error:
         raise InputError(f"target.deadline_s: {error}") from None
-    _check_provable("predicted.energy_lower_bound_j", stated, least)
+    _check_provable("predicted", stated, least)
     return f"lower bound proved: no plan by {deadline!r} s uses less than {least!r} J"
 
 
-def _check_until_straggler(plan: Plan, frontier: Relaxation) -> list[str]:
+def _of_straggler(plan: Plan, frontier: Relaxation) -> Iterator[str]:
     """What is used until a straggler has finished, and the lower bound on it."""
     stated, time = plan.predicted.until_straggler, plan.target.straggler_time_s
     if stated is None:
-        return []
+        return
+    name = "predicted.until_straggler"
     if time is None or not plan.iteration_time < time <= MAX_INTEGER:
-        raise InputError(
-            "predicted.until_straggler goes with a target.straggler_time_s to wait for"
-        )
+        raise InputError(f"{name} goes with a target.straggler_time_s to wait for")
     bound_fj = max(0, frontier.waiting_bound_fj(ns_from_s_floor(time))) * plan.job.num_gpus
     least, bound = j_from_fj(bound_fj), stated.energy_lower_bound_j
-    name = "predicted.until_straggler"
-    _check_provable(f"{name}.energy_lower_bound_j", bound, least)
+    _check_provable(name, bound, least)
     check_stated(name, stated, until_straggler(plan, time, bound), _TOLERANCE)
-    return [
+    yield (
         f"until the straggler has finished at {time!r} s, {stated.energy_j!r} J are used; no plan "
         f"in time for it uses less than {least!r} J"
-    ]
+    )
 
 
 def _check_provable(name: str, stated: float, least: float) -> None:
     if stated > least * (1 + _TOLERANCE):
-        raise InputError(f"{name} is {stated!r}; only {least!r} can be proved")
+        raise InputError(f"{name}.energy_lower_bound_j is {stated!r}; only {least!r} can be proved")
 
 
 def _check_kind(plan: Plan, frontier: Relaxation) -> None:

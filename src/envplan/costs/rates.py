@@ -85,12 +85,7 @@ class Rate(Model):
     @property
     def mean(self) -> float:
         """The average over the whole file, per kWh."""
-        if self.end_s is None:
-            return self.per_kwh[0]
-        ends = [*self.begins_s[1:], self.end_s]
-        steps = zip(self.per_kwh, self.begins_s, ends, strict=True)
-        total = math.fsum(value * (end - begin) for value, begin, end in steps)
-        return total / (self.end_s - self.begins_s[0])
+        return self.per_kwh[0] if self.end_s is None else self._within(self.end_s) / self._period_s
 
     def integral(self, seconds: float) -> float:
         """Of the rate over the first `seconds` of the run, units per kWh times s."""
@@ -98,10 +93,10 @@ class Rate(Model):
 
     def _until(self, clock_s: float) -> float:
         whole = 0.0
-        if self.repeats:
+        if self.repeats and self.end_s is not None:
             rounds = math.floor((clock_s - self.begins_s[0]) / self._period_s)
             clock_s -= rounds * self._period_s
-            whole = rounds * self._within(self.begins_s[0] + self._period_s)
+            whole = rounds * self._within(self.end_s)
         return whole + self._within(clock_s)
 
     def _within(self, clock_s: float) -> float:
@@ -170,9 +165,8 @@ def _read_file(path: Path, kind: Kind, start: str | None, repeats: bool) -> Rate
     header = header.lower()
     names = [name.strip() for name in header.decode("utf-8-sig", "replace").split(",")]
     clock = "time" if "time" in names else "hour"
-    model = _row_model(clock, kind)
     words = "a table of rates, with times or with hours,"
-    table = parse_table(header + newline + rows, model, path=path, kind=words)
+    table = parse_table(header + newline + rows, _row_model(clock, kind), path=path, kind=words)
     zero = table.columns[clock][0] if clock == "time" else None
     begins, ends = _spans(table, clock, zero)
     begin = 0.0
@@ -238,8 +232,17 @@ def _spans(
     Raises:
         InputError: they overlap, are in disorder, or leave something out; names line and times.
     """
+
+    def seconds(row: int, when: Any) -> Any:
+        if when is None or zero is None:
+            return None if when is None else when * _HOUR_S
+        try:
+            return (when - zero).total_seconds()
+        except TypeError:
+            raise table.error(row, "some times have a time zone and others none") from None
+
     begins, given = (
-        [_seconds(table, row, when, zero) for row, when in enumerate(table.columns[name])]
+        [seconds(row, when) for row, when in enumerate(table.columns[name])]
         for name in (clock, "end")
     )
     if len(begins) == 1 and given[0] is None:
@@ -247,12 +250,13 @@ def _spans(
         raise InputError(message, path=table.path)
     usual = begins[1] - begins[0] if len(begins) > 1 else 0.0
     ends = [begin + usual if end is None else end for begin, end in zip(begins, given, strict=True)]
+    before, over = -math.inf, begins[0]
     for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        over = ends[row - 1] if row else begin
-        if row and begin <= begins[row - 1]:
+        problem = ""
+        if begin <= before:
             problem = (
-                f"{_text(begin, zero)} does not come after {_text(begins[row - 1], zero)} in the "
-                "row before: rows must ascend in time"
+                f"{_text(begin, zero)} does not come after {_text(before, zero)} in the row "
+                "before: rows must ascend in time"
             )
         elif end <= begin and given[row] is not None:
             problem = "ends before it begins"
@@ -266,19 +270,7 @@ def _spans(
                 f"begins at {_text(begin, zero)}, before the row on line {table.lines[row - 1]} is "
                 f"over at {_text(over, zero)}; rows that differ in length need a column end"
             )
-        else:
-            continue
-        raise table.error(row, problem)
+        if problem:
+            raise table.error(row, problem)
+        before, over = begin, end
     return begins, ends
-
-
-def _seconds(table: Table[BaseModel], row: int, when: Any, zero: datetime | None) -> Any:
-    """A cell in s: of hours, or since zero; None of an empty one."""
-    if when is None:
-        return None
-    if zero is None:
-        return when * _HOUR_S
-    try:
-        return (when - zero).total_seconds()
-    except TypeError:
-        raise table.error(row, "some times have a time zone and others none") from None

@@ -35,17 +35,15 @@ class Amounts:
     money: float
     carbon_t: float | None
 
-    def minus(self, other: Amounts) -> Amounts:
-        """What is left when another amount is taken away."""
-        carbon = None
-        if self.carbon_t is not None and other.carbon_t is not None:
-            carbon = self.carbon_t - other.carbon_t
-        return Amounts(self.kwh - other.kwh, self.money - other.money, carbon)
+    def times(self, factor: float) -> Amounts:
+        """So many times as much."""
+        carbon = None if self.carbon_t is None else factor * self.carbon_t
+        return Amounts(factor * self.kwh, factor * self.money, carbon)
 
-    def of_a_month(self) -> Amounts:
-        """A twelfth of it."""
-        carbon = None if self.carbon_t is None else self.carbon_t / MONTHS
-        return Amounts(self.kwh / MONTHS, self.money / MONTHS, carbon)
+    def minus(self, other: Amounts) -> Amounts:
+        """What is left when another amount, of the same kind, is taken away."""
+        carbon = None if self.carbon_t is None else self.carbon_t - (other.carbon_t or 0.0)
+        return Amounts(self.kwh - other.kwh, self.money - other.money, carbon)
 
 
 class Site(Overheads):
@@ -77,22 +75,18 @@ class Site(Overheads):
         Args:
             gpus: how many run such jobs; default: those of the plan's job.
         """
-        job_gpus = plan.job.num_gpus * plan.job.stages
+        job_gpus = plan.job.all_gpus
         before, after = before_and_after(plan)
-        times = (gpus or job_gpus) / job_gpus
-        times *= self.utilization * HOURS_PER_YEAR * 3600 / before[0]
+        times = self.utilization * HOURS_PER_YEAR * 3600 / before[0] * (gpus or job_gpus) / job_gpus
+        usual, ours = (self._spent(*one, job_gpus).times(times) for one in (before, after))
+        return usual, usual.minus(ours)
 
-        def spent(time_s: float, energy_j: float) -> Amounts:
-            kwh = times * self.joules(time_s, energy_j, job_gpus) / J_PER_KWH
-            carbon = None
-            if self.carbon is not None:
-                carbon = (self.carbon * kwh + times * self.made_g(time_s, job_gpus)) / 1e6
-            return Amounts(
-                kwh, self.price * kwh + times * self.hours_cost(time_s, job_gpus), carbon
-            )
-
-        usual = spent(*before)
-        return usual, usual.minus(spent(*after))
+    def _spent(self, time_s: float, energy_j: float, gpus: int) -> Amounts:
+        """What so much time and energy of GPUs takes."""
+        kwh, carbon = self.joules(time_s, energy_j, gpus) / J_PER_KWH, None
+        if self.carbon is not None:
+            carbon = (self.carbon * kwh + self.made_g(time_s, gpus)) / 1e6
+        return Amounts(kwh, self.price * kwh + self.hours_cost(time_s, gpus), carbon)
 
     def cheapest_time(self, frontier: Frontier) -> float:
         """The time between T_min and T_star at which the relaxed frontier costs least, s.
@@ -100,9 +94,9 @@ class Site(Overheads):
         Energy falls along straight lines and hours rise along one, so it is a breakpoint.
         """
         gpus = frontier.num_gpus * frontier.pipeline.num_stages
-        joules = self.pue * (frontier.energies + self.host_power * gpus * frontier.times)
-        costs = self.price * joules / J_PER_KWH + self.gpu_hour * gpus * frontier.times / 3600
-        return float(frontier.times[np.argmin(costs)])
+        times, joules = frontier.times.tolist(), frontier.energies.tolist()
+        costs = [self._spent(*point, gpus).money for point in zip(times, joules, strict=True)]
+        return float(times[np.argmin(costs)])
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ class Saving:
     @property
     def month(self) -> Amounts:
         """What the plan saves in a month, on average."""
-        return self.year.of_a_month()
+        return self.year.times(1 / MONTHS)
 
 
 def savings(

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from envplan.plan import Plan
     from envplan.simulation import Timeline
 
-__all__ = [
-    "before_and_after",
-    "check_costs",
-    "pairs",
-    "priced",
-    "spent",
-    "spent_in_replays",
-    "tokens_per_iteration",
-]
-
 #: How far a stated cost may lie from its recomputation.
 _TOLERANCE: Final = 1e-9
 
@@ -42,7 +32,7 @@ def priced(plan: Plan, run: Run, straggler_s: float | None = None) -> Plan:
     Raises:
         InputError: a rate ends before the run does.
     """
-    iteration, whole = pairs(*before_and_after(plan, straggler_s), run, _gpus(plan))
+    iteration, whole = pairs(*before_and_after(plan, straggler_s), run, plan.job.all_gpus)
     asked = {name: getattr(run, name) for name in Run.model_fields if name in Costs.model_fields}
     asked["overheads"] = None if run.overheads == Overheads() else run.overheads
     minimized = run.minimized if run.deadline_s is not None else None
@@ -60,16 +50,12 @@ def before_and_after(
         straggler_s: as for priced.
     """
     if straggler_s is None:
-        straggler_s = plan.target.straggler_time_s or 0.0
-    before = plan.predicted.baseline
-    usual_s = max(straggler_s, before.iteration_time_s)
-    time_s = max(straggler_s, plan.iteration_time)
-    usual_j = before.energy_j + plan.waiting_energy(usual_s, since=before.iteration_time_s)
-    return (usual_s, usual_j), (time_s, plan.energy + plan.waiting_energy(time_s))
-
-
-def _gpus(plan: Plan) -> int:
-    return plan.job.num_gpus * plan.job.stages
+        straggler_s = plan.target.straggler_time_s
+    before, until_s = plan.predicted.baseline, straggler_s or 0.0
+    return (
+        plan.until(until_s, before.iteration_time_s, before.energy_j),
+        plan.until(until_s, plan.iteration_time, plan.energy),
+    )
 
 
 def pairs(
@@ -85,12 +71,10 @@ def pairs(
     Raises:
         InputError: a rate ends before the run does.
     """
-    usual, planned = (spent(time_s, energy_j, run, gpus) for time_s, energy_j in (before, after))
-    whole = Pair(max_frequency=usual, plan=planned)
-    if run.iterations is None:
-        return whole, None
-    single = Pair(max_frequency=_share(usual, run.iterations), plan=_share(planned, run.iterations))
-    return single, whole
+    (old, old_run), (new, new_run) = (_each_and_all(*one, run, gpus) for one in (before, after))
+    if old_run is None or new_run is None:
+        return Pair(max_frequency=old, plan=new), None
+    return Pair(max_frequency=old, plan=new), Pair(max_frequency=old_run, plan=new_run)
 
 
 def spent_in_replays(
@@ -104,17 +88,22 @@ def spent_in_replays(
     Raises:
         InputError: a rate ends before the run does.
     """
-    runs, least_ns = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0)
-    time_ns = sum(max(time, least_ns) for time in timeline.run_times_ns)
-    predicted = timeline.plan.predicted.model_copy(
-        update={
-            "iteration_time_s": s_from_ns(time_ns) / runs,
-            "energy_j": j_from_fj(sum(timeline.run_energies_fj)) / runs,
-        }
-    )
-    plan = timeline.plan.model_copy(update={"predicted": predicted})
-    iteration, whole = pairs(*before_and_after(plan), run, _gpus(plan))
-    return iteration.plan, None if whole is None else whole.plan
+    runs, least_ns, plan = len(timeline.run_times_ns), ns_from_s(sync_time or 0.0), timeline.plan
+    time_s = s_from_ns(sum(max(time, least_ns) for time in timeline.run_times_ns)) / runs
+    energy_j = j_from_fj(sum(timeline.run_energies_fj)) / runs
+    until_s = plan.target.straggler_time_s or 0.0
+    return _each_and_all(*plan.until(until_s, time_s, energy_j), run, plan.job.all_gpus)
+
+
+def _each_and_all(
+    time_s: float, energy_j: float, run: Run, gpus: int
+) -> tuple[Spent, Spent | None]:
+    """What an iteration takes on average, and what the run does; None where that is one."""
+    whole = spent(time_s, energy_j, run, gpus)
+    if run.iterations is None:
+        return whole, None
+    amounts = whole.model_dump(exclude_none=True)
+    return Spent(**{name: amount / run.iterations for name, amount in amounts.items()}), whole
 
 
 def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
@@ -130,13 +119,11 @@ def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
     iterations, more = run.iterations or 1, run.overheads
     duration = time_s * iterations
     joules = more.joules(time_s, energy_j, gpus)
-    for rate in (run.price, run.carbon):
-        if rate is not None:
-            check_span(rate, duration)
 
     def total(rate: Rate | None, beside: float) -> float | None:
         if rate is None:
             return None
+        check_span(rate, duration)
         if rate.is_fixed:
             return rate.per_kwh[0] * (joules * iterations) / J_PER_KWH + beside
         return joules / time_s * rate.integral(duration) / J_PER_KWH + beside
@@ -147,11 +134,6 @@ def spent(time_s: float, energy_j: float, run: Run, gpus: int) -> Spent:
         money=total(run.price, more.hours_cost(duration, gpus)),
         carbon_g=total(run.carbon, more.made_g(duration, gpus)),
     )
-
-
-def _share(whole: Spent, iterations: int) -> Spent:
-    amounts = whole.model_dump(exclude_none=True)
-    return Spent(**{name: amount / iterations for name, amount in amounts.items()})
 
 
 def check_span(rate: Rate, duration_s: float) -> None:
@@ -177,7 +159,7 @@ def check_costs(plan: Plan) -> list[str]:
     costs = plan.costs
     if costs is None:
         return []
-    iteration, run = pairs(*before_and_after(plan), costs.of_run(), _gpus(plan))
+    iteration, run = pairs(*before_and_after(plan), costs.of_run(), plan.job.all_gpus)
     if (costs.run is None) != (run is None):
         raise InputError("costs.run goes with costs.iterations: both or neither")
     check_stated("costs.iteration", costs.iteration, iteration, _TOLERANCE)
@@ -186,16 +168,10 @@ def check_costs(plan: Plan) -> list[str]:
     if costs.deadline_s is None or costs.iterations is None:
         return proved
     taken_ns = ns_from_s(before_and_after(plan)[1][0]) * costs.iterations
+    taken = f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s"
     if taken_ns > ns_from_s_floor(costs.deadline_s):
-        raise InputError(
-            f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s, more than the deadline "
-            f"of {costs.deadline_s!r} s"
-        )
-    return [
-        *proved,
-        f"{costs.iterations} iterations take {s_from_ns(taken_ns)!r} s <= deadline "
-        f"{costs.deadline_s!r} s",
-    ]
+        raise InputError(f"{taken}, more than the deadline of {costs.deadline_s!r} s")
+    return [*proved, f"{taken} <= deadline {costs.deadline_s!r} s"]
 
 
 def tokens_per_iteration(frontier: Relaxation) -> int:

@@ -22,7 +22,6 @@ from envplan.noise import (
     CONFIDENCE,
     NoisyRun,
     least_held,
-    normal_draws,
     share_at_least,
     spreads,
     time_factors,
@@ -95,8 +94,8 @@ class HoldsWithProbability(Limit):
         each = spreads(self.noise, problem, setting.profile, rows)
         return np.concatenate(
             [
-                problem.makespans(rows, replay.machine, time_factors(each, some))
-                for some in normal_draws(len(rows), seed, runs)
+                problem.makespans(rows, replay.machine, factors)
+                for factors in time_factors(each, seed, runs)
             ]
         )
 

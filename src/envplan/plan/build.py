@@ -65,13 +65,42 @@ def build_plan(
         switch_latency_s=s_from_ns(latency_ns) if latency_ns else None,
         min_dwell_s=None if hold is None else hold.time_s,
     )
+    return plan_of(
+        replay,
+        job=job,
+        profile=_reference(frontier.profile),
+        target=target,
+        bound_fj=bound_fj,
+        bound=bound,
+        planner=planner,
+        request=request,
+    )
+
+
+def plan_of(
+    replay: Replay,
+    *,
+    job: Job,
+    profile: ProfileReference,
+    target: Target,
+    bound_fj: int,
+    bound: Bound = "relaxation",
+    planner: str = "frontier",
+    request: Request | None = None,
+) -> Plan:
+    """The plan of a replay, with what it saves on maximum frequency.
+
+    Args:
+        bound_fj: least energy of all GPUs, fJ.
+    """
+    before = baseline(replay.problem, job.num_gpus)
     return Plan(
         schema=PLAN_SCHEMA,
         planner=planner,
         job=job,
-        profile=_reference(frontier.profile),
+        profile=profile,
         target=target,
-        predicted=predict(replay, bound_fj, bound, baseline(frontier.problem, gpus), gpus),
+        predicted=predict(replay, bound_fj, bound, before, job.num_gpus),
         stages=planned_operations(replay),
         request=request,
     )
@@ -92,7 +121,7 @@ def target_of(request: Request, deadline_ns: int, *, least_ns: int = 0) -> Targe
     if request.objective == "time":
         kind = "energy-budget" if budget else "power-cap" if average else "peak-power-cap"
     if kind == "slowdown":
-        time_s = s_from_ns(least_ns + int(least_ns * (deadline.slowdown or 0.0)))
+        time_s = s_from_ns(deadline.asked_ns(least_ns) or 0)
     elif kind in ("no-slowdown", "min-energy") or request.objective == "cost":
         time_s = s_from_ns(deadline_ns)
     return Target(
@@ -189,14 +218,14 @@ def note_straggler(
 def until_straggler(plan: Plan, time: float, lower_bound: float) -> UntilStraggler:
     """What a plan and its waiting for a straggler of `time` s cost, against a lower bound in J."""
     before = plan.predicted.baseline
-    waiting = plan.waiting_energy(time, since=before.iteration_time_s)
-    energy = plan.energy + plan.waiting_energy(time)
+    _, energy = plan.until(time, plan.iteration_time, plan.energy)
+    _, usual = plan.until(time, before.iteration_time_s, before.energy_j)
     return UntilStraggler(
         energy_j=energy,
         # Both are rounded to floats.
         energy_lower_bound_j=min(lower_bound, energy),
         gap=gap_over(energy, lower_bound),
-        baseline_energy_j=before.energy_j + waiting,
+        baseline_energy_j=usual,
     )
 
 

@@ -76,6 +76,11 @@ class Job(formats.Job):
         """GPUs that each operation of a plan stands for."""
         return self.gpus_per_stage * self.replicas
 
+    @property
+    def all_gpus(self) -> int:
+        """GPUs of all stages."""
+        return self.num_gpus * self.stages
+
     def above_waiting_fj(self, time_s: float, energy_j: float) -> int:
         """What an iteration uses above what waiting for as long would, all GPUs, fJ.
 
@@ -283,6 +288,15 @@ class Plan(Document):
         powers_uw = [uw_from_w(power) for power in self.job.blocking_power_w]
         return j_from_fj(sum(powers_uw) * ns * self.job.num_gpus)
 
+    def until(self, sync_time: float, time: float, energy: float) -> tuple[float, float]:
+        """Time and energy of an iteration of this job, s and J, that waits for a straggler.
+
+        Args:
+            sync_time: s; when the straggler ends.
+            time, energy: of the iteration alone.
+        """
+        return max(time, sync_time), energy + self.waiting_energy(sync_time, since=time)
+
     def uses_less_until_any_time_after(self, other: Plan) -> bool:
         """Whether this uses less than another plan of the same job until any time after both."""
         mine, others = (
@@ -343,18 +357,16 @@ def told_request(plan: Plan) -> Request:
     """The request that a plan's own fields tell of, whatever the one in its file says."""
     target, sure = plan.target, plan.predicted.robustness
     run = None if plan.costs is None else plan.costs.of_run()
-    asked: dict[str, Any] = {}
-    match target.kind:
-        case "time" if run is not None and run.deadline_s is not None:
-            asked = {"run": run}
-        case "time" | "planner":
-            asked = {"target_time": target.time_s}
-        case "slowdown":
-            asked = {"slowdown": target.slowdown}
-        case "min-energy":
-            asked = {"min_energy": True}
-        case "sync-time":
-            asked = {"sync_time": target.time_s}
+    ways: dict[str, dict[str, Any]] = {
+        "time": {"target_time": target.time_s},
+        "planner": {"target_time": target.time_s},
+        "slowdown": {"slowdown": target.slowdown},
+        "min-energy": {"min_energy": True},
+        "sync-time": {"sync_time": target.time_s},
+    }
+    asked = ways.get(target.kind, {})
+    if target.kind == "time" and run is not None and run.deadline_s is not None:
+        asked = {"run": run}
     request = Request.asking(
         **asked,
         straggler_time=target.straggler_time_s,

@@ -71,11 +71,9 @@ def answer(planner: Planner, frontier: Frontier, request: Request) -> Plan:
             does.
     """
     straggler_s, deadline = request.straggler_time_s, request.deadline
-    target_ns: int | None = None
-    if deadline.time_s is not None:
-        target_ns = ns_from_s_floor(deadline.time_s)
-    elif deadline.slowdown is not None:
-        target_ns = frontier.min_time_ns + int(frontier.min_time_ns * deadline.slowdown)
+    target_ns = None
+    if deadline.time_s is not None or deadline.slowdown is not None:
+        target_ns = deadline.asked_ns(frontier.min_time_ns)
     plan = planner.plan(frontier, target_ns)
     if straggler_s is not None:
         until_ns = ns_from_s_floor(straggler_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -35,20 +36,23 @@ MAX_POINTS: Final = 1_000_000
 _STAGES: Final = "{stages}"
 
 TargetKind = Literal[
-    "time", "slowdown", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
+    "slowdown", "time", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
 ]
-#: Lists of a grid whose values are targets, and what a point calls one. The first are times, which
-#: other planners can be given, too.
-_TARGETS: Final = {
-    "slowdowns": "slowdown",
-    "target_times": "target_time",
-    "energy_budgets": "energy_budget",
-    "power_caps": "power_cap",
-    "peak_power_caps": "peak_power_cap",
+#: Targets by the field of a point that says them, in the order of a grid, which has lists of all
+#: but min_energy. The first are times, which other planners can be given, too.
+TARGETS: Final[dict[str, TargetKind]] = {
+    "slowdown": "slowdown",
+    "target_time": "time",
+    "min_energy": "min-energy",
+    "energy_budget": "energy-budget",
+    "power_cap": "power-cap",
+    "peak_power_cap": "peak-power-cap",
 }
 _TIMELY: Final = ("slowdown", "target_time", "min_energy")
 #: What clocks and times a plan can be made for, by our planner alone.
 _CONDITIONS: Final = ("switch_latency", "min_dwell", "robust")
+#: What points with one frontier may differ in.
+_ABOVE_A_FRONTIER: Final = {*TARGETS, *_CONDITIONS, "planner", "noise", "seed"}
 
 
 def _known_extras(names: str) -> str:
@@ -83,27 +87,32 @@ ExtraNames = Annotated[str, Field(min_length=1), AfterValidator(_known_extras)]
 _NONE: Any = Field(default_factory=list)
 
 
-def _named(name: str, other: str) -> Any:
+def _named(name: str, other: str, **more: Any) -> Any:
     """A field that a file may call by either name."""
-    return Field(None, validation_alias=AliasChoices(name, other))
+    return Field(None, validation_alias=AliasChoices(name, other), **more)
+
+
+def _told(name: str) -> Any:
+    """A field that a table of results calls so."""
+    return Field(None, serialization_alias=name)
 
 
 class _Job(Model):
     """What a point has one of, and all points of a grid share."""
 
-    p2p_latency: Seconds | None = None
-    blocking_power: Watts | None = None
+    p2p_latency: Seconds | None = _told("p2p_latency_s")
+    blocking_power: Watts | None = _told("blocking_power_w")
     gpus_per_stage: GpuCount | None = _named("gpus_per_stage", "tp")
     cp: GpuCount | None = None
     replicas: GpuCount | None = _named("replicas", "dp")
     recompute: bool = False
     extra: ExtraNames | None = None
     one_clock: bool = False
-    parts_within: Percent | None = None
-    switch_latency: Milliseconds | None = None
-    min_dwell: Milliseconds | None = None
-    robust: SurePercent | None = None
-    noise: NoisePercent | None = None
+    parts_within: Percent | None = _told("parts_within_percent")
+    switch_latency: Milliseconds | None = _told("switch_latency_ms")
+    min_dwell: Milliseconds | None = _told("min_dwell_ms")
+    robust: SurePercent | None = _told("robust_percent")
+    noise: NoisePercent | None = _told("noise_percent")
 
 
 class Point(_Job):
@@ -150,13 +159,9 @@ class Point(_Job):
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
-        given = [
-            name
-            for name in (*_TIMELY, *_TARGETS.values(), *_CONDITIONS)
-            if getattr(self, name) not in (None, False)
-        ]
-        targets = list(dict.fromkeys(name for name in given if name not in _CONDITIONS))
-        ours = [name for name in given if name not in _TIMELY]
+        targets = list(self._targets())
+        conditions = [name for name in _CONDITIONS if getattr(self, name)]
+        ours = [name for name in (*targets, *conditions) if name not in _TIMELY]
         if len(targets) > 1:
             raise ValueError(f"has both {targets[0]} and {targets[1]}: a point has one target")
         if targets and not PLANNERS[self.planner].takes_target:
@@ -173,33 +178,31 @@ class Point(_Job):
 
         Without a target ours is T_min, and "own" what another planner does by itself.
         """
-        targets: dict[TargetKind, float | None] = {
-            "time": self.target_time,
-            "energy-budget": self.energy_budget,
-            "power-cap": self.power_cap,
-            "peak-power-cap": self.peak_power_cap,
-            "slowdown": self.slowdown,
-        }
-        for kind, value in targets.items():
-            if value is not None:
-                return kind, value
-        if self.min_energy:
-            return "min-energy", None
+        for name, value in self._targets().items():
+            return TARGETS[name], None if value is True else value
         return ("slowdown", 0.0) if self.planner == "frontier" else ("own", None)
+
+    def _targets(self) -> dict[str, Any]:
+        """The targets that it has, by their fields."""
+        known = {name: getattr(self, name) for name in TARGETS}
+        return {
+            name: value for name, value in known.items() if value is not None and value is not False
+        }
+
+    @property
+    def frontier_key(self) -> tuple[object, ...]:
+        """What points with one frontier have in common."""
+        return tuple(self.model_dump(exclude=_ABOVE_A_FRONTIER).values())
 
 
 class Grid(_Job):
     """Lists of which every combination is a point."""
 
     profiles: list[Name] = Field(min_length=1)
-    stages: list[Count] | None = Field(
-        None, min_length=1, validation_alias=AliasChoices("stages", "pp")
-    )
+    stages: list[Count] | None = _named("stages", "pp", min_length=1)
     microbatches: list[Count] | None = Field(None, min_length=1)
     schedules: list[ScheduleName] | None = Field(None, min_length=1)
-    chunks: list[Count] | None = Field(
-        None, min_length=1, validation_alias=AliasChoices("chunks", "vp")
-    )
+    chunks: list[Count] | None = _named("chunks", "vp", min_length=1)
     planners: list[PlannerName] = Field(["frontier"], min_length=1)
     slowdowns: list[Percent] = _NONE
     target_times: list[Seconds] = _NONE
@@ -226,20 +229,21 @@ class Grid(_Job):
             for profile in self.profiles
             for count in (self.stages if self.stages and _STAGES in profile else [0])
         ]
-        targets: list[dict[str, Any]] = [
-            {one: value} for many, one in _TARGETS.items() for value in getattr(self, many)
+        targets: list[dict[str, Any]] = []
+        for name in TARGETS:
+            values = [True] * self.min_energy if name == "min_energy" else getattr(self, f"{name}s")
+            targets += [{name: value} for value in values]
+        varied = {
+            "profile": profiles,
+            "microbatches": self.microbatches,
+            "schedule": self.schedules,
+            "chunks": self.chunks,
+            "planner": self.planners,
+        }
+        lists = [
+            [{name: value} for value in values or ()] or [{}] for name, values in varied.items()
         ]
-        if self.min_energy:
-            targets.insert(len(self.slowdowns) + len(self.target_times), {"min_energy": True})
-        return [
-            [{"profile": profile} for profile in profiles],
-            [{"microbatches": count} for count in self.microbatches or ()] or [{}],
-            [{"schedule": name} for name in self.schedules or ()] or [{}],
-            [{"chunks": count} for count in self.chunks or ()] or [{}],
-            [{"planner": name} for name in self.planners],
-            targets or [{}],
-            [{"seed": seed} for seed in self.seeds],
-        ]
+        return [*lists, targets or [{}], [{"seed": seed} for seed in self.seeds]]
 
     def size(self) -> int:
         """How many points there are, at most."""
@@ -255,9 +259,7 @@ class Grid(_Job):
         """
         shared = {name: getattr(self, name) for name in _Job.model_fields}
         for *chosen, target, seed in product(*self._lists()):
-            fields: dict[str, Any] = dict(shared)
-            for one in (*chosen, seed):
-                fields |= one
+            fields: dict[str, Any] = dict(ChainMap(*chosen, seed, shared))
             if PLANNERS[fields["planner"]].takes_target:
                 fields |= target
             try:

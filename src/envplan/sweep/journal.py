@@ -59,8 +59,13 @@ class Journal:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(f"cannot be written ({reason})", path=path) from None
         try:
-            self._lock()
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read(fresh)
+        except OSError:
+            os.close(self._descriptor)
+            raise InputError(
+                "another sweep is writing to it; wait for it, or choose another output", path=path
+            ) from None
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -76,15 +81,6 @@ class Journal:
         document = _Entry(key=key, final=final, row=row).model_dump(exclude_none=True)
         self._write(json.dumps(document, allow_nan=False).encode())
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                "another sweep is writing to it; wait for it, or choose another output",
-                path=self.path,
-            ) from None
-
     def _read(self, fresh: bool) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
@@ -95,10 +91,10 @@ class Journal:
                 raise ValueError
             for line in lines:
                 number += 1
-                entry = _Entry.model_validate(json.loads(line))
+                entry = _Entry.model_validate_json(line)
                 if entry.final:
                     self.rows[entry.key] = entry.row
-        except (ValueError, RecursionError):
+        except ValueError:
             raise InputError(
                 "is not a line of a sweep's journal; choose another output, or delete this file to "
                 "start anew",

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from envplan._files import is_file
 from envplan.cores import cores
-from envplan.errors import EnvplanError, InputError
+from envplan.errors import EnvplanError
 from envplan.pipeline import traits
 from envplan.profile import Profile
 from envplan.sweep.journal import Journal
-from envplan.sweep.work import Group, Task, failed_row, group_key
+from envplan.sweep.work import Group, Task, failed_row
 from envplan.sweep.workers import run_on_processes, run_on_ray
 
 if TYPE_CHECKING:
@@ -81,43 +82,47 @@ def run_sweep(
         InputError: the journal cannot be used, or the cluster not be reached. What is wrong with a
             single point is in its row instead.
     """
-    begin = time.monotonic()
-    profiles: dict[str, Profile | EnvplanError] = {}
+    begin, tell = time.monotonic(), progress or (lambda *_: None)
+
+    @cache
+    def opened(name: str) -> Profile | EnvplanError:
+        """The profile that the sweep calls so, read once; or why there is none."""
+        there = config.folder / name
+        try:
+            return Profile.open(there if is_file(there) else name)
+        except EnvplanError as error:
+            return error
+
     tasks: list[Task] = []
     rows: dict[int, Row] = {}
-    for index, point in enumerate(config.all_points()):
-        profile = None
-        try:
-            profile = _opened(point.profile, config.folder, profiles)
+    for place, point in enumerate(config.all_points()):
+        profile = opened(point.profile)
+        if isinstance(profile, EnvplanError):
+            rows[place] = failed_row(point, None, str(profile))
+        else:
             filled = _filled(point, profile)
-            tasks.append(Task(index, _key(filled, profile), filled))
-        except EnvplanError as error:
-            rows[index] = failed_row(point, profile, str(error))
+            tasks.append(Task(place, _key(filled, profile), filled))
     count = len(tasks) + len(rows)
     with Journal(journal, fresh=fresh) as book:
-        rows |= {task.index: book.rows[task.key] for task in tasks if task.key in book.rows}
-        missing = [task for task in tasks if task.index not in rows]
-        failed = sum(row.error is not None for row in rows.values())
-        if progress is not None:
-            progress(len(rows), count, failed)
-        # Tasks by the frontier they share, in order of the first of each.
-        shared: dict[tuple[object, ...], list[Task]] = {}
+        rows |= {task.place: book.rows[task.key] for task in tasks if task.key in book.rows}
+        missing = [task for task in tasks if task.place not in rows]
+        groups: dict[tuple[object, ...], Group] = {}
         for task in missing:
-            shared.setdefault(group_key(task.point), []).append(task)
-        groups = [
-            Group(_opened(same[0].point.profile, config.folder, profiles), tuple(same))
-            for same in shared.values()
-        ]
-        outcomes = run_on_processes(groups, jobs or cores())
+            profile = opened(task.point.profile)
+            assert isinstance(profile, Profile)
+            new = Group(profile, deque())
+            groups.setdefault(task.point.frontier_key, new).tasks.append(task)
+        outcomes = run_on_processes([*groups.values()], jobs or cores())
         if groups and ray is not None:
-            outcomes = run_on_ray(groups, ray)
+            outcomes = run_on_ray([*groups.values()], ray)
+        failed = sum(row.error is not None for row in rows.values())
+        tell(len(rows), count, failed)
         with closing(outcomes):
             for task, done in outcomes:
                 book.append(task.key, done.row, final=done.final)
-                rows[task.index] = done.row
+                rows[task.place] = done.row
                 failed += done.row.error is not None
-                if progress is not None:
-                    progress(len(rows), count, failed)
+                tell(len(rows), count, failed)
     return SweepResult(
         tuple(rows[index] for index in range(count)),
         len(missing),
@@ -126,47 +131,18 @@ def run_sweep(
     )
 
 
-def _opened(name: str, folder: Path, known: dict[str, Profile | EnvplanError]) -> Profile:
-    """The profile that a sweep calls so, read once.
-
-    Raises:
-        EnvplanError: there is none, or it is not valid.
-    """
-    if name not in known:
-        try:
-            known[name] = Profile.open(folder / name if is_file(folder / name) else name)
-        except EnvplanError as error:
-            known[name] = error
-    profile = known[name]
-    if isinstance(profile, EnvplanError):
-        raise profile
-    return profile
-
-
 def _filled(point: Point, profile: Profile) -> Point:
     """The point with what the profile's sidecar says where it says nothing itself."""
-    microbatches = point.microbatches or profile.metadata.num_microbatches
-    if microbatches is None:
-        raise InputError(
-            f"how many microbatches has an iteration? Profile {profile.name} does not say"
-        )
-    usual = "interleaved" if (point.chunks or 1) > 1 else profile.metadata.schedule or "1f1b"
+    metadata, job = profile.metadata, profile.metadata.job
+    usual = "interleaved" if (point.chunks or 1) > 1 else metadata.schedule or "1f1b"
     schedule = point.schedule or usual
-    job = profile.metadata.job
     chunks = point.chunks or (job.chunks if point.schedule is None else None)
-    chunks = chunks or traits(schedule).chunks
-    if profile.num_stages % chunks:
-        raise InputError(
-            f"{chunks} chunks do not divide the {profile.num_stages} stages of profile "
-            f"{profile.name}"
-        )
-    gpus = profile.metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp)
     return point.model_copy(
         update={
-            "microbatches": microbatches,
+            "microbatches": point.microbatches or metadata.num_microbatches,
             "schedule": schedule,
-            "chunks": chunks,
-            "gpus_per_stage": gpus,
+            "chunks": chunks or traits(schedule).chunks,
+            "gpus_per_stage": metadata.gpus_per_stage_with(point.gpus_per_stage, point.cp),
             "cp": None,
             "replicas": point.replicas or job.replicas,
         }

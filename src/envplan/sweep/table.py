@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 from envplan._files import atomic_write
 from envplan._model import Model
 from envplan.errors import InputError
+from envplan.sweep.config import TargetKind
 
 __all__ = ["COLUMNS", "TABLE_TYPES", "Row", "check_table", "write_table"]
 
@@ -40,9 +41,7 @@ class Row(Model):
     schedule: str | None = None
     chunks: int
     planner: str
-    target: Literal[
-        "time", "slowdown", "min-energy", "energy-budget", "power-cap", "peak-power-cap", "own"
-    ]
+    target: TargetKind
     target_value: float | None = None
     p2p_latency_s: float
     blocking_power_w: float | None = None
@@ -76,19 +75,22 @@ class Row(Model):
     @property
     def conditions(self) -> list[str]:
         """A phrase for each thing that the plan was made to bear, or has beside its schedule."""
+        known = {words: getattr(self, name) for name, words in _CONDITIONS.items()}
         return [
             words.format(value)
-            for words, value in (
-                ("with {}", self.extra),
-                ("one clock an operation", True if self.one_clock else None),
-                ("parts within {:g}%", self.parts_within_percent),
-                ("clocks {:g} ms late", self.switch_latency_ms),
-                ("clocks for {:g} ms", self.min_dwell_ms),
-                ("{:g}% sure", self.robust_percent),
-            )
-            if value is not None
+            for words, value in known.items()
+            if value is not None and value is not False
         ]
 
+
+_CONDITIONS: Final = {
+    "extra": "with {}",
+    "one_clock": "one clock an operation",
+    "parts_within_percent": "parts within {:g}%",
+    "switch_latency_ms": "clocks {:g} ms late",
+    "min_dwell_ms": "clocks for {:g} ms",
+    "robust_percent": "{:g}% sure",
+}
 
 COLUMNS: Final = tuple(Row.model_fields)
 

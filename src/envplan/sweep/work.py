@@ -4,63 +4,39 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from envplan.errors import DoubtWarning, EnvplanError
 from envplan.pipeline import Pipeline, traits
 from envplan.pipeline.described import described_pipeline, parse_extras
 from envplan.plan import Plan
 from envplan.planners import PLANNERS, forwards_ahead
+from envplan.planners.base import answer
 from envplan.profile import Profile
+from envplan.request import Request
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.sweep.config import Point
+from envplan.sweep.config import TARGETS, Point
 from envplan.sweep.table import Row
-from envplan.units import ns_from_s_floor
 
-__all__ = ["Done", "Group", "Task", "compute", "failed_row", "group_key"]
-
-#: What points with one frontier have in common.
-_SHARED: Final = (
-    *("profile", "microbatches", "schedule", "chunks", "p2p_latency", "blocking_power"),
-    *("gpus_per_stage", "replicas", "recompute", "extra", "one_clock", "parts_within"),
-)
-#: What a row says of its point, by the point's name for it where that is another.
-_SAID: Final = {
-    **{name: name for name in ("profile", "microbatches", "schedule", "planner", "recompute")},
-    **{name: name for name in ("extra", "one_clock", "seed")},
-    "blocking_power_w": "blocking_power",
-    "parts_within_percent": "parts_within",
-    "switch_latency_ms": "switch_latency",
-    "min_dwell_ms": "min_dwell",
-    "robust_percent": "robust",
-    "noise_percent": "noise",
-}
+__all__ = ["Done", "Group", "Task", "compute", "failed_row"]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A point to be computed.
 
     Attributes:
-        index: its place in the sweep.
+        place: in the sweep.
         key: what the journal knows it by.
         point: with its microbatches and schedule filled in.
     """
 
-    index: int
+    place: int
     key: str
     point: Point
-
-
-@dataclass(frozen=True)
-class Group:
-    """Tasks that share a frontier."""
-
-    profile: Profile
-    tasks: tuple[Task, ...]
 
 
 class Done(NamedTuple):
@@ -74,9 +50,16 @@ class Done(NamedTuple):
     final: bool
 
 
-def group_key(point: Point) -> tuple[object, ...]:
-    """What points with one frontier have in common."""
-    return tuple(getattr(point, name) for name in _SHARED)
+class Group(NamedTuple):
+    """Tasks that share a frontier; those that are done are taken away."""
+
+    profile: Profile
+    tasks: deque[Task]
+
+    def lose(self, why: str) -> tuple[Task, Done]:
+        """The first of the tasks, as failed."""
+        task = self.tasks.popleft()
+        return task, Done(failed_row(task.point, self.profile, why), final=False)
 
 
 def failed_row(point: Point, profile: Profile | None, error: str) -> Row:
@@ -92,7 +75,7 @@ def compute(group: Group) -> Iterator[Done]:
         traced = _traced(group.profile, group.tasks[0].point)
     except Exception as error:  # a group must not take the others with it
         traced = error
-    last: tuple[Point, Plan] | None = None
+    planned = lru_cache(maxsize=1)(_plan)
     for task in group.tasks:
         row = _inputs(task.point, group.profile)
         try:
@@ -101,10 +84,8 @@ def compute(group: Group) -> Iterator[Done]:
             frontier, facts = traced
             row |= facts
             begin = time.perf_counter()
-            asked = task.point.model_copy(update={"seed": 0})
-            if last is None or last[0] != asked:
-                last = asked, _plan(frontier, asked)
-            row |= _found(last[1], frontier.profile, task.point)
+            plan = planned(frontier, task.point.model_copy(update={"seed": 0}))
+            row |= _found(plan, frontier.profile, task.point)
             row["wall_s"] = time.perf_counter() - begin
             yield Done(Row(**row), final=True)
         except EnvplanError as error:
@@ -114,23 +95,17 @@ def compute(group: Group) -> Iterator[Done]:
 
 
 def _inputs(point: Point, profile: Profile | None) -> dict[str, Any]:
-    kind, value = point.target
-    chunks = point.chunks or traits(point.schedule or "").chunks
-    latency = point.p2p_latency
-    if latency is None and profile is not None:
-        of_job = profile.metadata.job.p2p_latency_s
-        latency = max(of_job) if isinstance(of_job, list) else of_job
-    return {
-        **{name: getattr(point, said) for name, said in _SAID.items()},
-        "source": None if profile is None else profile.metadata.source,
-        "stages": None if profile is None else profile.num_stages // chunks or None,
-        "chunks": chunks,
-        "target": kind,
-        "target_value": value,
-        "p2p_latency_s": latency or 0.0,
-        "gpus_per_stage": point.gpus_per_stage or 1,
-        "replicas": point.replicas or 1,
-    }
+    said = point.model_dump(by_alias=True)
+    row = {name: said[name] for name in said.keys() & Row.model_fields.keys()}
+    row["target"], row["target_value"] = point.target
+    row["chunks"] = point.chunks or traits(point.schedule or "").chunks
+    if profile is not None:
+        row |= {"source": profile.metadata.source, "stages": profile.num_stages // row["chunks"]}
+        if row["p2p_latency_s"] is None:
+            of_job = profile.metadata.job.p2p_latency_s
+            row["p2p_latency_s"] = max(of_job) if isinstance(of_job, list) else of_job
+    usual = {"p2p_latency_s": 0.0, "gpus_per_stage": 1, "replicas": 1, "stages": None}
+    return row | {name: row.get(name) or value for name, value in usual.items()}
 
 
 def _traced(profile: Profile, point: Point) -> tuple[Frontier, dict[str, Any]]:
@@ -176,24 +151,15 @@ def _pipeline(point: Point, profile: Profile) -> Pipeline:
 
 
 def _plan(frontier: Frontier, point: Point) -> Plan:
-    kind, value = point.target
-    number = value or 0.0
+    asked: dict[str, Any] = {name: getattr(point, name) for name in TARGETS}
+    if point.slowdown is not None:
+        asked["slowdown"] = point.slowdown / 100
     if point.planner != "frontier":
-        least = frontier.min_time_ns
-        target_ns = {
-            "time": ns_from_s_floor(number),
-            "slowdown": least + int(least * number / 100),
-            "min-energy": frontier.min_energy_time_ns,
-        }.get(kind)
-        return PLANNERS[point.planner].plan(frontier, target_ns)
+        if point.min_energy:
+            asked = {"target_time": frontier.min_energy_time}
+        return answer(PLANNERS[point.planner], frontier, Request.asking(**asked))
     return frontier.plan(
-        value if kind == "time" else None,
-        # The least time that slow clocks allow is asked for by no target at all.
-        slowdown=None if point.slowdown is None else number / 100,
-        min_energy=kind == "min-energy",
-        energy_budget=value if kind == "energy-budget" else None,
-        power_cap=value if kind == "power-cap" else None,
-        peak_power_cap=value if kind == "peak-power-cap" else None,
+        **asked,
         probability=None if point.robust is None else point.robust / 100,
         noise=None if point.robust is None or point.noise is None else point.noise / 100,
         switch_latency=(point.switch_latency or 0.0) / 1000,

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from envplan.cores import use_cores
 from envplan.errors import EnvplanError, InputError
-from envplan.sweep.work import Done, Group, Task, compute, failed_row
+from envplan.sweep.work import Done, Group, Task, compute
 
 __all__ = ["run_on_processes", "run_on_ray"]
 
@@ -28,24 +28,6 @@ __all__ = ["run_on_processes", "run_on_ray"]
 Outcomes = Generator[tuple[Task, Done], None, None]
 
 _PATIENCE_S: Final = 10.0
-
-
-class Underway:
-    """A group that somebody computes, task by task, and what is left of it."""
-
-    def __init__(self, group: Group) -> None:
-        self._profile = group.profile
-        self.tasks = deque(group.tasks)
-
-    def finished(self, done: Done) -> tuple[Task, Done]:
-        """The task it was at, with its outcome."""
-        return self.tasks.popleft(), done
-
-    def lost(self, why: str) -> tuple[tuple[Task, Done], list[Group]]:
-        """The task it was at, as failed; and a group of those that are left, if any are."""
-        task = self.tasks.popleft()
-        failed = task, Done(failed_row(task.point, self._profile, why), final=False)
-        return failed, [Group(self._profile, tuple(self.tasks))] if self.tasks else []
 
 
 def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
@@ -61,8 +43,8 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
     workers: dict[Connection, _Worker] = {}
     try:
         while waiting or workers:
-            while waiting and len(workers) < jobs:
-                worker = _Worker(waiting.popleft())
+            while waiting and len(workers) < min(jobs, len(groups)):
+                worker = _Worker()
                 workers[worker.connection] = worker
             for connection in wait(list(workers)):
                 assert isinstance(connection, Connection)
@@ -71,17 +53,18 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
                     done = connection.recv()
                 except (EOFError, ConnectionError):
                     del workers[connection]
-                    failed, rest = worker.died()
-                    waiting.extendleft(rest)
-                    yield failed
+                    group, why = worker.died()
+                    if group.tasks:
+                        yield group.lose(why)
+                    if group.tasks:
+                        waiting.appendleft(group)
                     continue
-                if done is None:
-                    worker.begin()
-                    continue
-                yield worker.underway.finished(done)
-                if not worker.underway.tasks and waiting:
+                if done is not None:
+                    assert worker.group is not None
+                    yield worker.group.tasks.popleft(), done
+                elif waiting:
                     worker.begin(waiting.popleft())
-                elif not worker.underway.tasks:
+                else:
                     worker.stop()
                     del workers[connection]
     finally:
@@ -90,34 +73,30 @@ def run_on_processes(groups: Sequence[Group], jobs: int) -> Outcomes:
 
 
 class _Worker:
-    """A process and what it still has to do of its group."""
+    """A process and the group that it was given last; it says None when it has nothing to do."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         with _interrupts_ignored():
             self._process.start()
         theirs.close()
-        self._ready = False
-        self._group, self.underway = group, Underway(group)
+        self.group: Group | None = None
 
-    def begin(self, group: Group | None = None) -> None:
-        """It is ready: send it another group, or the first."""
-        self._ready = True
-        if group is not None:
-            self._group, self.underway = group, Underway(group)
+    def begin(self, group: Group) -> None:
+        self.group = group
         with suppress(ConnectionError):  # it has died, as waiting for it will show
-            self.connection.send(self._group)
+            self.connection.send(group)
 
-    def died(self) -> tuple[tuple[Task, Done], list[Group]]:
-        """The task it was at, as failed, and the group of those that are left."""
+    def died(self) -> tuple[Group, str]:
+        """What it has not done of its group, and how it ended."""
         self.stop()
         code = self._process.exitcode
-        if not self._ready:
+        if self.group is None:
             raise EnvplanError(f"a process of the sweep ended as it began, with exit code {code}")
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        return self.underway.lost(f"its process was ended {how}")
+        return self.group, f"its process was ended {how}"
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let it end: it does so where nobody sends it any more."""
@@ -131,13 +110,11 @@ def _serve(connection: Connection) -> None:
     """Compute groups until nobody sends any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_cores(1)
-    try:
-        connection.send(None)
+    with suppress(EOFError, ConnectionError):
         while True:
+            connection.send(None)
             for done in compute(connection.recv()):
                 connection.send(done)
-    except (EOFError, ConnectionError):
-        return
 
 
 @contextmanager
@@ -208,18 +185,19 @@ def _compute(group: Group) -> Iterator[Done]:
 
 def _outcomes(ray: Any, groups: Sequence[Group]) -> Iterator[tuple[Task, Done]]:
     remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_compute)
-    running = {remote.remote(group): Underway(group) for group in groups}
+    running = {remote.remote(group): group for group in groups}
     while running:
         ready, _ = ray.wait(list(running), num_returns=1)
         stream = ready[0]
         group = running[stream]
         try:
-            yield group.finished(ray.get(next(stream)))
+            done = ray.get(next(stream))
+            yield group.tasks.popleft(), done
         except StopIteration:
             del running[stream]
         except ray.exceptions.RayError as error:
             del running[stream]
             if group.tasks:
-                failed, rest = group.lost(f"Ray: {str(error).strip()}"[:500])
-                running |= {remote.remote(left): Underway(left) for left in rest}
-                yield failed
+                yield group.lose(f"Ray: {str(error).strip()}"[:500])
+            if group.tasks:
+                running[remote.remote(group)] = group
