@@ -232,7 +232,7 @@ def test_published_figure_comes_from_the_sidecar() -> None:
         ({"source": "x"}, "savings_percent is missing"),
         ({"savings_percent": True, "source": "x"}, "savings_percent should be a valid number"),
         ({"savings_percent": 1, "slowdown_percent": "2", "source": "x"}, "slowdown_percent"),
-        ({"savings_percent": 1}, "published: source is missing"),
+        ({"savings_percent": 1}, "published.source is missing"),
     ],
 )
 def test_malformed_published_figure_is_refused(value: object, words: str) -> None:

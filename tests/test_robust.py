@@ -18,11 +18,11 @@ from envplan.limits import Setting
 from envplan.limits.probability import RUNS, proved_share
 from envplan.noise import CONFIDENCE, NoisyRun, least_held, share_at_least, spreads
 from envplan.pipeline import Pipeline
-from envplan.planners.ours import rows_of
 from envplan.profile import Profile
 from envplan.runtime.drift import replan
 from envplan.solve import Frontier, trace_frontier
 from envplan.verify import verify_plan
+from plan_checks import rows_of
 
 
 @given(st.integers(1, 20_000), st.floats(0, 1), st.sampled_from([0.9, 0.99, 0.995]))
@@ -77,7 +77,7 @@ def test_noise_and_late_clocks_together_take_more_than_either(a40: Frontier) -> 
     assert replan(both, a40.profile) == both
     # What is proved is proved of replays with the latency.
     hasty = both.job.model_copy(update={"switch_latency_s": None})
-    replay = a40.problem.replay(rows_of(a40, both))
+    replay = a40.problem.replay(np.array(rows_of(a40, both), np.int32))
     (limit,) = both.request.limits
     setting = Setting(1, both.target.deadline_ns, a40.profile)
     with pytest.raises(InputError, match="held_runs is"):
@@ -116,7 +116,7 @@ def test_noise_by_the_profiles_own_spread() -> None:
     plan = frontier.plan(probability=0.9, slowdown=0.2)
     assert plan.predicted.robustness is not None
     assert plan.predicted.robustness.noise is None
-    known = spreads(None, frontier.problem, profile, rows_of(frontier, plan))
+    known = spreads(None, frontier.problem, profile, np.array(rows_of(frontier, plan)))
     assert sorted(set(np.round(known, 9))) == [0.001, 0.1]
     verify_plan(plan, profile)
 
