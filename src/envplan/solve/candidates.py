@@ -18,7 +18,6 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple
@@ -78,6 +77,11 @@ class Known(NamedTuple):
     makespan_ns: int
     energy_fj: int
 
+    @classmethod
+    def of(cls, replay: Replay) -> Known:
+        """What is kept of a replay."""
+        return cls(replay.rows, replay.makespan_ns, replay.energy_fj)
+
 
 class Candidates:
     """Choices of rows for one frontier, machine and set of local limits.
@@ -95,7 +99,6 @@ class Candidates:
         self._moves = moves
         self._known: dict[int, Candidate] = {}
         self._refused: dict[int, NoPlanInTimeError] = {}
-        self._found: dict[tuple[Limit, ...], list[Known]] = {}
 
     @classmethod
     def of(
@@ -104,15 +107,11 @@ class Candidates:
         """The candidates of these, shared by all who ask for them.
 
         Plain choices do not depend on what was asked before, so all frontiers of one trace share
-        them; what was found under conditions each keeps for itself.
+        them.
         """
-        own, key = frontier.asked_once, (machine, tuple(limits), moves)
-        if key not in own:
-            own[key] = cls(frontier, machine, limits, moves)
-            if own[key].is_plain:
-                own[key] = copy(frontier.traced_once.setdefault(key, own[key]))
-                own[key]._found = {}
-        found: Candidates = own[key]
+        new, key = cls(frontier, machine, limits, moves), (machine, tuple(limits), moves)
+        store = frontier.traced_once if new.is_plain else frontier.asked_once
+        found: Candidates = store.setdefault(key, new)
         return found
 
     @property
@@ -154,29 +153,15 @@ class Candidates:
             raise refusal
         return min(found, key=value)
 
-    def known(self, conditions: Sequence[Limit]) -> list[Known]:
-        """One clock for all stages, or a balanced one for each; under conditions on the whole plan,
-        also what was found before under the same."""
-        return [
-            *self._single_clocks,
-            *(self._found.get(tuple(conditions), ()) if conditions else ()),
-        ]
-
-    def remember(self, conditions: Sequence[Limit], found: Replay) -> None:
-        """Keep what was found under conditions for later deadlines."""
-        if conditions:
-            known = Known(found.rows, found.makespan_ns, found.energy_fj)
-            self._found.setdefault(tuple(conditions), []).append(known)
-
     @cached_property
-    def _single_clocks(self) -> list[Known]:
+    def single_clocks(self) -> list[Known]:
+        """One clock for all stages, or a balanced one for each."""
         problem = self._frontier.problem
         clocks = StageClocks(problem)
-        found = []
-        for rows in chain(clocks.one_for_all(), clocks.balanced()):
-            replay = problem.replay(rows, self._machine)
-            found.append(Known(rows, replay.makespan_ns, replay.energy_fj))
-        return found
+        return [
+            Known.of(problem.replay(rows, self._machine))
+            for rows in chain(clocks.one_for_all(), clocks.balanced())
+        ]
 
     def near(self, deadline_ns: int) -> Candidate:
         """A choice that ends by a deadline, for pictures and tables of many.

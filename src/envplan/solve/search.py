@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ from envplan.limits import (
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
-from envplan.request import Deadline, Request
+from envplan.request import Request
 from envplan.solve.average_power import least_average_rows, least_average_uw
-from envplan.solve.candidates import Candidates
+from envplan.solve.candidates import Candidates, Known
 from envplan.solve.local_search import NoPlanInTimeError
 from envplan.units import (
     J_PER_KWH,
@@ -121,7 +121,8 @@ def ladder(frontier: Relaxation, request: Request, progress: Progress | None = N
     first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
     star = frontier.min_energy_time_ns
     if later:  # T_star's plan stands in for the one next to it
-        later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
+        later.remove(min(later, key=lambda time_ns: abs(time_ns - star)))
+        later.append(star)
     return plans_by(frontier, request, sorted({first, *later}), progress)
 
 
@@ -167,15 +168,14 @@ class _Found(NamedTuple):
 
     Attributes:
         deadline_ns: that it was made for, ns; what plan.json states.
-        until: "straggler" where it uses the time that a straggler leaves, "sync" where everybody
-            waits until the deadline anyway, else "".
+        target: what it answers, where that is not the request but using a straggler's time.
         robustness: how sure it is, where that was asked for.
         bound_fj: a lower bound that CP-SAT proved, one GPU a stage, fJ.
     """
 
     replay: Replay
     deadline_ns: int
-    until: Literal["", "straggler", "sync"] = ""
+    target: Request | None = None
     robustness: Robustness | None = None
     bound_fj: int | None = None
 
@@ -199,6 +199,9 @@ class _Search:
         self._global = [one for one in request.limits if not one.is_local]
         machine, moves = Machine(request.latency_ns), request.effort.moves
         self._candidates = Candidates.of(frontier, machine, self._local, moves)
+        # What was found under the same conditions before, for later deadlines.
+        key = (machine, tuple(request.limits), moves)
+        self._remembered: list[Known] = frontier.asked_once.setdefault(("found", *key), [])
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
@@ -210,7 +213,10 @@ class _Search:
         if until_ns > asked_ns or kind == "sync-time":
             try:
                 found = self.by(until_ns, waits=until_ns > star)
-                return found._replace(until="sync" if until_ns > star else "straggler")
+                time_s, waits = self.request.straggler_time_s, until_ns > star
+                if kind == "sync-time" or time_s is None:
+                    return found
+                return found._replace(target=self.request.by(time_s, waits=waits))
             except NoAnswerError:
                 if kind == "sync-time":
                     raise
@@ -272,7 +278,9 @@ class _Search:
             found = first_between(low, high, self._tried, steps, self._progress)
             if found is not None:
                 return found
-        return self._thriftiest()
+        # Rows that draw less on average than waiting does take more energy than any others.
+        capped = self.request.limit(AveragePower) is not None
+        return self._thriftiest() if capped else self.by(star)
 
     def cheapest(self) -> _Found:
         """The choice whose run costs least of those that meet the run's deadline."""
@@ -324,7 +332,7 @@ class _Search:
             least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
         except NoAnswerError as error:
             best, refusal = None, error
-        for known in self._candidates.known(self._global):
+        for known in (*self._candidates.single_clocks, *self._remembered):
             value = known.energy_fj - power_uw * known.makespan_ns
             if known.makespan_ns > deadline_ns or value >= least:
                 continue
@@ -339,7 +347,8 @@ class _Search:
         if best is None:
             assert refusal is not None
             raise refusal
-        self._candidates.remember(self._global, best.replay)
+        if self._global:
+            self._remembered.append(Known.of(best.replay))
         return best
 
     def one_of_many(self, time_ns: int) -> Plan:
@@ -349,9 +358,7 @@ class _Search:
             found = _Found(self._candidates.near(time_ns).replay, time_ns)
         else:
             found = self.by(time_ns, waits=waits)
-        deadline = Deadline(kind="sync-time" if waits else "time", time_s=s_from_ns(time_ns))
-        asked = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
-        return self._built(found, self.request.model_copy(update=asked))
+        return self._built(found, self.request.by(s_from_ns(time_ns), waits=waits))
 
     def plan(self, found: _Found) -> Plan:
         """What was found, as a plan."""
@@ -362,15 +369,11 @@ class _Search:
         return note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
 
     def _built(self, found: _Found, request: Request) -> Plan:
-        target = target_of(request, found.deadline_ns, least_ns=self.frontier.min_time_ns)
-        if found.until and request.deadline.kind != "sync-time":
-            kind = "sync-time" if found.until == "sync" else "time"
-            update = {"kind": kind, "time_s": request.straggler_time_s, "slowdown": None}
-            target = target.model_copy(update=update)
+        least_ns = self.frontier.min_time_ns
         plan = build_plan(
             self.frontier,
             found.replay,
-            target=target,
+            target=target_of(found.target or request, found.deadline_ns, least_ns=least_ns),
             request=request,
             bound_fj=found.bound_fj,
             bound="relaxation" if found.bound_fj is None else "cp-sat",
@@ -461,19 +464,13 @@ class _Search:
         setting = self._setting(replay.makespan_ns)
         broken = self._broken(replay, setting, self.request.limits)
         assert broken is not None
-        star = self._tried(self.frontier.min_energy_time_ns)
-        raise NoAnswerError(self._refusal(broken, star.replay if star else replay, setting))
+        raise NoAnswerError(self._refusal(broken, replay, setting))
 
     def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
         words = limit.broken(replay, setting)
         if limit.kind == "average-power":
             proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
             words += f"; no plan draws less than {proven:.10g} W on average"
-        elif limit.kind == "energy-budget":
-            words = (
-                f"no plan was found within the budget: {words}, the least found, at "
-                f"{s_from_ns(replay.makespan_ns):.9f} s"
-            )
         return words
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
