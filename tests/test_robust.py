@@ -250,10 +250,10 @@ def test_solve_makes_a_run_sure_and_check_proves_it_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("held_runs", 9999, "held_runs is 9999; replayed it is"),
+        ("held_runs", 9999, "held_runs is 9999; recomputed it is"),
         ("probability", 0.9999, "probability should be less than or equal to 0.999"),
-        ("noise", 0.2, "replayed it is"),
-        ("runs", 100, "more than its runs"),
+        ("noise", 0.2, "recomputed it is"),
+        ("runs", 100, "held_runs is"),
     ],
 )
 def test_a_tampered_claim_does_not_pass(folder: Path, field: str, value: float, words: str) -> None:

@@ -196,14 +196,14 @@ class Candidates:
         """
         if self.is_plain:
             return self.at(self._frontier.min_time_ns)
-        return Candidate(self._search.fastest())
+        return Candidate(self._search.fastest)
 
     @cached_property
     def fastest_rows(self) -> NDArray[np.int32]:
         """The fastest rows known, (N,), whatever they use."""
         if self.is_plain:
             return np.zeros(len(self._frontier.pipeline.operations), np.int32)
-        return self._search.fastest().rows
+        return self._search.fastest.rows
 
     def polished(self, rows: NDArray[np.int32], deadline_ns: int, rounds: int) -> NDArray[np.int32]:
         """Rows after further rounds of the search from them, where local limits are searched."""
@@ -232,10 +232,10 @@ class Candidates:
             self._limits,
             self._moves,
             lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns).replay,
-            self._later,
+            self._slower,
         )
 
-    def _later(self, time_ns: int) -> NDArray[np.int32] | None:
+    def _slower(self, time_ns: int) -> NDArray[np.int32] | None:
         """Rows for a deadline at the next of the fixed latencies above this one, ns."""
         latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
         if not 0 < self._machine.latency_ns < latency_ns:

@@ -196,16 +196,9 @@ def trace_frontier(
         InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
             outgrow exact 64-bit arithmetic.
     """
-    frontier = Frontier.trace(
-        pipeline,
-        profile,
-        blocking_power=blocking_power,
-        gpus_per_stage=gpus_per_stage,
-        replicas=replicas,
-        full=full,
-        whole=whole,
-        progress=progress,
-    )
+    setup = {"blocking_power": blocking_power, "gpus_per_stage": gpus_per_stage}
+    setup |= {"replicas": replicas, "full": full}
+    frontier = Frontier.trace(pipeline, profile, whole=whole, progress=progress, **setup)
     doubt_job(frontier)
     return frontier
 
@@ -279,7 +272,7 @@ def _rows_at_clocks(
     problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
 ) -> NDArray[np.int32]:
     """For each operation the fastest row of its table at a clock, (N,)."""
-    operations, rows = problem.pipeline.operations, []
+    operations, rows = problem.pipeline.operations, list[int]()
     bounds = list(pairwise(problem.pipeline.stage_begin.tolist()))
     if len(clocks) != len(bounds):
         raise InputError(f"the clocks are of {len(clocks)} stages; the pipeline has {len(bounds)}")
