@@ -46,14 +46,6 @@ def test_target_beyond_t_star_gives_the_t_star_plan(frontier: Frontier) -> None:
     assert late.frequencies == star.frequencies
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_numbers_that_are_none_are_refused(frontier: Frontier, value: float) -> None:
-    with pytest.raises((InputError, NoAnswerError)):
-        frontier.plan(value)
-    with pytest.raises(InputError):
-        frontier.plan(slowdown=value)
-
-
 def test_energy_budget_gives_the_fastest_plan_that_keeps_it(frontier: Frontier) -> None:
     middle = (frontier.plan().energy + frontier.plan(min_energy=True).energy) / 2
     plan = frontier.plan(energy_budget=middle)

@@ -16,8 +16,9 @@ from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s_floor, s_from_ns
+from envplan.units import s_from_ns
 from envplan.verify import verify_plan
+from plan_checks import bound_until, until
 from strategies import falling_profiles, pipelines, profiles
 
 
@@ -78,17 +79,6 @@ def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
     times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]
     assert len(slower) == 5
     assert times == sorted(times)
-
-
-def until(plan: Plan, sync_time: float) -> float:
-    """J until everyone has waited for a straggler."""
-    return plan.energy + plan.waiting_energy(sync_time)
-
-
-def bound_until(frontier: Frontier, sync_time: float) -> float:
-    """J that no plan in time for a straggler uses less than until then."""
-    gpus = frontier.gpus_per_stage * frontier.replicas
-    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) * gpus / 1e15
 
 
 @st.composite
