@@ -19,7 +19,7 @@ from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.replay import Problem
-from envplan.request import Effort, Request
+from envplan.request import Request
 from envplan.solve import search
 from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
@@ -92,10 +92,7 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        request = Request.asking(**asked)
-        effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
-        asked_for = request.model_copy(update={"effort": effort})
-        return search.ladder(self, asked_for, progress)
+        return search.ladder(self, Request.asking(ladder=count, **asked), progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.

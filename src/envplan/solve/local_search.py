@@ -137,7 +137,7 @@ class LocalSearch:
             prepared.append(rounded.rows)
             if deadline_ns - late_ns >= self._frontier.min_time_ns:
                 prepared.append(self._rounded(deadline_ns - late_ns).rows)
-        if self._power_limited is not None:
+        if self._power_limited is not None and rounded.peak_uw > self._prices["peak_uw"]:
             prepared += self._power_limited.by(deadline_ns)
         found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):

@@ -35,6 +35,7 @@ from envplan.solve.local_search import NoPlanInTimeError
 from envplan.units import (
     J_PER_KWH,
     duration_text,
+    j_from_fj,
     ns_from_s,
     ns_from_s_floor,
     s_from_ns,
@@ -43,7 +44,7 @@ from envplan.units import (
 
 _RESOLUTION: Final = 1000  # of the search over the time, as a part of T_star - T_min
 _FEW_STEPS: Final = 6  # of it, where each takes long
-_PLACES: Final = 12  # bisections between the slowest and the fastest choice under noise
+_PLACES: Final = 499  # between the slowest choice and T_min's under noise, and as many beyond
 _ATTEMPTS: Final = 4  # at a proof that a probability holds
 #: Local minima of the relaxed cost that are made to plans, at most.
 _MAX_MINIMA: Final = 8
@@ -273,7 +274,7 @@ class _Search:
         earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         middle, steps = star, _RESOLUTION.bit_length()
         if not self._candidates.is_plain:
-            middle, steps = max(star, self._candidates.fastest().replay.makespan_ns), _FEW_STEPS
+            middle, steps = max(star, self._candidates.fastest().makespan_ns), _FEW_STEPS
         for low, high in ((min(earliest, slowest) - 1, middle), (middle, slowest)):
             found = first_between(low, high, self._tried, steps, self._progress)
             if found is not None:
@@ -286,20 +287,20 @@ class _Search:
         """The choice whose run costs least of those that meet the run's deadline."""
         run, spec = self._whole_run, self._run
         gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
-        found: list[tuple[float, _Found]] = []
+        found: list[_Found] = []
         refusal: NoAnswerError | None = None
 
-        def add(choice: _Found) -> None:
-            time_s = s_from_ns(choice.replay.makespan_ns)
-            energy_j = choice.replay.energy_fj * self.frontier.num_gpus / 1e15
-            cost = spent(time_s, energy_j, spec, gpus).amount(spec.minimized)
-            found.append((cost, choice))
+        def cost(one: _Found) -> float:
+            energy_j = j_from_fj(one.replay.energy_fj * self.frontier.num_gpus)
+            return spent(s_from_ns(one.replay.makespan_ns), energy_j, spec, gpus).amount(
+                spec.minimized
+            )
 
-        for cost, time_ns in cheapest_times(self.frontier, spec, gpus):
-            if found and cost >= min(spends for spends, _ in found):
+        for least, time_ns in cheapest_times(self.frontier, spec, gpus):
+            if found and least >= min(map(cost, found)):
                 break
             try:
-                add(self.by(time_ns))
+                found.append(self.by(time_ns))
             except NoAnswerError as error:
                 refusal = refusal or error
         if refusal is not None:
@@ -307,10 +308,10 @@ class _Search:
             with suppress(NoAnswerError):
                 soonest = self.fastest()
                 if soonest.replay.makespan_ns * run.iterations <= run.deadline_ns:
-                    add(soonest)
-        if not found:
-            raise refusal or NoAnswerError("no plan is in time")
-        return min(found, key=lambda each: each[0])[1]
+                    found.append(soonest)
+            if not found:
+                raise refusal
+        return min(found, key=cost)
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -355,7 +356,7 @@ class _Search:
         """A plan by a time, until which everybody waits if it is beyond T_star."""
         waits = time_ns > self.frontier.min_energy_time_ns
         if self._is_plain:
-            found = _Found(self._candidates.near(time_ns).replay, time_ns)
+            found = _Found(self._candidates.near(time_ns), time_ns)
         else:
             found = self.by(time_ns, waits=waits)
         return self._built(found, self.request.by(s_from_ns(time_ns), waits=waits))
@@ -478,7 +479,7 @@ class _Search:
         deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
         if self._probability is not None:
             return self._sure(self._probability, setting, waits)
-        replay = self._candidates.best_by(deadline_ns, waits=waits).replay
+        replay = self._candidates.best_by(deadline_ns, waits=waits)
         if not seconds:
             return _Found(replay, deadline_ns)
         frontier = self.frontier
@@ -513,23 +514,19 @@ class _Search:
         def holds(replay: Replay, attempt: int) -> bool:
             return keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
 
+        fastest = self._at_place(2.0, setting, waits)
         for attempt in range(_ATTEMPTS):
-            low, high, best = 0.0, 2.0, self._at_place(0.0, setting, waits)
-            if not holds(best, attempt):
-                best = self._at_place(2.0, setting, waits)
-                for step in range(_PLACES):
-                    if self._progress is not None:
-                        self._progress(_PLACES - step, 0)
-                    middle = (low + high) / 2
-                    replay = self._at_place(middle, setting, waits)
-                    if holds(replay, attempt):
-                        high, best = middle, replay
-                    else:
-                        low = middle
+
+            def holding(place: int, attempt: int = attempt) -> Replay | None:
+                replay = self._at_place(place / _PLACES, setting, waits)
+                return replay if holds(replay, attempt) else None
+
+            steps = _RESOLUTION.bit_length()
+            best = first_between(-1, 2 * _PLACES, holding, steps, self._progress) or fastest
             evidence = limit.evidence(best, setting, attempt)
             if evidence is not None and keeps_local(best):
                 return _Found(best, setting.deadline_ns, robustness=evidence)
-        raise NoAnswerError(limit.broken(self._at_place(2.0, setting, waits), setting))
+        raise NoAnswerError(limit.broken(fastest, setting))
 
     def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
         """The proof that a choice is in time as surely as asked; None where there is none."""
@@ -546,9 +543,9 @@ class _Search:
         latest = min(setting.deadline_ns, slowest)
         time_ns = latest - round((latest - frontier.min_time_ns) * min(place, 1.0))
         try:
-            replay = candidates.at(time_ns).replay
+            replay = candidates.at(time_ns)
         except NoPlanInTimeError:
-            replay = candidates.fastest().replay
+            replay = candidates.fastest()
         if place <= 1:
             return replay
         # Rows of a table stand by time, the fastest first.
