@@ -36,6 +36,11 @@ def test_ladder_climbs_in_time_and_saves_on_every_rung(frontier: Frontier) -> No
     late = 2 * frontier.slowest_time
     energies = [until(plan, late) for plan in ladder]
     assert energies == sorted(set(energies), reverse=True)
+    # They save alike, and T_star's is one.
+    steps = [a - b for a, b in pairwise(energies)]
+    even = sum(steps) / len(steps)
+    assert all(0.4 * even < step < 1.8 * even for step in steps)
+    assert frontier.plan(min_energy=True).frequencies in [plan.frequencies for plan in ladder]
 
 
 def test_looked_up_plan_is_in_time_and_the_next_is_not(frontier: Frontier) -> None:
@@ -63,15 +68,6 @@ def test_half_as_much_again_is_worth_more_than_waiting_after_t_star(frontier: Fr
         frontier.plan(min_energy=True), straggler
     )
     assert saved > 0.02
-
-
-def test_rungs_save_alike_and_t_star_is_one(frontier: Frontier) -> None:
-    ladder = frontier.ladder(16)
-    late = 2 * frontier.slowest_time
-    steps = [a - b for a, b in pairwise(until(plan, late) for plan in ladder)]
-    even = sum(steps) / len(steps)
-    assert all(0.4 * even < step < 1.8 * even for step in steps)
-    assert frontier.plan(min_energy=True).frequencies in [plan.frequencies for plan in ladder]
 
 
 def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:

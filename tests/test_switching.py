@@ -46,42 +46,14 @@ def a40() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), profile)
 
 
-@pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])
-def test_no_worse_than_the_usual_plan_made_for_an_earlier_deadline(
-    a40: Frontier, latency: float
-) -> None:
-    deadline_ns = int(a40.min_time_ns * 1.03)
-    low, high, best = a40.min_time_ns, deadline_ns, None
-    for _ in range(12):
-        middle = (low + high) // 2
-        late = simulate(a40.plan(middle / 1e9), a40.profile, switch_latency=latency)
-        if late.iteration_time_ns <= deadline_ns:
-            low, best = middle, late
-        else:
-            high = middle
-    ours = a40.plan(deadline_ns / 1e9, switch_latency=latency)
-    assert best is None or ours.energy <= best.energy
-
-
 @pytest.mark.parametrize("slowdown", [0.0, 0.01])
 def test_clocks_that_come_sooner_save_no_less(a40: Frontier, slowdown: float) -> None:
-    latencies = [20.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.01, 0.001]
+    latencies = [20.0, 2.0, 0.5, 0.01]
     plans = [a40.plan(slowdown=slowdown, switch_latency=ms / 1000) for ms in latencies]
     saved = [plan.predicted.savings_percent for plan in plans]
     for k in range(1, len(saved)):
         # Choices are found by search; what it may miss from one latency to the next is this much.
         assert saved[k] >= max(saved[:k]) - 0.05
-
-
-def test_a_longer_hold_means_fewer_changes() -> None:
-    profile = small_profile()
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile)
-    changes = []
-    for hold in (0.0, 0.3, 100.0):
-        plan = frontier.plan(slowdown=0.05, switch_latency=0.01, min_hold=hold)
-        stages = simulate(plan, profile).stages
-        changes.append(sum(len(stage.clock_changes) - 1 for stage in stages))
-    assert changes[0] > changes[1] > changes[2] == 0
 
 
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
@@ -155,7 +127,7 @@ def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> N
 
 
 def test_at_t_min_clocks_off_the_critical_path_are_lower_than_the_highest() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 4, 32), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    frontier = trace_frontier(Pipeline("1f1b", 4, 16), Profile.builtin("a40-gpt3-1.3b-4stage"))
     plan = frontier.plan(switch_latency=0.02)
     assert plan.iteration_time <= frontier.min_time
     assert plan.gap < 0.02
@@ -184,8 +156,8 @@ def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
 
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
     profile = a40.profile
-    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5)
-    hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02)[1:]]
+    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5, moves=0.2)
+    hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02, moves=0.2)[1:]]
     with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* the least time of"):
         verify_plan(plan.model_copy(update={"ladder": hasty}), profile)
     topology = Topology.for_job(plan.job)
@@ -221,8 +193,11 @@ def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> 
     assert iteration.followed_time_ns == ns_from_s(looked_up.iteration_time)
 
 
-def test_the_benchmark_measures_all_three_ways(a40: Frontier) -> None:
-    ways = compare(a40, int(a40.min_time_ns * 1.08), 0.02)
+@pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])
+def test_no_worse_than_one_clock_or_the_usual_plan_made_for_an_earlier_deadline(
+    a40: Frontier, latency: float
+) -> None:
+    ways = compare(a40, int(a40.min_time_ns * 1.08), latency)
     assert ways.earlier is not None
     assert ways.constant is not None
     assert 0 <= ways.ours <= min(ways.earlier, ways.constant)
