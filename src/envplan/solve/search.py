@@ -328,8 +328,7 @@ class _Search:
         least, refusal = math.inf, None
         try:
             best = self._searched(setting, waits)
-            if broken := self._broken(best.replay, setting, self._exact):
-                raise NoAnswerError(self._refusal(broken, best.replay, setting))
+            self._keep(best.replay, setting, self._exact)
             least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
         except NoAnswerError as error:
             best, refusal = None, error
@@ -459,20 +458,22 @@ class _Search:
             return None if broken else _Found(replay, replay.makespan_ns)
 
         found = first_between(0, count, tried, count.bit_length())
-        if found is not None:
-            return found
-        replay = self._replayed(thrifty)
-        setting = self._setting(replay.makespan_ns)
-        broken = self._broken(replay, setting, self.request.limits)
-        assert broken is not None
-        raise NoAnswerError(self._refusal(broken, replay, setting))
+        if found is None:
+            replay = self._replayed(thrifty)
+            self._keep(replay, self._setting(replay.makespan_ns), self.request.limits)
+        assert found is not None
+        return found
 
-    def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
-        words = limit.broken(replay, setting)
-        if limit.kind == "average-power":
+    def _keep(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> None:
+        """Raises: NoAnswerError: a replay breaks one of some limits; says by how much."""
+        broken = self._broken(replay, setting, limits)
+        if broken is None:
+            return
+        words = broken.broken(replay, setting)
+        if broken.kind == "average-power":
             proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
             words += f"; no plan draws less than {proven:.10g} W on average"
-        return words
+        raise NoAnswerError(words)
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
