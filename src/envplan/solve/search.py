@@ -473,6 +473,8 @@ class _Search:
         if broken.kind == "average-power":
             proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
             words += f"; no plan draws less than {proven:.10g} W on average"
+        elif broken.kind == "energy-budget":
+            words += "; that is the least found"
         raise NoAnswerError(words)
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
