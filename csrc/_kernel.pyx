@@ -36,7 +36,7 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         int32_t source, sink
     cdef cppclass CppWalk "envplan::Walk":
         CppWalk(const Network&) except +
-        void start(const int64_t*, const int64_t*, int64_t) except +
+        void start(const int64_t*, const int64_t*, cbool, int64_t) except +
         void start_at(const int64_t*, const int64_t*, int64_t) except +
         int64_t time()
         int64_t min_time()
@@ -237,31 +237,20 @@ cdef class Trace:
         """Where the walk stands before run(), ns."""
         return self._walk.time()
 
-    def start(self, const int64_t[::1] flow, int64_t value):
-        """Jump to the least cost at flow value `value` (uW), from a rough guess of the flow.
-
-        Args:
-            flow: int64 (arcs,), uW. The result does not depend on it.
-        """
-        self._jump(flow, None, value, -1)
-
-    def start_from(
-        self, const int64_t[::1] times, const int64_t[::1] flow, *, int64_t value=-1, int64_t at=-1
+    def start(
+        self, const int64_t[::1] flow, const int64_t[::1] times, *, int64_t value=-1,
+        int64_t at=-1, cbool rough=False
     ):
-        """Jump to the least cost at flow value `value` (uW) or at time `at` (ns), from a good guess.
+        """Jump to the least cost at flow value `value` (uW) or at time `at` (ns), from a guess.
 
         The cost does not depend on the guess.
 
         Args:
-            times: of the events, int64 (nodes,), ns.
             flow: int64 (arcs,), uW.
+            times: of the events, int64 (nodes,), ns; None, at a value: those that the flow means.
             at: a time, or T_min or T_max where it is beyond.
+            rough: whether the flow is far off, which only makes a difference to the time it takes.
         """
-        self._jump(flow, times, value, at)
-
-    cdef _jump(
-        self, const int64_t[::1] flow, const int64_t[::1] times, int64_t value, int64_t at
-    ):
         if flow.shape[0] != self.num_arcs or (
             times is not None and times.shape[0] != self.num_nodes
         ):
@@ -270,11 +259,15 @@ cdef class Trace:
             np.min(flow) < 0 or np.max(flow) >= kInfinite // 4
         ):
             raise ValueError("flow is out of range")
+        if at >= 0 and times is None:
+            raise ValueError("a start at a time needs times")
         with nogil:
             if at >= 0:
                 self._walk.start_at(&flow[0], &times[0], at)
             else:
-                self._walk.start(&flow[0], &times[0] if times is not None else NULL, value)
+                self._walk.start(
+                    &flow[0], &times[0] if times is not None else NULL, rough, value
+                )
 
     def state(self):
         """The optimum where the walk stands before run(): as state_at."""

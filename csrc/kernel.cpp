@@ -131,9 +131,9 @@ Time Walk::longest_path(bool fastest, std::vector<Time>* at) const {
   return (*at)[sink_];
 }
 
-void Walk::start(const Power* flow, const Time* times, Power total) {
+void Walk::start(const Power* flow, const Time* times, bool rough, Power total) {
   guess(flow, times, max_time_);
-  repair(total, times == nullptr);
+  repair(total, rough);
 }
 
 // At a time the flow value is free: an arc back from the sink to the source takes it, at a duration
@@ -172,6 +172,7 @@ void Walk::guess(const Power* flow, const Time* times, Time latest) {
     });
     nodes_[v].y = times == nullptr ? 0 : std::clamp<Time>(times[order_[v]], 0, until[v]);
   }
+  nodes_[source_].y = 0;
   for (Index v = 0; v < num_nodes(); ++v) {
     each_arc_from(v, [&](const Link& link, Time takes) {
       nodes_[link.other].y = std::max(nodes_[link.other].y, nodes_[v].y + takes);

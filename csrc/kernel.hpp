@@ -69,12 +69,12 @@ class Walk {
 
   // Moves to the least total cost at flow value `total` without walking there: takes a guess as far
   // as durations and complementary slackness allow and repairs what is left over. Exact whatever
-  // the guess; a good one makes it quick. flow: (num_arcs), non-negative; times: of the events,
-  // (num_nodes), or null; both in the caller's numbering. Without times the flow is taken for a
-  // rough guess, and the events for those that it means.
-  void start(const Power* flow, const Time* times, Power total);
+  // the guess; a good one makes it quick, and saying whether its flow is a rough one makes it
+  // quicker. flow: (num_arcs), non-negative; times: of the events, (num_nodes), or null for those
+  // that the flow means; both in the caller's numbering.
+  void start(const Power* flow, const Time* times, bool rough, Power total);
 
-  // The same at time `at`, or as near to it as T_min or T_max is. The guess has times.
+  // The same at time `at`, or as near to it as T_min or T_max is, from a guess with times.
   void start_at(const Power* flow, const Time* times, Time at);
 
   // One event of the walk: find the nearest cut or path, lower T (never below `floor`; by
@@ -155,9 +155,9 @@ class Walk {
   void push(Time key, Index node);
   Index pop(Time* key);
 
-  std::vector<Node> nodes_;  // num_nodes + 1: the last one only ends the links
-  std::vector<Link> links_;  // sorted by the node that they belong to
-  std::vector<Arc> arcs_;  // num_arcs + 1: the last leads back, from the sink to the source
+  std::vector<Node> nodes_;     // num_nodes + 1: the last one only ends the links
+  std::vector<Link> links_;     // sorted by the node that they belong to
+  std::vector<Arc> arcs_;       // num_arcs + 1: the last leads back, from the sink to the source
   std::vector<Time> duration_;  // levels
   std::vector<Power> limit_;
   std::vector<Index> position_;  // caller's node -> ours

@@ -28,14 +28,14 @@ class Trace:
         source: int,
         sink: int,
     ) -> None: ...
-    def start(self, flow: NDArray[np.int64], value: int) -> None: ...
-    def start_from(
+    def start(
         self,
-        times: NDArray[np.int64],
         flow: NDArray[np.int64],
+        times: NDArray[np.int64] | None,
         *,
         value: int = -1,
         at: int = -1,
+        rough: bool = False,
     ) -> None: ...
     @property
     def time(self) -> int: ...

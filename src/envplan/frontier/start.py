@@ -47,6 +47,7 @@ _REPEATING: Final = (
     "zb-v",
     "dualpipe-v",
 )
+_IN_PHASES: Final = ("gpipe", "looped-bfs")  # all of one kind, then all of the next
 # Of the pipeline that stands for a long one, in rounds. With four its middle is steady even near
 # T_min, on all profiles that were tried, and the repair of the long one finds little to do. Near
 # T_star fewer are enough, so for those four fewer stand.
@@ -61,10 +62,16 @@ _CLOSE: Final = 5e-4
 
 
 class _Optimum(NamedTuple):
-    """Where a trace stands: event times, ns, (nodes,), and flows, uW, (arcs,)."""
+    """Where a trace stands: flows, uW, (arcs,), and event times, ns, (nodes,)."""
 
-    times: NDArray[np.int64]
     flow: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: Trace, time_ns: int | None = None) -> _Optimum:
+        """Where a trace stands, or stood at a time."""
+        times, flow = trace.state() if time_ns is None else trace.state_at(time_ns)
+        return cls(flow, times)
 
 
 class Start:
@@ -100,11 +107,12 @@ class Start:
     def at_flow(self, flow_uw: int) -> Trace:
         """A trace that stands where a ns is worth so much."""
         if self.coarser is not None:
-            return self._from(_Optimum(*self.coarser.at_flow(flow_uw).state()), value=flow_uw)
+            return self._from(_Optimum.of(self.coarser.at_flow(flow_uw)), flow_uw)
         trace = self.network.trace()
-        trace.start(_chain_flow(self._pipeline, self._powers, self.network), self.waiting_uw)
+        chains = _chain_flow(self._pipeline, self._powers, self.network)
+        trace.start(chains, None, value=self.waiting_uw, rough=True)
         if flow_uw != self.waiting_uw:
-            trace.start_from(*trace.state(), value=flow_uw)
+            trace.start(*_Optimum.of(trace), value=flow_uw)
         return trace
 
     @property
@@ -124,16 +132,21 @@ class Start:
         if not self.can_begin_late or self.coarser is None:
             return None
         near = self.coarser._optimum_near(time_ns, self._pipeline.num_microbatches)
-        return self._from(near, at=time_ns)
+        trace = self._from(near, self.coarser._value(near))
+        if trace.time < time_ns:
+            trace.start(*_Optimum.of(trace), at=time_ns)
+        return trace
 
-    def _from(self, coarse: _Optimum, *, value: int = -1, at: int = -1) -> Trace:
-        """A trace that jumps to a flow value or a time from an optimum of what is coarser."""
+    def _from(self, coarse: _Optimum, flow_uw: int) -> Trace:
+        """A trace that jumps to a flow value from an optimum of what is coarser."""
         assert self.coarser is not None
-        guess = coarse
-        if self._image is not None:
-            guess = self._image.of(coarse, self.coarser._period(coarse))
+        flow, times = coarse
+        if self._short is not None:
+            flow, times = self._image.of(coarse, self.coarser._period(coarse))
         trace = self.network.trace()
-        trace.start_from(*guess, value=value, at=at)
+        # Where kinds of operations do not take turns, a round has no one place in time.
+        in_phases = self._pipeline.schedule in _IN_PHASES and self._short is not None
+        trace.start(flow, None if in_phases else times, value=flow_uw)
         return trace
 
     def _optimum_near(self, time_ns: int, microbatches: int) -> _Optimum:
@@ -142,24 +155,21 @@ class Start:
             trace = self.at_flow(self.waiting_uw)
         else:
             near = self.coarser._optimum_near(time_ns, microbatches)
-            out_of_source = self.coarser.network.tail == self.coarser.network.num_nodes - 2
-            # With a little less it is at the upper end of a straight piece.
-            trace = self._from(near, value=max(0, int(near.flow[out_of_source].sum()) - 1))
-        optimum = _Optimum(*trace.state())
+            trace = self._from(near, self.coarser._value(near))
+        optimum = _Optimum.of(trace)
         late = self._taking(optimum, microbatches) - time_ns
         close = int(_CLOSE * time_ns)
         growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
         while late < -close and trace.time < trace.max_time:
-            at = trace.time + 1 - int(2 * late / growth)
-            trace.start_from(*optimum, at=at)
-            optimum = _Optimum(*trace.state())
+            trace.start(*optimum, at=trace.time + 1 - int(2 * late / growth))
+            optimum = _Optimum.of(trace)
             late = self._taking(optimum, microbatches) - time_ns
         low, high = trace.min_time - 1, trace.time
         trace.run(until=high)
         while abs(late) > close and high > low + 1:
             at = min(max(high - int(late / growth), low + 1), high - 1)
             trace.go_on(at)
-            lower = _Optimum(*trace.state_at(at))
+            lower = _Optimum.of(trace, at)
             left = self._taking(lower, microbatches) - time_ns
             growth = max(1.0, (late - left) / (high - at))
             if left >= -close:
@@ -168,9 +178,15 @@ class Start:
                 low = at
         return optimum
 
+    def _value(self, optimum: _Optimum) -> int:
+        """The value of a flow, or a little less: at the upper end of a straight piece."""
+        out_of_source = self.network.tail == self.network.num_nodes - 2
+        return max(0, int(optimum.flow[out_of_source].sum()) - 1)
+
     @cached_property
-    def _image(self) -> _Image | None:
-        return None if self._short is None else _Image(self._pipeline, self._short)
+    def _image(self) -> _Image:
+        assert self._short is not None
+        return _Image(self._pipeline, self._short)
 
     @cached_property
     def _rounds(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -186,6 +202,8 @@ class Start:
     def _period(self, optimum: _Optimum) -> int:
         """How long after each other the rounds in the middle are, ns."""
         here, later = self._rounds
+        if len(later) == 0:  # too short for two
+            return int(optimum.times[-1])
         return int(np.median(optimum.times[later] - optimum.times[here]))
 
     def _taking(self, optimum: _Optimum, microbatches: int) -> int:
@@ -222,7 +240,7 @@ class _Image:
         last = int(optimum.times[-1]) + period_ns * self._more
         operations, edges, others = np.split(optimum.flow, np.cumsum(self._short))
         flows = [np.append(operations, 0)[self._operation], np.append(edges, 0)[self._edge], others]
-        return _Optimum(np.append(ends.ravel(), [0, last]), np.concatenate(flows))
+        return _Optimum(np.concatenate(flows), np.append(ends.ravel(), [0, last]))
 
 
 def _kinds(
@@ -240,9 +258,9 @@ def _kinds(
 def _found(keys: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each key is among others, -1 where it is not."""
     order = np.argsort(among)
-    at = order[np.searchsorted(among, keys, sorter=order) % len(among)]
-    at[among[at] != keys] = -1
-    return at
+    at = np.searchsorted(among, keys, sorter=order)
+    at = np.append(order, -1)[at]
+    return np.where(np.append(among, -1)[at] == keys, at, -1)
 
 
 def _round_length(pipeline: Pipeline) -> int:
