@@ -36,7 +36,8 @@ cdef extern from "kernel.hpp" namespace "envplan" nogil:
         int32_t source, sink
     cdef cppclass CppWalk "envplan::Walk":
         CppWalk(const Network&) except +
-        void start(const int64_t*, int64_t, cbool) except +
+        void start(const int64_t*, const int64_t*, cbool, int64_t) except +
+        void start_at(const int64_t*, const int64_t*, int64_t) except +
         int64_t time()
         int64_t min_time()
         int64_t max_time()
@@ -236,19 +237,37 @@ cdef class Trace:
         """Where the walk stands before run(), ns."""
         return self._walk.time()
 
-    def start(self, const int64_t[::1] guess, int64_t flow, cbool rough):
-        """Jump to the least cost at flow value `flow` (uW), from a guessed flow int64 (arcs,).
+    def start(
+        self, const int64_t[::1] flow, const int64_t[::1] times, *, int64_t value=-1,
+        int64_t at=-1, cbool rough=False
+    ):
+        """Jump to the least cost at flow value `value` (uW) or at time `at` (ns), from a guess.
 
-        The result does not depend on the guess, nor on whether it is said to be `rough`.
+        The cost does not depend on the guess.
+
+        Args:
+            flow: int64 (arcs,), uW.
+            times: of the events, int64 (nodes,), ns; None, at a value: those that the flow means.
+            at: a time, or T_min or T_max where it is beyond.
+            rough: whether the flow is far off, which only makes a difference to the time it takes.
         """
-        if guess.shape[0] != self.num_arcs:
-            raise ValueError("guess must have one entry an arc")
-        if flow < 0 or flow >= kInfinite // 4 or (
-            len(guess) and (np.min(guess) < 0 or np.max(guess) >= kInfinite // 4)
+        if flow.shape[0] != self.num_arcs or (
+            times is not None and times.shape[0] != self.num_nodes
+        ):
+            raise ValueError("a guess must have one entry an arc, and one an event")
+        if (value < 0) == (at < 0) or value >= kInfinite // 4 or (
+            np.min(flow) < 0 or np.max(flow) >= kInfinite // 4
         ):
             raise ValueError("flow is out of range")
+        if at >= 0 and times is None:
+            raise ValueError("a start at a time needs times")
         with nogil:
-            self._walk.start(&guess[0], flow, rough)
+            if at >= 0:
+                self._walk.start_at(&flow[0], &times[0], at)
+            else:
+                self._walk.start(
+                    &flow[0], &times[0] if times is not None else NULL, rough, value
+                )
 
     def state(self):
         """The optimum where the walk stands before run(): as state_at."""

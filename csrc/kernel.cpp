@@ -41,32 +41,38 @@ Walk::Walk(const Network& net)
   number_nodes(net);
 
   const Index n = net.num_nodes, m = net.num_arcs;
+  source_ = position_[net.source];
+  sink_ = position_[net.sink];
+  duration_.push_back(0);  // of the way back
+  limit_.push_back(kInfinite);
+  const auto tail = [&](Index a) { return a < m ? position_[net.tail[a]] : sink_; };
+  const auto head = [&](Index a) { return a < m ? position_[net.head[a]] : source_; };
   nodes_.assign(n + 1, Node{0, 0, 0, 0, 0, 0});
-  arcs_.resize(m);
-  links_.resize(2 * static_cast<std::size_t>(m));
-  std::vector<Index> by_tail(m), fill(n);
-  for (Index a = 0; a < m; ++a) {
+  arcs_.resize(m + 1);
+  links_.resize(2 * arcs_.size());
+  std::vector<Index> by_tail(m + 1), fill(n);
+  for (Index a = 0; a <= m; ++a) {
     by_tail[a] = a;
-    ++nodes_[position_[net.tail[a]] + 1].begin;
-    ++nodes_[position_[net.head[a]] + 1].begin;
+    ++nodes_[tail(a) + 1].begin;
+    ++nodes_[head(a) + 1].begin;
   }
   for (Index v = 0; v < n; ++v) {
     nodes_[v + 1].begin += nodes_[v].begin;
     fill[v] = nodes_[v].begin;
   }
-  std::stable_sort(by_tail.begin(), by_tail.end(), [&](Index a, Index b) {
-    return position_[net.tail[a]] < position_[net.tail[b]];
-  });
-  for (Index a = 0; a < m; ++a) {
-    const Index original = by_tail[a], level = net.curve_begin[net.curve[original]];
-    const Index tail = position_[net.tail[original]], head = position_[net.head[original]];
-    arcs_[a] = Arc{fill[tail]++, fill[head]++, level, level, original, 0};
-    links_[arcs_[a].out] = Link{head, a, 0, 0};
-    links_[arcs_[a].in] = Link{tail, ~a, 0, 0};
-    set_flow(a, 0);
+  // The sink's only arc stays the last.
+  std::stable_sort(by_tail.begin(), by_tail.end(),
+                   [&](Index a, Index b) { return tail(a) < tail(b); });
+  for (Index a = 0; a <= m; ++a) {
+    const Index original = by_tail[a];
+    const Index first = original < m ? net.curve_begin[net.curve[original]] : duration_.size() - 1;
+    const Index last =
+        original < m ? net.curve_begin[net.curve[original] + 1] - 1 : duration_.size() - 1;
+    arcs_[a] = Arc{fill[tail(original)]++, fill[head(original)]++, first, last, first, original, 0};
+    links_[arcs_[a].out] = Link{head(original), a, kFar, kFar};
+    links_[arcs_[a].in] = Link{tail(original), ~a, kFar, kFar};
+    if (original < m) set_flow(a, 0);
   }
-  source_ = position_[net.source];
-  sink_ = position_[net.sink];
 
   std::vector<Time> at(n);
   min_time_ = longest_path(true, &at);
@@ -116,37 +122,76 @@ Time Walk::longest_path(bool fastest, std::vector<Time>* at) const {
   std::fill(at->begin(), at->end(), 0);
   for (Index v = 0; v < static_cast<Index>(at->size()); ++v) {
     for (Index l = nodes_[v].begin; l < nodes_[v + 1].begin; ++l) {
-      if (links_[l].arc < 0) continue;
-      Index level = arcs_[links_[l].arc].first_level;
-      while (fastest && limit_[level] != kInfinite) ++level;
+      if (links_[l].arc < 0 || links_[l].arc == num_arcs()) continue;
+      const Arc& arc = arcs_[links_[l].arc];
       Time& head = (*at)[links_[l].other];
-      head = std::max(head, (*at)[v] + duration_[level]);
+      head = std::max(head, (*at)[v] + duration_[fastest ? arc.last_level : arc.first_level]);
     }
   }
   return (*at)[sink_];
 }
 
-void Walk::start(const Power* guess, Power total, bool rough) {
-  const Index n = num_nodes();
-  std::vector<Time> at(n, 0);
-  for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a)
-    set_flow(a, guess[arcs_[a].original]);
-  for (Index v = 0; v < n; ++v) {
+void Walk::start(const Power* flow, const Time* times, bool rough, Power total) {
+  guess(flow, times, max_time_);
+  repair(total, rough);
+}
+
+// At a time the flow value is free: an arc back from the sink to the source takes it, at a duration
+// that leaves the two as far apart as they are.
+void Walk::start_at(const Power* flow, const Time* times, Time at) {
+  at = std::clamp(at, min_time_, max_time_);
+  guess(flow, times, at);
+  nodes_[sink_].y = at;
+  Power total = 0;
+  for (Index l = nodes_[source_].begin; l < nodes_[source_ + 1].begin; ++l) {
+    if (links_[l].arc >= 0) total += arcs_[links_[l].arc].flow;
+  }
+  const Index back = num_arcs();
+  duration_.back() = -at;
+  set_flow(back, total);
+  repair(total, false);
+  flow_ = arcs_[back].flow;
+  for (const Index l : {arcs_[back].out, arcs_[back].in}) links_[l].ahead = links_[l].behind = kFar;
+}
+
+// Takes a flow, and event times as far as the fastest durations and the latest time allow; or those
+// that the flow means.
+void Walk::guess(const Power* flow, const Time* times, Time latest) {
+  for (Index a = 0; a < num_arcs(); ++a) set_flow(a, flow[arcs_[a].original]);
+  const auto each_arc_from = [&](Index v, auto visit) {
     for (Index l = nodes_[v].begin; l < nodes_[v + 1].begin; ++l) {
       const Link& link = links_[l];
-      if (link.arc >= 0) at[link.other] = std::max(at[link.other], at[v] - link.ahead);
+      if (link.arc < 0 || link.arc == num_arcs()) continue;
+      visit(link, times == nullptr ? -link.ahead : duration_[arcs_[link.arc].last_level]);
     }
+  };
+  std::vector<Time> until(num_nodes(), latest);
+  for (Index v = num_nodes() - 1; v >= 0; --v) {
+    each_arc_from(v, [&](const Link& link, Time takes) {
+      until[v] = std::min(until[v], until[link.other] - takes);
+    });
+    nodes_[v].y = times == nullptr ? 0 : std::clamp<Time>(times[order_[v]], 0, until[v]);
   }
-  for (Index v = 0; v < n; ++v) nodes_[v].y = at[v];
+  nodes_[source_].y = 0;
+  for (Index v = 0; v < num_nodes(); ++v) {
+    each_arc_from(v, [&](const Link& link, Time takes) {
+      nodes_[link.other].y = std::max(nodes_[link.other].y, nodes_[v].y + takes);
+    });
+  }
+}
 
+// Goes to the least total cost with so much flow from the source to the sink, or what the way back
+// makes of it, from any flow and from any event times that durations allow.
+void Walk::repair(Power total, bool rough) {
+  const Index n = num_nodes();
   std::vector<Power> excess(n, 0);
   excess[source_] += total;
   excess[sink_] -= total;
-  for (Index a = 0; a < static_cast<Index>(arcs_.size()); ++a) {
+  for (Index a = 0; a < num_arcs(); ++a) {
     const Arc& arc = arcs_[a];
     const Index tail = links_[arc.in].other, head = links_[arc.out].other;
     // Complementary slackness: at duration d the flow lies between the limits around d.
-    const Time d = at[head] - at[tail];
+    const Time d = nodes_[head].y - nodes_[tail].y;
     Index level = arc.first_level;
     while (duration_[level] > d) ++level;
     const Power least = level > arc.first_level ? limit_[level - 1] : 0;
@@ -186,7 +231,8 @@ void Walk::start(const Power* guess, Power total, bool rough) {
   for (Index v = 0; v < n; ++v) nodes_[v].y -= end;
   flow_ = total;
   cost_ = 0;
-  for (const Arc& arc : arcs_) {
+  for (Index a = 0; a < num_arcs(); ++a) {
+    const Arc& arc = arcs_[a];
     const Time d = nodes_[links_[arc.out].other].y - nodes_[links_[arc.in].other].y;
     for (Index l = arc.first_level; duration_[l] > d; ++l) {
       const Time saved = duration_[l] - std::max(duration_[l + 1], d);
@@ -407,15 +453,15 @@ void Walk::event_times(Time* out) const {
 }
 
 void Walk::arc_flows(Power* out) const {
-  for (const Arc& arc : arcs_) out[arc.original] = arc.flow;
+  for (Index a = 0; a < num_arcs(); ++a) out[arcs_[a].original] = arcs_[a].flow;
 }
 
 Walk::Snapshot Walk::snapshot() const {
   Snapshot s;
   s.y.reserve(num_nodes());
   for (Index v = 0; v < num_nodes(); ++v) s.y.push_back(nodes_[v].y);
-  s.flow.reserve(arcs_.size());
-  for (const Arc& arc : arcs_) s.flow.push_back(arc.flow);
+  s.flow.reserve(num_arcs());
+  for (Index a = 0; a < num_arcs(); ++a) s.flow.push_back(arcs_[a].flow);
   s.total = flow_;
   s.cost = cost_;
   return s;
@@ -423,7 +469,7 @@ Walk::Snapshot Walk::snapshot() const {
 
 void Walk::restore(const Snapshot& s) {
   for (Index v = 0; v < num_nodes(); ++v) nodes_[v].y = s.y[v];
-  for (std::size_t a = 0; a < arcs_.size(); ++a) set_flow(static_cast<Index>(a), s.flow[a]);
+  for (Index a = 0; a < num_arcs(); ++a) set_flow(a, s.flow[a]);
   flow_ = s.total;
   cost_ = s.cost;
 }

@@ -67,11 +67,15 @@ class Walk {
  public:
   explicit Walk(const Network& net);
 
-  // Moves to the least total cost at flow value `total` without walking there: takes the flow in
-  // `guess` (num_arcs, the caller's numbering, non-negative) as far as complementary slackness
-  // allows and repairs what is left over. Exact whatever the guess; a good one makes it quick, and
-  // saying whether it is only a rough one makes it quicker.
-  void start(const Power* guess, Power total, bool rough);
+  // Moves to the least total cost at flow value `total` without walking there: takes a guess as far
+  // as durations and complementary slackness allow and repairs what is left over. Exact whatever
+  // the guess; a good one makes it quick, and saying whether its flow is a rough one makes it
+  // quicker. flow: (num_arcs), non-negative; times: of the events, (num_nodes), or null for those
+  // that the flow means; both in the caller's numbering.
+  void start(const Power* flow, const Time* times, bool rough, Power total);
+
+  // The same at time `at`, or as near to it as T_min or T_max is, from a guess with times.
+  void start_at(const Power* flow, const Time* times, Time at);
 
   // One event of the walk: find the nearest cut or path, lower T (never below `floor`; by
   // nothing where paths of the current length are left), send flow.
@@ -84,7 +88,7 @@ class Walk {
   Power flow() const { return flow_; }
   Energy cost() const { return cost_; }
   Index num_nodes() const { return static_cast<Index>(position_.size()); }
-  Index num_arcs() const { return static_cast<Index>(arcs_.size()); }
+  Index num_arcs() const { return static_cast<Index>(arcs_.size()) - 1; }
   std::uint64_t touched() const { return touched_; }
 
   // Event times in the caller's numbering, source at 0: of all optimal ones those with every event
@@ -121,7 +125,7 @@ class Walk {
   };
   struct Arc {
     Index out, in;  // its links at the tail and at the head
-    Index first_level, level;
+    Index first_level, last_level, level;
     Index original;
     Power flow;
   };
@@ -132,6 +136,8 @@ class Walk {
   static constexpr Index kUnsettled = std::numeric_limits<Index>::max();
 
   void number_nodes(const Network& net);
+  void guess(const Power* flow, const Time* times, Time latest);
+  void repair(Power total, bool rough);
   template <bool kForward, class IsTarget>
   Time search(Index from, Time most, IsTarget is_target);
   void lower(Time by);
@@ -149,9 +155,9 @@ class Walk {
   void push(Time key, Index node);
   Index pop(Time* key);
 
-  std::vector<Node> nodes_;  // num_nodes + 1: the last one only ends the links
-  std::vector<Link> links_;  // sorted by the node that they belong to
-  std::vector<Arc> arcs_;
+  std::vector<Node> nodes_;     // num_nodes + 1: the last one only ends the links
+  std::vector<Link> links_;     // sorted by the node that they belong to
+  std::vector<Arc> arcs_;       // num_arcs + 1: the last leads back, from the sink to the source
   std::vector<Time> duration_;  // levels
   std::vector<Power> limit_;
   std::vector<Index> position_;  // caller's node -> ours

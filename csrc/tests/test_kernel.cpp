@@ -233,7 +233,8 @@ void test_start_at_a_flow_meets_the_walk() {
     for (Power guessed = 0; guessed <= 8; guessed += 4) {
       Walk jumped = walk;
       const std::vector<Power> guess(5, guessed);
-      jumped.start(guess.data(), flow, flow % 2 == 0);
+      const std::vector<Time> times{0, guessed, 3 * guessed, 30};
+      jumped.start(guess.data(), flow % 3 ? times.data() : nullptr, flow % 2 == 0, flow);
       CHECK(jumped.flow() == flow);
       const Trace rest = traced(jumped, flow);
       std::size_t k = 0;
@@ -241,6 +242,33 @@ void test_start_at_a_flow_meets_the_walk() {
       CHECK((rest.times() == std::vector<Time>(all.times().begin() + k, all.times().end())));
       CHECK((rest.costs() == std::vector<Energy>(all.costs().begin() + k, all.costs().end())));
     }
+  }
+}
+
+void test_start_at_a_time_meets_the_walk() {
+  const Walk walk = lattice(4, 8);
+  Trace all = traced(walk);
+  std::mt19937 random(2);
+  Walk jumped = walk;
+  for (Time t = walk.min_time() - 1; t <= walk.max_time() + 1; ++t) {
+    std::vector<Power> guess(walk.num_arcs());
+    std::vector<Time> times(walk.num_nodes());
+    for (Power& flow : guess) flow = random() % 20;
+    for (Time& time : times) time = random() % (2 * walk.max_time());
+    if (random() % 3 == 0) jumped = walk;  // else from where it stands
+    jumped.start_at(guess.data(), times.data(), t);
+    const Time at = std::clamp(t, walk.min_time(), walk.max_time());
+    CHECK(jumped.time() == at && jumped.cost() == all.at(at).cost());
+    const Trace rest = traced(jumped);  // from there on it goes the same way
+    std::size_t k = all.times().size();
+    while (k > 0 && all.times()[k - 1] < at) --k;
+    const auto tail = [&](const auto& values, std::size_t first) {
+      return std::vector(values.begin() + first, values.end());
+    };
+    const std::size_t own = rest.times().size() - (all.times().size() - k);
+    CHECK(tail(rest.times(), own) == tail(all.times(), k));
+    CHECK(tail(rest.costs(), own) == tail(all.costs(), k));
+    if (at > walk.min_time()) CHECK(tail(rest.flows(), own) == tail(all.flows(), k));
   }
 }
 
@@ -316,6 +344,7 @@ int main() {
   test_walk_ends_where_it_is_told();
   test_bridge_relaxes_the_middle();
   test_start_at_a_flow_meets_the_walk();
+  test_start_at_a_time_meets_the_walk();
   test_any_time_is_rebuilt_from_its_snapshot();
   test_what_is_not_a_network_is_refused();
   return envplan::test::summary("kernel");

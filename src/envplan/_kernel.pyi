@@ -28,7 +28,15 @@ class Trace:
         source: int,
         sink: int,
     ) -> None: ...
-    def start(self, guess: NDArray[np.int64], flow: int, rough: bool) -> None: ...
+    def start(
+        self,
+        flow: NDArray[np.int64],
+        times: NDArray[np.int64] | None,
+        *,
+        value: int = -1,
+        at: int = -1,
+        rough: bool = False,
+    ) -> None: ...
     @property
     def time(self) -> int: ...
     def state(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from envplan._files import atomic_write
 from envplan._words import column as column
 from envplan._words import describe_profile as describe_profile
 from envplan._words import exact_seconds as exact_seconds
@@ -221,9 +222,7 @@ def draw(
 ) -> None:
     """Write a picture, or a page where the file's name ends in .html; nothing without a file."""
     if path is not None and page is not None and path.suffix.lower() == ".html":
-        from envplan.plotting.page import save_page
-
-        save_page(page(), path)
+        atomic_write(path, page())
     elif path is not None:
         from envplan.plotting.figures import save_figure
 
@@ -280,7 +279,7 @@ def describe_ends(frontier: Frontier) -> str:
 
 def _unused_rows(frontier: Frontier) -> str:
     """A line about operations that the profile times and the pipeline leaves out."""
-    from envplan.pipeline.extras import EXTRAS
+    from envplan.pipeline.schedules import EXTRAS
 
     used = {op.instruction for op in frontier.pipeline.operations}
     unused = [name for name in EXTRAS if name in frontier.profile.instructions and name not in used]

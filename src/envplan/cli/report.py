@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import envplan
+from envplan._files import atomic_write
 from envplan.cli import output as ui
 from envplan.cli.command import file_of, takes
 from envplan.cli.inputs import load_plan
@@ -44,7 +45,6 @@ def report(
     from envplan.frontier_file import distinct
     from envplan.planners import compare as run_planners
     from envplan.plotting.frontier import plans_along
-    from envplan.plotting.page import save_page
     from envplan.plotting.report import report_page
     from envplan.solve import trace_job
 
@@ -61,7 +61,8 @@ def report(
     if operations <= _MOST_COMPARED if compare is None else compare:
         with ui.spinner("Comparing planners", quiet=show.quiet):
             comparison = run_planners(frontier)
-    save_page(report_page(loaded, source.plan, frontier, along, after, comparison), output)
+    page = report_page(loaded, source.plan, frontier, along, after, comparison)
+    atomic_write(output, page)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
     words = (
         f"{loaded.predicted.savings_percent:.1f}% of the energy saved at "

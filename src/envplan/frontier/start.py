@@ -18,22 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envplan.frontier.network import Network, build_network
-from envplan.pipeline import Operation, Pipeline
+from envplan.pipeline import Pipeline
 from envplan.profile import Profile
 
 if TYPE_CHECKING:
     from envplan._kernel import Trace
-
-Flow = NDArray[np.int64]
 
 # The repair of the chain guess grows with the square of the microbatches. While operations and
 # rounds (of one microbatch per stage) are this few, it is quicker than solving a short pipeline
@@ -51,6 +47,7 @@ _REPEATING: Final = (
     "zb-v",
     "dualpipe-v",
 )
+_IN_PHASES: Final = ("gpipe", "looped-bfs")  # all of one kind, then all of the next
 # Of the pipeline that stands for a long one, in rounds. With four its middle is steady even near
 # T_min, on all profiles that were tried, and the repair of the long one finds little to do. Near
 # T_star fewer are enough, so for those four fewer stand.
@@ -60,10 +57,21 @@ _ROUNDS: Final = 4
 # Every so many-th level is kept where curves are made coarse, as long as so many are left.
 _COARSER: Final = 4
 _FEWEST_LEVELS: Final = 5
-# A start at a deadline begins a little later, by these parts of it, so that it is walked over. So
-# does one at the time where something coarser is expected to be.
-_MARGINS: Final = (1e-4, 1e-3, 2e-2)
-_COARSE_MARGINS: Final = (4e-3, 2e-2)
+# A coarser optimum is near enough to a deadline at so large a part of it.
+_CLOSE: Final = 5e-4
+
+
+class _Optimum(NamedTuple):
+    """Where a trace stands: flows, uW, (arcs,), and event times, ns, (nodes,)."""
+
+    flow: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: Trace, time_ns: int | None = None) -> _Optimum:
+        """Where a trace stands, or stood at a time."""
+        times, flow = trace.state() if time_ns is None else trace.state_at(time_ns)
+        return cls(flow, times)
 
 
 class Start:
@@ -87,7 +95,6 @@ class Start:
         self.network = network
         self.waiting_uw = sum(blocking_power_uw)
         self._short = _short_pipeline(pipeline)
-        self._lock = Lock()
         self.coarser: Start | None = None
         coarse: Network | None = None
         if self._short is not None:
@@ -98,14 +105,14 @@ class Start:
             self.coarser = Start(self._short or pipeline, profile, blocking_power_uw, coarse)
 
     def at_flow(self, flow_uw: int) -> Trace:
-        """A trace that stands where a ns is worth so much, at most what all waiting GPUs draw."""
+        """A trace that stands where a ns is worth so much."""
         if self.coarser is not None:
-            return self._repaired(self.coarser.at_flow(flow_uw).state()[1], flow_uw)
+            return self._from(_Optimum.of(self.coarser.at_flow(flow_uw)), flow_uw)
         trace = self.network.trace()
         chains = _chain_flow(self._pipeline, self._powers, self.network)
-        # In two factors: their product may be more than 64 bits hold.
-        part = max(1, self.waiting_uw // max(1, flow_uw))
-        trace.start(chains // part, flow_uw, rough=True)
+        trace.start(chains, None, value=self.waiting_uw, rough=True)
+        if flow_uw != self.waiting_uw:
+            trace.start(*_Optimum.of(trace), value=flow_uw)
         return trace
 
     @property
@@ -119,95 +126,152 @@ class Start:
         few = self._short.num_microbatches if self._short is not None else math.inf
         return 2 * self._pipeline.num_microbatches >= 3 * few
 
-    def at_time(self, deadline_ns: int) -> Trace | None:
-        """A trace that stands a little later than a deadline between T_min and T_star; None where
-        walking there from T_star is as good."""
-        if not self.can_begin_late:
+    def at_time(self, time_ns: int) -> Trace | None:
+        """A trace that stands at a time from T_min to T_star; None where walking there from T_star
+        is as good."""
+        if not self.can_begin_late or self.coarser is None:
             return None
+        near = self.coarser._optimum_near(time_ns, self._pipeline.num_microbatches)
+        trace = self._from(near, self.coarser._value(near))
+        if trace.time < time_ns:
+            trace.start(*_Optimum.of(trace), at=time_ns)
+        return trace
+
+    def _from(self, coarse: _Optimum, flow_uw: int) -> Trace:
+        """A trace that jumps to a flow value from an optimum of what is coarser."""
         assert self.coarser is not None
-        with self._lock:  # what is coarser is walked to and fro
-            for margin in _MARGINS:
-                time_ns = deadline_ns + int(margin * deadline_ns)
-                near = self.coarser._flow_near(time_ns, self._pipeline.num_microbatches)
-                if near is None:
-                    return None
-                trace = self._repaired(*near)
-                if trace.time >= deadline_ns:
-                    return trace
-        return None
-
-    def _repaired(self, flow: Flow, flow_uw: int) -> Trace:
-        """A trace at a flow value, from the coarser optimum there."""
+        flow, times = coarse
         if self._short is not None:
-            flow = _repeated_flow(self._pipeline, self._short, flow)
+            flow, times = self._image.of(coarse, self.coarser._period(coarse))
         trace = self.network.trace()
-        trace.start(flow, flow_uw, rough=False)
+        # Where kinds of operations do not take turns, a round has no one place in time.
+        in_phases = self._pipeline.schedule in _IN_PHASES and self._short is not None
+        trace.start(flow, None if in_phases else times, value=flow_uw)
         return trace
 
-    def _flow_near(self, time_ns: int, microbatches: int) -> tuple[Flow, int] | None:
-        """The optimal flow where this pipeline, with so many microbatches, would take about so
-        long, and its value; None where that is beyond T_star."""
-        more = microbatches - self._pipeline.num_microbatches
-        walked = self._walked_over(time_ns, microbatches)
-        times = walked.breakpoints()[0].tolist()  # the last comes first
-        if self._taking(walked, times[0], more) < time_ns:
-            return None
-        low, high = 0, len(times)  # the first is late enough
-        while high - low > 1:
-            middle = (low + high) // 2
-            late = self._taking(walked, times[middle], more) >= time_ns
-            low, high = (middle, high) if late else (low, middle)
-        _, flow = walked.state_at(times[low])
-        # With a little less the optimum is at the upper end of a straight piece.
-        return flow, int(flow[self.network.tail == self.network.num_nodes - 2].sum()) - 1
-
-    def _walked_over(self, time_ns: int, microbatches: int) -> Trace:
-        """A trace walked over where so many microbatches take about so long, or from T_star."""
+    def _optimum_near(self, time_ns: int, microbatches: int) -> _Optimum:
+        """The optimum where this pipeline, with so many microbatches, would take about so long."""
         if self.coarser is None:
-            return self._walked
-        more = microbatches - self._pipeline.num_microbatches
-        for margin in _COARSE_MARGINS:
-            near = self.coarser._flow_near(time_ns + int(margin * time_ns), microbatches)
-            if near is None:
-                trace = self.at_flow(self.waiting_uw)
-                trace.run(self.waiting_uw, until=trace.max_time)
-                break
-            trace = self._repaired(*near)
-            trace.run(until=trace.max_time)
-            if self._taking(trace, trace.time, more) >= time_ns:
-                break
-        at = int(trace.breakpoints()[0][0])
-        while (late := self._taking(trace, at, more) - time_ns) > 0 and at > trace.min_time:
-            # A step as long as the rounds that are here have in what is too much.
-            step = max(1, late * self._pipeline.num_microbatches // microbatches)
-            at = max(at - step, trace.min_time)
+            trace = self.at_flow(self.waiting_uw)
+        else:
+            near = self.coarser._optimum_near(time_ns, microbatches)
+            trace = self._from(near, self.coarser._value(near))
+        optimum = _Optimum.of(trace)
+        late = self._taking(optimum, microbatches) - time_ns
+        close = int(_CLOSE * time_ns)
+        growth = microbatches / self._pipeline.num_microbatches  # of what is late, with the time
+        while late < -close and trace.time < trace.max_time:
+            trace.start(*optimum, at=trace.time + 1 - int(2 * late / growth))
+            optimum = _Optimum.of(trace)
+            late = self._taking(optimum, microbatches) - time_ns
+        low, high = trace.min_time - 1, trace.time
+        trace.run(until=high)
+        while abs(late) > close and high > low + 1:
+            at = min(max(high - int(late / growth), low + 1), high - 1)
             trace.go_on(at)
-        return trace
+            lower = _Optimum.of(trace, at)
+            left = self._taking(lower, microbatches) - time_ns
+            growth = max(1.0, (late - left) / (high - at))
+            if left >= -close:
+                high, late, optimum = at, left, lower
+            else:
+                low = at
+        return optimum
+
+    def _value(self, optimum: _Optimum) -> int:
+        """The value of a flow, or a little less: at the upper end of a straight piece."""
+        out_of_source = self.network.tail == self.network.num_nodes - 2
+        return max(0, int(optimum.flow[out_of_source].sum()) - 1)
 
     @cached_property
-    def _walked(self) -> Trace:
-        trace = self.at_flow(self.waiting_uw)
-        trace.run(self.waiting_uw)
-        return trace
+    def _image(self) -> _Image:
+        assert self._short is not None
+        return _Image(self._pipeline, self._short)
 
-    def _taking(self, walked: Trace, time_ns: int, more: int) -> int:
-        """How long so many microbatches more take than at a point of this frontier, each as long
-        after the one before as those in the middle are here."""
-        if more == 0:
-            return time_ns
-        events, _ = walked.state_at(time_ns)
-        middle = self._pipeline.num_microbatches // 2
-        first, second = (
-            [2 * i for i, op in enumerate(self._pipeline.operations) if op.microbatch == m]
-            for m in (middle, middle + _round_length(self._pipeline))
+    @cached_property
+    def _rounds(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The begins of the operations in the middle, and of the same ones a round later."""
+        kind, microbatch = _kinds(self._pipeline, {})
+        first = _middle(self._pipeline)
+        here, later = (
+            np.flatnonzero(microbatch == m) for m in (first, first + _round_length(self._pipeline))
         )
-        between = int(np.median(events[second] - events[first]))
-        return time_ns + between * more // _round_length(self._pipeline)
+        both = _found(kind[here], kind[later])
+        return 2 * here[both >= 0], 2 * later[both[both >= 0]]
+
+    def _period(self, optimum: _Optimum) -> int:
+        """How long after each other the rounds in the middle are, ns."""
+        here, later = self._rounds
+        if len(later) == 0:  # too short for two
+            return int(optimum.times[-1])
+        return int(np.median(optimum.times[later] - optimum.times[here]))
+
+    def _taking(self, optimum: _Optimum, microbatches: int) -> int:
+        """How long so many microbatches take where those at hand have this optimum, and all more
+        follow as those in the middle do."""
+        more = (microbatches - self._pipeline.num_microbatches) // _round_length(self._pipeline)
+        return int(optimum.times[-1]) + (self._period(optimum) * more if more else 0)
+
+
+class _Image:
+    """What of a short pipeline's network stands for each event and arc of a long one's: its middle
+    round again and again, for as many rounds as the long one has more."""
+
+    def __init__(self, long: Pipeline, short: Pipeline) -> None:
+        length, more = _round_length(long), long.num_microbatches - short.num_microbatches
+        known: dict[object, int] = {}
+        kind, microbatch = _kinds(long, known)
+        short_kind, short_microbatch = _kinds(short, known)
+        self._later = np.clip((microbatch - _middle(short)) // length, 0, more // length)
+        self._more = more // length
+        of_short = short_kind * short.num_microbatches + short_microbatch
+        own = kind * short.num_microbatches + microbatch - self._later * length
+        # -1 is what a short one lacks: DualPipeV splits backwards at its ends only.
+        self._operation = _found(own, of_short)
+        # An edge is known by the operation before it and the kind of the one after.
+        before = np.repeat(self._operation, np.diff(long.succ_begin)) * len(known)
+        short_before = np.repeat(np.arange(len(of_short)), np.diff(short.succ_begin)) * len(known)
+        self._edge = _found(before + kind[long.succ], short_before + short_kind[short.succ])
+        self._short = len(of_short), len(short.succ)
+
+    def of(self, optimum: _Optimum, period_ns: int) -> _Optimum:
+        """The guess that an optimum of the short pipeline makes, whose rounds are so far apart."""
+        ends = optimum.times[:-2].reshape(-1, 2)[self._operation] + period_ns * self._later[:, None]
+        last = int(optimum.times[-1]) + period_ns * self._more
+        operations, edges, others = np.split(optimum.flow, np.cumsum(self._short))
+        flows = [np.append(operations, 0)[self._operation], np.append(edges, 0)[self._edge], others]
+        return _Optimum(np.concatenate(flows), np.append(ends.ravel(), [0, last]))
+
+
+def _kinds(
+    pipeline: Pipeline, known: dict[object, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each operation a number for all but its microbatch, and its microbatch, (N,)."""
+    both = [
+        (known.setdefault((op.stage, op.instruction, op.chunk), len(known)), op.microbatch)
+        for op in pipeline.operations
+    ]
+    kind, microbatch = np.array(both, np.int64).T
+    return kind, microbatch
+
+
+def _found(keys: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each key is among others, -1 where it is not."""
+    order = np.argsort(among)
+    at = np.searchsorted(among, keys, sorter=order)
+    at = np.append(order, -1)[at]
+    return np.where(np.append(among, -1)[at] == keys, at, -1)
 
 
 def _round_length(pipeline: Pipeline) -> int:
     """After how many microbatches a pipeline's middle repeats."""
     return 1 if pipeline.num_chunks == 1 else pipeline.num_stages
+
+
+def _middle(pipeline: Pipeline) -> int:
+    """The first microbatch of the round in the middle of a pipeline."""
+    length = _round_length(pipeline)
+    return pipeline.num_microbatches // length // 2 * length
 
 
 def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
@@ -228,7 +292,9 @@ def _short_pipeline(pipeline: Pipeline) -> Pipeline | None:
     return pipeline.with_microbatches(rounds * stages + microbatches % stages)
 
 
-def _chain_flow(pipeline: Pipeline, blocking_power_uw: Sequence[int], network: Network) -> Flow:
+def _chain_flow(
+    pipeline: Pipeline, blocking_power_uw: Sequence[int], network: Network
+) -> NDArray[np.int64]:
     """The flow if no stage ever waited for another: its blocking power along its own chain."""
     stage = np.repeat(np.arange(pipeline.num_stages), np.diff(pipeline.stage_begin))
     power = np.array(blocking_power_uw, np.int64)[stage]
@@ -240,33 +306,3 @@ def _chain_flow(pipeline: Pipeline, blocking_power_uw: Sequence[int], network: N
     next_of_stage = (stage[before] == stage[after]) & (after == before + 1)
     flow[edges] = np.where(next_of_stage, power[before], 0)
     return flow
-
-
-def _repeated_flow(pipeline: Pipeline, short: Pipeline, flow_of_short: Flow) -> Flow:
-    """The flow of a short pipeline, its middle as often as a long one has it."""
-    length, more = _round_length(pipeline), pipeline.num_microbatches - short.num_microbatches
-    first = short.num_microbatches // length // 2 * length
-    last = first + length + more  # between them one round of the short one repeats
-
-    def image(op: Operation) -> Operation:
-        m = op.microbatch
-        if m >= first:
-            m = m - more if m >= last else first + (m - first) % length
-        return replace(op, microbatch=m)
-
-    def arcs(own: Pipeline, stands_for: Sequence[Operation]) -> list[object]:
-        before = np.repeat(np.arange(len(own.operations)), np.diff(own.succ_begin))
-        after = (own.operations[j] for j in own.succ.tolist())
-        return [
-            *stands_for,
-            *(
-                (stands_for[i], op.stage, op.instruction, op.chunk)
-                for i, op in zip(before.tolist(), after, strict=True)
-            ),
-        ]
-
-    flows, known = flow_of_short.tolist(), arcs(short, short.operations)
-    flow_of = dict(zip(known, flows[: len(known)], strict=True))
-    # DualPipeV splits the backwards at its ends only, so an image may not be there.
-    wanted = arcs(pipeline, [image(op) for op in pipeline.operations])
-    return np.array([flow_of.get(arc, 0) for arc in wanted] + flows[len(known) :], np.int64)

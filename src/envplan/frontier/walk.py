@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 # Where single times are asked for, at most so many stretches are walked instead of the whole
 # frontier, each as far at a time as this part of the way from T_star to T_min.
 _FEW_STRETCHES: Final = 2
-_AT_A_TIME: Final = 1 / 64
+_AT_A_TIME: Final = 1 / 256
 # The whole frontier of a long pipeline is walked in pieces, one for so many operations. Of optima
 # that are alike, which one is found depends on where its piece began. So the pieces are always the
 # same, and plans do not depend on the number of cores.

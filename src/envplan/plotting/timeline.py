@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from envplan.plotting.figures import (
+    bar_corners,
     figure,
     in_joules,
     in_watts,
     ink,
     power_unit,
+    rows_in_time,
     savings_words,
     title,
 )
@@ -85,11 +87,11 @@ def timeline_figure(
             axes_row[0].set_title(_title(one.timeline, before), loc="left")
         about = title(timeline).replace("\n", ": ")
         draw_legend(drawn, shown, about + _left_out(timeline, spans))
-        for axes, span in zip(grid[-1], spans, strict=True):
-            _draw_power(axes, timeline, before, span)
-            axes.set_xlabel("Time (s)")
         peak = max(each.peak_power for each in shown)
         watts, unit = power_unit(peak)
+        for axes, span in zip(grid[-1], spans, strict=True):
+            _draw_power(axes, shown, watts, span)
+            axes.set_xlabel("Time (s)")
         grid[-1][0].set_ylim(0, 1.1 * peak / watts or 1.0)
         grid[-1][0].set_ylabel(f"All GPUs ({unit})")
         handles, labels = grid[-1][0].get_legend_handles_labels()
@@ -196,16 +198,12 @@ class Drawn:
         width = 1.5 if edged else 0.7
         style: dict[str, Any] = {"facecolor": "none", "edgecolor": _CRITICAL, "linewidth": width}
         axes.add_collection(PolyCollection(self._boxes(path), zorder=3, **style))
-        rows = len(self.timeline.stages)
-        axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
-        axes.set_ylim(rows - 0.5, -0.5)
-        axes.set_xlim(*window)
-        axes.tick_params(axis="y", length=0)
+        rows_in_time(axes, [f"stage {use.stage}" for use in self.timeline.stages], window)
 
     def _boxes(self, parts: NDArray[Any]) -> Any:
         heights = _BAR * np.array([_HEIGHTS.get(kind, 1.0) for kind in self.kinds[parts]])
         low = self.stages[parts] + _BAR / 2 - heights
-        return _boxes(self.begin[parts], self.end[parts], low, heights)
+        return bar_corners(self.begin[parts], self.end[parts], low, heights)
 
     def _number(
         self, axes: Axes, parts: NDArray[Any], boxes: Any, fills: Any, inches_per_s: float
@@ -239,15 +237,10 @@ class Drawn:
         for look, end in ((_UNUSABLE, 2), (_USABLE, 3)):
             spans = np.array([(one[0], one[1], one[end]) for one in seen if one[end] > one[1]])
             if len(spans):
-                stages, begin, finish = spans.T
-                boxes: Any = _boxes(begin / NS_PER_S, finish / NS_PER_S, stages - _BAR / 2, _BAR)
+                stages = spans[:, 0]
+                low, spans = stages - _BAR / 2, spans / NS_PER_S
+                boxes: Any = bar_corners(spans[:, 1], spans[:, 2], low, _BAR)
                 axes.add_collection(PolyCollection(boxes, linewidth=0, zorder=1, **look))
-
-
-def _boxes(left: Any, right: Any, low: Any, height: Any) -> NDArray[np.float64]:
-    """Corners of bars, (n, 4, 2)."""
-    corners = ((left, low), (right, low), (right, low + height), (left, low + height))
-    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
 
 
 def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None:
@@ -256,15 +249,14 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     from matplotlib.patches import Patch
 
     kinds = {timed.operation.instruction for each in shown for timed in each.operations}
-    handles: list[Line2D | Patch] = []
-    if "forward" in kinds:
-        handles.append(Line2D([], [], color="0.4", linewidth=4, label="forward (low)"))
-    if kinds & {"backward", "backward_input"}:
-        handles.append(Patch(color="0.4", label="backward (high)"))
-    if _HATCHED in kinds:
-        look: dict[str, Any] = {"facecolor": "0.4", "edgecolor": "white", "hatch": _WEIGHT_HATCH}
-        handles.append(Patch(**look, label="weight gradient"))
-    handles += [
+    weight: dict[str, Any] = {"edgecolor": "white", "hatch": _WEIGHT_HATCH}
+    of_kinds: list[tuple[set[str], Line2D | Patch]] = [
+        ({"forward"}, Line2D([], [], color="0.4", linewidth=4, label="forward (low)")),
+        ({"backward", "backward_input"}, Patch(color="0.4", label="backward (high)")),
+        ({_HATCHED}, Patch(facecolor="0.4", **weight, label="weight gradient")),
+    ]
+    handles = [
+        *(handle for some, handle in of_kinds if kinds & some),
         Patch(**_USABLE, linewidth=0, label="waiting that slower clocks could fill"),
         Patch(**_UNUSABLE, linewidth=0, label="other waiting"),
         Patch(facecolor="none", edgecolor=_CRITICAL, linewidth=1.5, label="critical path"),
@@ -284,14 +276,11 @@ def draw_legend(drawn: Figure, shown: Sequence[Timeline], headline: str) -> None
     )
 
 
-def _draw_power(axes: Axes, timeline: Timeline, before: Timeline | None, window: Window) -> None:
-    shown = [timeline] if before is None else [before, timeline]
-    scale, _ = power_unit(max(each.peak_power for each in shown))
-    for each in shown:
-        name = "" if before is None else ("plan, " if each is timeline else "maximum frequency, ")
-        look: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
-        if each is timeline:
-            look = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+def _draw_power(axes: Axes, shown: Sequence[Timeline], scale: float, window: Window) -> None:
+    before: dict[str, Any] = {"color": "0.35", "linewidth": 0.8}
+    plan: dict[str, Any] = {"fill": True, "color": "#56B4E9", "alpha": 0.7}
+    names = ("maximum frequency, ", "plan, ") if len(shown) > 1 else ("",)
+    for each, name, look in zip(shown, names, (before, plan)[-len(shown) :], strict=True):
         times, watts = each.power
         seconds = times / NS_PER_S
         first = max(0, int(np.searchsorted(seconds, window[0], side="right")) - 1)
