@@ -42,6 +42,16 @@ def rows_of(frontier: Frontier, plan: Plan) -> list[int]:
     return rows
 
 
+def until(plan: Plan, sync_time: float) -> float:
+    """J until everyone has waited for a straggler."""
+    return plan.energy + plan.waiting_energy(sync_time)
+
+
+def bound_until(frontier: Frontier, sync_time: float) -> float:
+    """J that no plan in time for a straggler uses less than until then."""
+    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) * frontier.num_gpus / 1e15
+
+
 def keeps(frontier: Frontier, request: Request, rows: list[int]) -> bool:
     """Whether a choice of rows keeps the request's deadline and limits, whatever chance does."""
     return not _broken(frontier, request, rows, latest_ns(frontier, request), sure=1)

@@ -39,19 +39,25 @@ def costs(profile: Profile, instruction: str, stage: int = 0) -> dict[int, tuple
     return dict(zip(table.frequency_mhz.tolist(), numbers, strict=True))
 
 
-def split_dag(stages: int = 2) -> Pipeline:
+def split_document(stages: int = 2) -> dict[str, object]:
     """Forwards down, then for each stage backward_input up and backward_weight beside it."""
     last = stages - 1
     operations = [("f", s, "forward", f"f{s - 1}" if s else None) for s in range(stages)]
     for s in reversed(range(stages)):
         operations.append(("i", s, "backward_input", f"f{s}" if s == last else f"i{s + 1}"))
         operations.append(("w", s, "backward_weight", f"i{s}"))
-    document = [
-        {"id": f"{kind}{s}", "stage": s, "instruction": instruction, "microbatch": 0}
-        | ({"after": [after]} if after else {})
-        for kind, s, instruction, after in operations
-    ]
-    return Pipeline.from_dag({"schema": "envplan/dag/v1", "operations": document})
+    return {
+        "schema": "envplan/dag/v1",
+        "operations": [
+            {"id": f"{kind}{s}", "stage": s, "instruction": instruction, "microbatch": 0}
+            | ({"after": [after]} if after else {})
+            for kind, s, instruction, after in operations
+        ],
+    }
+
+
+def split_dag() -> Pipeline:
+    return Pipeline.from_dag(split_document())
 
 
 def rows_at(stage: int, instruction: str, *clocks: tuple[int, float, float]) -> list[Row]:
@@ -207,20 +213,7 @@ def test_apply_and_refine_derive_the_rows_again() -> None:
 
 def test_solve_says_what_it_assumed_and_check_derives_it_again(tmp_path: Path) -> None:
     small_profile().save_csv(tmp_path / "profile.csv")
-    document = {
-        "schema": "envplan/dag/v1",
-        "operations": [
-            {"id": "f", "stage": 0, "instruction": "forward", "microbatch": 0},
-            {"id": "g", "stage": 1, "instruction": "forward", "microbatch": 0, "after": ["f"]},
-            {"id": "i", "stage": 1, "instruction": "backward_input", "microbatch": 0,
-             "after": ["g"]},
-            {"id": "w", "stage": 1, "instruction": "backward_weight", "microbatch": 0,
-             "after": ["i"]},
-            {"id": "j", "stage": 0, "instruction": "backward_input", "microbatch": 0,
-             "after": ["i"]},
-        ],
-    }  # fmt: skip
-    (tmp_path / "split.json").write_text(json.dumps(document))
+    (tmp_path / "split.json").write_text(json.dumps(split_document()))
     solved = envplan("solve", "--dag", "split.json", "--recompute", cwd=tmp_path)
     assert solved.code == 0, solved.err
     assert "assumed: backward_input takes 50%" in solved.out

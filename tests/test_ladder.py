@@ -16,8 +16,9 @@ from envplan.plan import Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s_floor, s_from_ns
+from envplan.units import s_from_ns
 from envplan.verify import verify_plan
+from plan_checks import bound_until, until
 from strategies import falling_profiles, pipelines, profiles
 
 
@@ -35,6 +36,11 @@ def test_ladder_climbs_in_time_and_saves_on_every_rung(frontier: Frontier) -> No
     late = 2 * frontier.slowest_time
     energies = [until(plan, late) for plan in ladder]
     assert energies == sorted(set(energies), reverse=True)
+    # They save alike, and T_star's is one.
+    steps = [a - b for a, b in pairwise(energies)]
+    even = sum(steps) / len(steps)
+    assert all(0.4 * even < step < 1.8 * even for step in steps)
+    assert frontier.plan(min_energy=True).frequencies in [plan.frequencies for plan in ladder]
 
 
 def test_looked_up_plan_is_in_time_and_the_next_is_not(frontier: Frontier) -> None:
@@ -64,31 +70,11 @@ def test_half_as_much_again_is_worth_more_than_waiting_after_t_star(frontier: Fr
     assert saved > 0.02
 
 
-def test_rungs_save_alike_and_t_star_is_one(frontier: Frontier) -> None:
-    ladder = frontier.ladder(16)
-    late = 2 * frontier.slowest_time
-    steps = [a - b for a, b in pairwise(until(plan, late) for plan in ladder)]
-    even = sum(steps) / len(steps)
-    assert all(0.4 * even < step < 1.8 * even for step in steps)
-    assert frontier.plan(min_energy=True).frequencies in [plan.frequencies for plan in ladder]
-
-
 def test_slower_plans_lie_between_t_star_and_t_max(frontier: Frontier) -> None:
     slower = frontier.sample_plans(5, beyond=True)
     times = [frontier.min_energy_time, *(p.iteration_time for p in slower), frontier.slowest_time]
     assert len(slower) == 5
     assert times == sorted(times)
-
-
-def until(plan: Plan, sync_time: float) -> float:
-    """J until everyone has waited for a straggler."""
-    return plan.energy + plan.waiting_energy(sync_time)
-
-
-def bound_until(frontier: Frontier, sync_time: float) -> float:
-    """J that no plan in time for a straggler uses less than until then."""
-    gpus = frontier.gpus_per_stage * frontier.replicas
-    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) * gpus / 1e15
 
 
 @st.composite

@@ -113,47 +113,31 @@ def test_it_comes_close_to_the_best_of_all_choices() -> None:
     assert max(late) < 0.12
 
 
-@pytest.mark.parametrize("watts", [-1.0, float("nan"), float("inf"), 1e13])
-def test_caps_that_are_no_power_are_refused(watts: float) -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 2, 2), small_profile(2))
-    with pytest.raises(InputError, match="power_w should be"):
-        frontier.plan(peak_power_cap=watts)
+@pytest.fixture(scope="module")
+def a40() -> Frontier:
+    return trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
 
 
-def test_solve_simulate_and_check_agree_on_the_peak(tmp_path: Path) -> None:
-    small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
-    solved = envplan("solve", "--peak-power-cap", "400", "--slowdown", "30", cwd=tmp_path)
-    assert solved.code == 0, solved.err
-    assert "of 400 W allowed" in solved.out
-    assert "at the peak of the replay <= 400.0 W" in (
-        envplan("check", "plan.json", cwd=tmp_path).out
-    )
-    replayed = envplan("simulate", "plan.json", "--json", cwd=tmp_path)
-    assert json.loads(replayed.out)["peak_power_w"] <= 400
-
-
-def test_rungs_under_a_cap_are_close_to_the_bound_without_it() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-    rungs = frontier.ladder(6, peak_power_cap=800.0, moves=0.2)
-    free = frontier.ladder(6)
-    assert max(simulate(rung, frontier.profile).peak_power for rung in rungs) > 760
-    assert max(simulate(rung, frontier.profile).peak_power for rung in free) > 800
+def test_rungs_under_a_cap_are_close_to_the_bound_without_it(a40: Frontier) -> None:
+    rungs = a40.ladder(6, peak_power_cap=800.0, moves=0.2)
+    free = a40.ladder(6)
+    assert max(simulate(rung, a40.profile).peak_power for rung in rungs) > 760
+    assert max(simulate(rung, a40.profile).peak_power for rung in free) > 800
     for rung in rungs:
         straggler = rung.target.deadline_s
-        bound = frontier.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
+        bound = a40.waiting_bound_fj(ns_from_s_floor(straggler)) / 1e15
         assert rung.energy + rung.waiting_energy(straggler) <= 1.01 * bound
 
 
-def test_check_and_apply_reject_rungs_over_the_cap() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 4, 8), Profile.builtin("a40-gpt3-1.3b-4stage"))
-    plan = frontier.plan(peak_power_cap=800.0, moves=0.1)
-    slower = [p for p in frontier.ladder(12) if p.iteration_time > plan.iteration_time]
+def test_check_and_apply_reject_rungs_over_the_cap(a40: Frontier) -> None:
+    plan = a40.plan(peak_power_cap=800.0, moves=0.1)
+    slower = [p for p in a40.ladder(12) if p.iteration_time > plan.iteration_time]
     over = [p.as_rung() for p in slower]
     wild = plan.model_copy(update={"ladder": over})
-    assert any(simulate(p, frontier.profile).peak_power > 800 for p in slower)
+    assert any(simulate(p, a40.profile).peak_power > 800 for p in slower)
     with pytest.raises(InputError, match=r"ladder\[\d+\]: the GPUs draw"):
-        verify_plan(wild, frontier.profile)
-    applied = apply_plan(wild, frontier.profile, topology=Topology.for_job(plan.job))
+        verify_plan(wild, a40.profile)
+    applied = apply_plan(wild, a40.profile, topology=Topology.for_job(plan.job))
     assert applied.ladder is not None
     assert len(applied.ladder) < len(over)
 
@@ -171,11 +155,15 @@ def test_ladder_under_a_cap_goes_from_solve_to_the_frequency_plan(
 ) -> None:
     small_profile(2, blocking=70.0).save_csv(tmp_path / "profile.csv")
     monkeypatch.chdir(tmp_path)
-    assert app._run(["solve", "-q", "--peak-power-cap", "350", "--ladder", "5"]) == 0
+    solved = envplan("solve", "--peak-power-cap", 350, "--ladder", 5, cwd=tmp_path)
+    assert "of 350 W allowed" in solved.out
     plan = Plan.load("plan.json")
     assert plan.ladder
     checked = envplan("check", "plan.json", cwd=tmp_path)
+    assert "at the peak of the replay <= 350.0 W" in checked.out
     assert "none of them ever draws more than 350.0 W" in checked.out
+    replayed = envplan("simulate", "plan.json", "--json", cwd=tmp_path)
+    assert json.loads(replayed.out)["peak_power_w"] <= 350
     assert app._run(["apply", "-q"]) == 0
     applied = FrequencyPlan.load("run.freqplan.json")
     assert applied.ladder is not None

@@ -18,7 +18,7 @@ from envplan.profile import Profile, ProfileMetadata, builtin_paths
 from envplan.solve import Frontier, trace_frontier
 from envplan.units import ns_from_s
 from envplan.verify import verify_plan
-from strategies import dags, falling_profiles, pipelines, profiles
+from strategies import frontiers
 
 
 def traced(schedule: str = "1f1b", stages: int = 3, microbatches: int = 6) -> Frontier:
@@ -41,27 +41,24 @@ def assert_nobody_beats_ours(comparison: Comparison) -> None:
         if comparison.straggler_time is None:
             assert e.intrinsic_j == pytest.approx(e.plan.energy - e.ours.energy)
             assert (e.extrinsic_j, e.straggler_energy, e.straggler_gap) == (0, None, None)
+        elif comparison.straggler_time <= e.plan.iteration_time:
+            assert e.straggler_energy == e.plan.energy
 
 
-@given(st.data())
+@given(
+    frontiers(3, 5),
+    st.sampled_from(["balanced", "greedy"]),
+    st.sampled_from([None, -0.9, 0.0, 0.03, 0.5]),
+)
 @settings(max_examples=12)
-def test_no_planner_beats_ours_on_any_profile(data: st.DataObject) -> None:
-    if data.draw(st.booleans()):
-        pipeline = data.draw(pipelines(max_stages=3, max_microbatches=5))
-    else:
-        pipeline = data.draw(dags(data.draw(st.integers(1, 3))))
-    kind = data.draw(st.sampled_from([profiles, falling_profiles]))
-    profile = data.draw(kind(pipeline.num_profile_stages))
-    frontier = trace_frontier(pipeline, profile, blocking_power=70.0)
-    comparison = compare(
-        frontier,
-        reconfigure=data.draw(st.sampled_from(["balanced", "greedy"])),
-        straggler_slowdown=data.draw(st.sampled_from([None, 0.0, 0.03, 0.5])),
-    )
+def test_no_planner_beats_ours_on_any_profile(
+    frontier: Frontier, reconfigure: str, slowdown: float | None
+) -> None:
+    comparison = compare(frontier, reconfigure=reconfigure, straggler_slowdown=slowdown)
     assert_nobody_beats_ours(comparison)
     for e in comparison.entries:
-        assert verify_plan(e.plan, profile)
-        assert verify_plan(e.ours, profile)
+        assert verify_plan(e.plan, frontier.profile)
+        assert verify_plan(e.ours, frontier.profile)
 
 
 @pytest.mark.parametrize("name", sorted(builtin_paths()))
@@ -89,13 +86,7 @@ def test_every_planner_has_an_entry_and_ours_several() -> None:
         ("frontier", "T_min", "envpipe"),
     ]
     assert {planner for planner, _, _ in found} == set(PLANNERS)
-
-
-def test_all_are_set_against_maximum_frequency_on_the_schedule_given() -> None:
-    comparison = compare(traced())
-    for e in comparison.entries:
-        assert e.extrinsic_j == 0
-        assert e.straggler_energy is e.straggler_savings_percent is e.straggler_gap is None
+    # All are set against maximum frequency on the schedule given.
     base = entry(comparison, "max_frequency")
     assert base.slowdown_percent == base.savings_percent == 0
     assert comparison.baseline == base.plan.predicted.baseline
@@ -184,17 +175,10 @@ def test_plan_to_wait_with_is_never_worse_than_one_it_is_shown() -> None:
     assert not any(rival.uses_less_until_any_time_after(best) for rival in rivals)
 
 
-def test_straggler_faster_than_everyone_costs_nothing() -> None:
-    for e in compare(traced(), straggler_time=0.001).entries:
-        assert e.straggler_energy == e.plan.energy
-        assert e.extrinsic_j == 0 or e.planner != "frontier"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"straggler_time": 1.0, "straggler_slowdown": 0.1}, "not both"),
-        ({"straggler_time": -1.0}, "between 0 and"),
         ({"straggler_time": float("nan")}, "between 0 and"),
         ({"straggler_time": float("inf")}, "between 0 and"),
         ({"straggler_slowdown": float("inf")}, "between 0 and"),
@@ -232,7 +216,7 @@ def test_published_figure_comes_from_the_sidecar() -> None:
         ({"source": "x"}, "savings_percent is missing"),
         ({"savings_percent": True, "source": "x"}, "savings_percent should be a valid number"),
         ({"savings_percent": 1, "slowdown_percent": "2", "source": "x"}, "slowdown_percent"),
-        ({"savings_percent": 1}, "published: source is missing"),
+        ({"savings_percent": 1}, "published.source is missing"),
     ],
 )
 def test_malformed_published_figure_is_refused(value: object, words: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envplan import Pipeline, Plan, Profile, trace_frontier
-from envplan.errors import NoAnswerError
+from envplan.errors import InputError, NoAnswerError
 from envplan.limits import probability
 from envplan.planners import ZeusGlobal, ZeusPerStage
 from envplan.replay import Machine, Replay
@@ -105,6 +106,37 @@ def test_no_plan_is_worse_than_one_clock_a_stage_in_the_same_time(
             assert ours.energy <= j_from_fj(replay.energy_fj * frontier.num_gpus)
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"target_time": float("nan")}, "time_s should be"),
+        ({"target_time": -1.0}, "time_s should be"),
+        ({"slowdown": float("inf")}, "slowdown should be"),
+        ({"slowdown": -1.0}, "slowdown should be"),
+        *(
+            ({name: value}, r"(switch_latency|time)_s should be")
+            for name in ("switch_latency", "min_hold")
+            for value in (-0.1, float("nan"), 4000.0)
+        ),
+        *(
+            ({name: value}, "power_w should be")
+            for name in ("power_cap", "peak_power_cap")
+            for value in (-1.0, float("nan"), 1e13)
+        ),
+        ({"probability": 0.0}, "probability should be"),
+        ({"probability": 0.9999}, "probability should be"),
+        ({"probability": float("nan")}, "probability should be"),
+        ({"probability": 0.9, "noise": 0.0}, "noise should be"),
+        ({"probability": 0.9, "noise": 1.5}, "noise should be"),
+        ({"probability": 0.9, "noise": 0.1, "seed": -1}, "seed should be"),
+        ({"noise": 0.1}, "noise goes with a probability"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(asked: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Request.asking(**asked)
+
+
 def test_quicker_clocks_do_not_cost_more_than_the_search_loses() -> None:
     frontier = trace_frontier(Pipeline("1f1b", 4, 5), Profile.builtin("a40-gpt3-1.3b-4stage"))
     for slowdown in (0.02, 0.1):
@@ -121,9 +153,9 @@ def test_no_choice_of_rows_undercuts_the_relaxed_bound_however_late_clocks_come(
 ) -> None:
     problem = frontier.problem
     sizes = [len(problem.tables[number]) for number in problem.table.tolist()]
-    rows = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    rows = np.array([data.draw(st.integers(0, size - 1)) for size in sizes], np.int32)
     latency_ns = data.draw(st.sampled_from([0, 1, 3_000_000, 300_000_000]))
-    replay = problem.replay(problem.rows_at(_knobs(frontier, rows)), Machine(latency_ns))
+    replay = problem.replay(rows, Machine(latency_ns))
     # A ns of blocking power for each change of clock: what rounding up to whole ns may take off.
     changes = len(replay.parts.operation) - len(rows)
     allowance_fj = changes * (max(frontier.blocking_power_uw) + 9)
@@ -132,14 +164,3 @@ def test_no_choice_of_rows_undercuts_the_relaxed_bound_however_late_clocks_come(
         sync_ns = replay.makespan_ns + data.draw(st.sampled_from([0, 10**8, 10**10]))
         until = replay.energy_until(sync_ns)
         assert until >= frontier.waiting_bound_fj(sync_ns) - allowance_fj
-
-
-def _knobs(frontier: Frontier, rows: list[int]) -> list[tuple[int, str]]:
-    tables = [
-        frontier.profile.table(op.profile_stage, op.instruction)
-        for op in frontier.pipeline.operations
-    ]
-    return [
-        (int(table.frequency_mhz[row]), table.config[row])
-        for table, row in zip(tables, rows, strict=True)
-    ]

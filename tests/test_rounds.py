@@ -30,9 +30,7 @@ def profile(rows: int = 24) -> Profile:
 
 
 def rounded(frontier: Frontier) -> Rounding:
-    found = Candidates.of(frontier, Machine(), ()).rounded(frontier.min_time_ns).rounding
-    assert found is not None
-    return found
+    return Candidates.of(frontier, Machine(), ()).rounded(frontier.min_time_ns)
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,9 @@ from envplan.profile import Profile
 from envplan.replay import Machine
 from envplan.simulation import simulate
 from envplan.solve import Frontier, trace_frontier
-from envplan.units import ns_from_s, ns_from_s_floor
+from envplan.units import ns_from_s
 from envplan.verify import verify_plan
+from plan_checks import bound_until, until
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -45,42 +46,14 @@ def a40() -> Frontier:
     return trace_frontier(Pipeline("1f1b", 4, 8), profile)
 
 
-@pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])
-def test_no_worse_than_the_usual_plan_made_for_an_earlier_deadline(
-    a40: Frontier, latency: float
-) -> None:
-    deadline_ns = int(a40.min_time_ns * 1.03)
-    low, high, best = a40.min_time_ns, deadline_ns, None
-    for _ in range(12):
-        middle = (low + high) // 2
-        late = simulate(a40.plan(middle / 1e9), a40.profile, switch_latency=latency)
-        if late.iteration_time_ns <= deadline_ns:
-            low, best = middle, late
-        else:
-            high = middle
-    ours = a40.plan(deadline_ns / 1e9, switch_latency=latency)
-    assert best is None or ours.energy <= best.energy
-
-
 @pytest.mark.parametrize("slowdown", [0.0, 0.01])
 def test_clocks_that_come_sooner_save_no_less(a40: Frontier, slowdown: float) -> None:
-    latencies = [20.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.01, 0.001]
+    latencies = [20.0, 2.0, 0.5, 0.01]
     plans = [a40.plan(slowdown=slowdown, switch_latency=ms / 1000) for ms in latencies]
     saved = [plan.predicted.savings_percent for plan in plans]
     for k in range(1, len(saved)):
         # Choices are found by search; what it may miss from one latency to the next is this much.
         assert saved[k] >= max(saved[:k]) - 0.05
-
-
-def test_a_longer_hold_means_fewer_changes() -> None:
-    profile = small_profile()
-    frontier = trace_frontier(Pipeline("1f1b", 2, 4), profile)
-    changes = []
-    for hold in (0.0, 0.3, 100.0):
-        plan = frontier.plan(slowdown=0.05, switch_latency=0.01, min_hold=hold)
-        stages = simulate(plan, profile).stages
-        changes.append(sum(len(stage.clock_changes) - 1 for stage in stages))
-    assert changes[0] > changes[1] > changes[2] == 0
 
 
 def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
@@ -93,13 +66,6 @@ def test_no_slowdown_is_against_what_such_clocks_can_do() -> None:
     verify_plan(plan, profile)
     with pytest.raises(NoAnswerError, match="the least time found is"):
         frontier.plan(frontier.min_time, switch_latency=0.4)
-
-
-@pytest.mark.parametrize("name", ["switch_latency", "min_hold"])
-@pytest.mark.parametrize("value", [-0.1, float("nan"), 4000.0])
-def test_times_out_of_range_are_refused(a40: Frontier, name: str, value: float) -> None:
-    with pytest.raises(InputError, match=r"(switch_latency|time)_s should be"):
-        a40.plan(**{name: value})
 
 
 @pytest.fixture
@@ -137,36 +103,16 @@ def test_apply_writes_clocks_that_meet_the_deadline_with_the_latency(a40: Fronti
     assert (applied.iteration_time_s, applied.energy_j) == (plan.iteration_time, plan.energy)
 
 
-def test_a_tampered_plan_does_not_pass_as_one_with_latency(folder: Path) -> None:
+def test_a_tampered_plan_does_not_pass_as_one_for_slow_clocks(folder: Path) -> None:
     plan = solved(folder, "--slowdown", 5)
-    job = plan.job.model_copy(update={"switch_latency_s": 0.02})
-    plan.model_copy(update={"job": job}).save(folder / "plan.json")
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "start_s is", "recomputed it is")
-
-
-def test_a_plan_whose_clocks_change_too_soon_does_not_pass(folder: Path) -> None:
-    plan = solved(folder, "--slowdown", 5)
-    job = plan.job.model_copy(update={"min_dwell_s": 30.0})
-    changed = {"job": job, "stated_request": None}
-    plan.model_copy(update=changed).save(folder / "plan.json")
-    assert_refused(envplan("check", "plan.json", cwd=folder), 2, "the least time of 30.0 s")
-
-
-def test_a_target_out_of_reach_names_the_least_time(folder: Path) -> None:
-    Profile.from_rows(AT_TWO_CLOCKS).save_csv(folder / "profile.csv")
-    ran = envplan("solve", "-m", 2, "--target-time", 6, "--switch-latency", 400, cwd=folder)
-    assert_refused(ran, 1, "the least time found is")
-    assert not (folder / "plan.json").exists()
-
-
-def until(plan: Plan, sync_time: float) -> float:
-    """J until everyone has waited for a straggler."""
-    return plan.energy + plan.waiting_energy(sync_time)
-
-
-def bound_until(frontier: Frontier, sync_time: float) -> float:
-    """J that no plan in time for a straggler uses less than until then."""
-    return frontier.waiting_bound_fj(ns_from_s_floor(sync_time)) / 1e15
+    for stated, words in (
+        ({"switch_latency_s": 0.02}, ["start_s is", "recomputed it is"]),
+        ({"min_dwell_s": 30.0}, ["the least time of 30.0 s"]),
+    ):
+        job = plan.job.model_copy(update=stated)
+        changed = {"job": job, "stated_request": None}
+        plan.model_copy(update=changed).save(folder / "plan.json")
+        assert_refused(envplan("check", "plan.json", cwd=folder), 2, *words)
 
 
 def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> None:
@@ -179,7 +125,7 @@ def test_slower_than_t_star_is_worth_it_with_slow_clocks_too(a40: Frontier) -> N
 
 
 def test_at_t_min_clocks_off_the_critical_path_are_lower_than_the_highest() -> None:
-    frontier = trace_frontier(Pipeline("1f1b", 4, 32), Profile.builtin("a40-gpt3-1.3b-4stage"))
+    frontier = trace_frontier(Pipeline("1f1b", 4, 16), Profile.builtin("a40-gpt3-1.3b-4stage"))
     plan = frontier.plan(switch_latency=0.02)
     assert plan.iteration_time <= frontier.min_time
     assert plan.gap < 0.02
@@ -208,8 +154,8 @@ def test_ladder_goes_from_solve_to_the_frequency_plan(folder: Path) -> None:
 
 def test_rung_whose_clocks_change_too_soon_is_refused(a40: Frontier) -> None:
     profile = a40.profile
-    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5)
-    hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02)[1:]]
+    plan = a40.plan(slowdown=0.01, switch_latency=0.02, min_hold=0.5, moves=0.2)
+    hasty = [rung.as_rung() for rung in a40.ladder(4, switch_latency=0.02, moves=0.2)[1:]]
     with pytest.raises(InputError, match=r"ladder\[0\]: stage \d asks for .* the least time of"):
         verify_plan(plan.model_copy(update={"ladder": hasty}), profile)
     topology = Topology.for_job(plan.job)
@@ -223,20 +169,6 @@ def test_apply_refuses_clocks_that_change_sooner_than_the_plan_keeps(a40: Fronti
     plan = plan.model_copy(update={"job": job, "stated_request": None})
     with pytest.raises(InputError, match=r"the GPU has, stage \d asks for a clock at"):
         apply_plan(plan, a40.profile, topology=Topology.for_job(plan.job))
-
-
-def test_solve_for_a_straggler_with_slow_clocks(folder: Path) -> None:
-    slow = ("--switch-latency", 20, "--min-dwell", 150)
-    plan = solved(folder, *slow, "--straggler-time", 2.5)
-    assert plan.target.kind == "sync-time"
-    assert plan.predicted.until_straggler is not None
-    assert plan.job.switch_latency_s == 0.02
-    checked = envplan("check", "plan.json", cwd=folder)
-    assert checked.code == 0, checked.err
-    assert "until the straggler has finished at 2.5 s" in checked.out
-    soon = solved(folder, *slow, "--straggler-time", 1.5)
-    assert soon.iteration_time <= 1.5
-    assert soon.energy < solved(folder, *slow).energy
 
 
 def test_straggler_that_such_clocks_cannot_be_in_time_for_leaves_the_plan(folder: Path) -> None:
@@ -259,8 +191,11 @@ def test_replicas_that_wait_look_up_plans_for_the_same_clocks(a40: Frontier) -> 
     assert iteration.followed_time_ns == ns_from_s(looked_up.iteration_time)
 
 
-def test_the_benchmark_measures_all_three_ways(a40: Frontier) -> None:
-    ways = compare(a40, int(a40.min_time_ns * 1.08), 0.02)
+@pytest.mark.parametrize("latency", [0.005, 0.02, 0.05])
+def test_no_worse_than_one_clock_or_the_usual_plan_made_for_an_earlier_deadline(
+    a40: Frontier, latency: float
+) -> None:
+    ways = compare(a40, int(a40.min_time_ns * 1.08), latency)
     assert ways.earlier is not None
     assert ways.constant is not None
     assert 0 <= ways.ours <= min(ways.earlier, ways.constant)

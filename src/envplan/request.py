@@ -32,6 +32,14 @@ MAX_LATENCY_S: Final = 3600.0
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 AskedLimit = TypeVar("AskedLimit", bound=Limit)
+#: What `Request.asking` calls a deadline, and its kind.
+_KINDS: Final = {
+    "target_time": "time",
+    "slowdown": "slowdown",
+    "min_energy": "min-energy",
+    "sync_time": "sync-time",
+    "the run's deadline": "any",
+}
 
 
 class Deadline(Model):
@@ -156,55 +164,50 @@ class Request(Model):
         Raises:
             InputError: two deadlines are given, or a number is out of range.
         """
-        deadlines = {
-            "target_time": target_time is not None,
-            "slowdown": slowdown is not None,
-            "min_energy": min_energy,
-            "sync_time": sync_time is not None,
-            "the run's deadline": run is not None and run.deadline_s is not None,
-        }
-        given = [name for name, is_given in deadlines.items() if is_given]
+        own = None if run is None else run.deadline_s
+        deadlines = (target_time, slowdown, min_energy or None, sync_time, own)
+        given = [name for name, one in zip(_KINDS, deadlines, strict=True) if one is not None]
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
         if noise is not None and probability is None:
             raise InputError("noise goes with a probability (--robust PCT)")
         limits: list[Limit] = [
-            kind.of(**{field: float(value)})
-            for kind, field, value in (
-                (MinHold, "time_s", min_hold or None),
-                (PeakPower, "power_w", peak_power_cap),
-                (AveragePower, "power_w", power_cap),
-                (EnergyBudget, "energy_j", energy_budget),
+            kind.of(**{field: _float(value)} | more)
+            for kind, field, value, more in (
+                (MinHold, "time_s", min_hold or None, {}),
+                (PeakPower, "power_w", peak_power_cap, {}),
+                (AveragePower, "power_w", power_cap, {}),
+                (EnergyBudget, "energy_j", energy_budget, {}),
+                (HoldsWithProbability, "probability", probability, {"noise": noise, "seed": seed}),
             )
             if value is not None
         ]
-        if probability is not None:
-            limits.append(
-                HoldsWithProbability.of(probability=float(probability), noise=noise, seed=seed)
-            )
         fastest = any(one is not None for one in (energy_budget, power_cap, peak_power_cap))
-        objective, deadline = "energy", Deadline(kind="no-slowdown")
-        if target_time is not None:
-            deadline = Deadline.of(kind="time", time_s=float(target_time))
-        elif slowdown is not None:
-            deadline = Deadline.of(kind="slowdown", slowdown=float(slowdown))
-        elif min_energy:
-            deadline = Deadline(kind="min-energy")
-        elif sync_time is not None:
-            deadline = Deadline.of(kind="sync-time", time_s=float(sync_time))
-        elif deadlines["the run's deadline"]:
-            objective, deadline = "cost", Deadline(kind="any")
-        elif straggler_time is None and fastest:
-            objective, deadline = "time", Deadline(kind="any")
+        objective, kind = "energy", _KINDS.get("".join(given), "no-slowdown")
+        if kind == "any":
+            objective = "cost"
+        elif not given and straggler_time is None and fastest:
+            objective, kind = "time", "any"
         return cls.of(
             objective=objective,
-            deadline=deadline,
-            straggler_time_s=None if straggler_time is None else float(straggler_time),
+            deadline=Deadline.of(
+                kind=kind,
+                time_s=_float(sync_time if target_time is None else target_time),
+                slowdown=_float(slowdown),
+            ),
+            straggler_time_s=_float(straggler_time),
             switch_latency_s=float(switch_latency),
             limits=tuple(limits),
             run=run,
             effort=Effort.of(polish_s=float(polish), moves=float(moves), ladder=ladder),
         )
+
+    def by(self, time_s: float, *, waits: bool = False) -> Self:
+        """The same for an iteration of at most so many s, or, where everybody `waits`, for what is
+        used until then."""
+        deadline = Deadline.of(kind="sync-time" if waits else "time", time_s=time_s)
+        asked = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
+        return self.model_copy(update=asked)
 
     @property
     def latency_ns(self) -> int:
@@ -214,3 +217,7 @@ class Request(Model):
     def limit(self, kind: type[AskedLimit]) -> AskedLimit | None:
         """The limit of a kind; None where there is none."""
         return next((limit for limit in self.limits if isinstance(limit, kind)), None)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)

@@ -120,7 +120,9 @@ class Relaxation:
                 known.walk(progress=progress)
             known.trace_seconds = perf_counter() - begin
         _TRACED[key] = known
-        while len(_TRACED) > 1 and sum(map(_size, _TRACED.values())) > _MOST_KEPT:
+        while len(_TRACED) > 1 and (
+            sum(len(one.pipeline.operations) for one in _TRACED.values()) > _MOST_KEPT
+        ):
             _TRACED.pop(next(iter(_TRACED)))
         found: Self = copy(known)
         found.asked_once = {}
@@ -245,7 +247,7 @@ class Relaxation:
     def effective_bound_fj(self, time_ns: int) -> int:
         """Least relaxed effective cost of an iteration that ends by a time: what it uses above
         what waiting for as long would, one GPU a stage, fJ. Not below T_min; falls up to T_max."""
-        walk = self._walk_with(time_ns)
+        walk = self._walk if time_ns <= self.max_time_ns else self.beyond
         last = min(time_ns, walk.max_time_ns)
         # Effective costs are convex in time and least at T_max.
         effective = walk.energy_fj(last) - self.total_power_uw * last
@@ -292,17 +294,14 @@ class Relaxation:
         large = len(self.pipeline.operations) > _WALK_FROM_T_MAX
         return Walk(self._start, self.total_power_uw // _PART if large else -1, self.profile.path)
 
-    def _walk_with(self, time_ns: int) -> Walk:
-        return self._walk if time_ns <= self.max_time_ns else self.beyond
-
     def state_at(self, time_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Event times (nodes,), ns, and flows (arcs,), uW, of the relaxed optimum at a time.
 
         Args:
             time_ns: from T_min to T_max, ns.
         """
-        walk, slowest = self._walk_with(time_ns), self.slowest_time_ns
-        last = walk.max_time_ns
+        walk = self._walk if time_ns <= self.max_time_ns else self.beyond
+        last, slowest = walk.max_time_ns, self.slowest_time_ns
         events, flows = walk.state_at(min(time_ns, last))
         if time_ns > last:
             # Not traced so far. A mean of two optima is in time, and by convexity near the optimum.
@@ -332,10 +331,6 @@ class Relaxation:
                 "(leave the target out for no slowdown)"
             )
         return time_ns
-
-
-def _size(frontier: Relaxation) -> int:
-    return len(frontier.pipeline.operations)
 
 
 def _blocking_powers(

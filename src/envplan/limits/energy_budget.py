@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from envplan.limits.base import Limit, Setting
-from envplan.units import fj_from_j, j_from_fj
+from envplan.units import fj_from_j, j_from_fj, s_from_ns
 
 if TYPE_CHECKING:
     from envplan.frontier import Relaxation
@@ -34,7 +34,8 @@ class EnergyBudget(Limit):
     def broken(self, replay: Replay, setting: Setting) -> str:
         """As Limit.broken."""
         used = j_from_fj(replay.energy_fj * setting.num_gpus)
-        return f"{used:.10g} J is above {self.energy_j:.10g} J"
+        at_s = s_from_ns(replay.makespan_ns)
+        return f"{used:.10g} J at {at_s:.9f} s are not within the budget of {self.energy_j:.10g} J"
 
     def kept(self, plan: Plan, replay: Replay, setting: Setting) -> str:
         """As Limit.kept."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from envplan._model import Model
+from envplan._model import Model, check_stated
 from envplan.costs.model import Iterations
 from envplan.errors import InputError
 from envplan.limits.base import Limit, Setting
@@ -166,25 +166,18 @@ class HoldsWithProbability(Limit):
 
     def prove(self, plan: Plan, replay: Replay, setting: Setting) -> str:
         """As Limit.prove: by the replays that the plan's `robustness` names."""
-        stated = plan.predicted.robustness
+        stated, name = plan.predicted.robustness, "predicted.robustness"
         if stated is None:
-            raise InputError("predicted.robustness is missing, though a probability was asked for")
-        if stated.held_runs > stated.runs:
-            raise InputError("predicted.robustness.held_runs are more than its runs")
+            raise InputError(f"{name} is missing, though a probability was asked for")
         setting = _stated_setting(plan, stated, setting)
         told = HoldsWithProbability.of(probability=stated.probability, noise=stated.noise)
         true = told.shown(replay, setting, stated.seed, stated.runs, stated.confidence)
         held, share = true.held_runs, true.share_at_least
-        for field in ("held_runs", "share_at_least"):
-            found, right = getattr(stated, field), getattr(true, field)
-            if not math.isclose(found, right, rel_tol=1e-9):
-                raise InputError(
-                    f"predicted.robustness.{field} is {found!r}; replayed it is {right!r}"
-                )
+        check_stated(name, stated, true, 1e-9)
         if share < self.probability:
             raise InputError(
-                f"predicted.robustness: {held} of {stated.runs} replays in time prove a "
-                f"probability of {share!r}, less than {self.probability!r}"
+                f"{name}: {held} of {stated.runs} replays in time prove a probability of "
+                f"{share!r}, less than {self.probability!r}"
             )
         sure = (
             f"with a probability of at least {stated.percent_at_least}, with a confidence of "

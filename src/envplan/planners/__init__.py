@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from envplan.planners.advice import Advice, advise
 from envplan.planners.base import Planner
-from envplan.planners.baselines import MaxFrequency, ZeusGlobal, ZeusPerStage
+from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.comparison import Comparison, Entry, compare
-from envplan.planners.envpipe import EnvPipe, EnvPipeRun, Iteration, forwards_ahead
-from envplan.planners.ours import FrontierPlanner
+from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.planners.parts import PartsRow, beside_one_clock
 from envplan.planners.registry import PLANNERS, planner_named
 
@@ -18,9 +17,6 @@ __all__ = [
     "Entry",
     "EnvPipe",
     "EnvPipeRun",
-    "FrontierPlanner",
-    "Iteration",
-    "MaxFrequency",
     "PartsRow",
     "Planner",
     "ZeusGlobal",

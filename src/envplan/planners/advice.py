@@ -79,11 +79,13 @@ def advise(
         )
     shapes = list(_shapes(frontier, schedules or list(SCHEDULES), chunks, activation_slots))
     show = progress or (lambda done, count: None)
-    traced, recompute = [frontier], frontier.profile.adjustments.recompute
+    traced, adjusted = [frontier], frontier.profile.adjustments
     for done, (pipeline, replicas) in enumerate(shapes, 1):
-        needed = {op.instruction for op in pipeline.operations}
-        by_parts = frontier.profile.adjustments.by_parts
-        profile = frontier.profile.fitted(needed, recompute=recompute, by_parts=by_parts)
+        profile = frontier.profile.fitted(
+            {op.instruction for op in pipeline.operations},
+            recompute=adjusted.recompute,
+            by_parts=adjusted.by_parts,
+        )
         traced.append(frontier.retraced(pipeline, profile, replicas=replicas))
         show(done, len(shapes) + 1)
     reference, rows = frontier.plan(), list[Advice]()
@@ -128,49 +130,35 @@ def _shapes(
     own = job.pipeline
     ranks, batch = own.num_stages * job.replicas, own.num_microbatches * job.replicas
     seen = {own.operations}
+    if own.in_turn:  # known of the job's own order alone
+        return
     for count in chunks or (own.num_chunks, 2 * own.num_chunks):
         stages, rest = divmod(own.num_profile_stages, count)
         if rest or ranks % stages or batch % (ranks // stages):
             continue
-        replicas = ranks // stages
+        replicas, latency = ranks // stages, own.p2p_latency
+        if isinstance(latency, list) and len(latency) != stages - 1:
+            latency = max(latency)
         # The plainest of several names for one order is the shortest.
         for name in sorted(schedules, key=len):
-            pipeline = _pipeline(job, name, stages, count, batch // replicas, activation_slots)
-            if pipeline is not None and pipeline.operations not in seen:
-                seen.add(pipeline.operations)
-                yield pipeline, replicas
-
-
-def _pipeline(
-    job: Frontier,
-    name: str,
-    stages: int,
-    chunks: int,
-    microbatches: int,
-    activation_slots: int | Sequence[int] | None,
-) -> Pipeline | None:
-    """The pipeline of a schedule; None where it has no such shape."""
-    if job.pipeline.in_turn:  # known of the job's own order alone
-        return None
-    latency = job.pipeline.p2p_latency
-    if isinstance(latency, list) and len(latency) != stages - 1:
-        latency = max(latency)
-    ahead = None
-    if name == ENVPIPE and chunks == 1:
-        profile = job.profile.fitted(("backward",), recompute=job.profile.adjustments.recompute)
-        ahead = forwards_ahead(profile, microbatches, activation_slots)
-    try:
-        return Pipeline(
-            name,
-            stages,
-            microbatches,
-            num_chunks=chunks,
-            p2p_latency=latency,
-            forwards_ahead=ahead,
-            extras=job.pipeline.extras,
-        )
-    except InputError:
-        return None
+            ahead = None
+            if name == ENVPIPE and count == 1:
+                recompute = job.profile.adjustments.recompute
+                profile = job.profile.fitted(("backward",), recompute=recompute)
+                ahead = forwards_ahead(profile, batch // replicas, activation_slots)
+            with suppress(InputError):  # schedules that have no such shape
+                pipeline = Pipeline(
+                    name,
+                    stages,
+                    batch // replicas,
+                    num_chunks=count,
+                    p2p_latency=latency,
+                    forwards_ahead=ahead,
+                    extras=own.extras,
+                )
+                if pipeline.operations not in seen:
+                    seen.add(pipeline.operations)
+                    yield pipeline, replicas
 
 
 def _first(traced: Sequence[Frontier], reference: Plan, best: int) -> list[Frontier]:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Final, Literal, NamedTuple
 
-from pydantic import ValidationError
-
-from envplan._documents import first_problem
 from envplan._model import Model
 from envplan.errors import InputError
 from envplan.pipeline import SCHEDULES, Pipeline
 from envplan.pipeline.graph import ENVPIPE
-from envplan.plan import Baseline, Plan, gap_over
-from envplan.plan.build import percent
+from envplan.plan import Baseline, Plan
+from envplan.plan.build import percent, until_straggler
 from envplan.planners.advice import Advice, advise, beside
 from envplan.planners.baselines import ZeusGlobal, ZeusPerStage
 from envplan.planners.envpipe import EnvPipe, EnvPipeRun, forwards_ahead
 from envplan.planners.ours import best_plan_beside
 from envplan.profile import Profile
+from envplan.request import MAX_SECONDS
 from envplan.solve import Frontier
 from envplan.units import j_from_fj, ns_from_s, ns_from_s_floor, s_from_ns
 
 Point = Literal["T_min", "T_star", "straggler"]
 
-_MAX_STRAGGLER_S: Final = 1e9
 _NOTABLE_PERCENT: Final = 0.1
 
 
@@ -46,91 +43,46 @@ class Published(Model, extra="ignore"):
     source: str
 
 
+class _Sidecar(Model, extra="ignore"):
+    published: Published | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
     """One planner's plan in a comparison.
 
-    Energies are J per iteration over all GPUs.
+    Energies are J per iteration over all GPUs; percentages are against Comparison.baseline.
 
     Attributes:
         planner: its name.
         point: which of our own planner's plans this is; None for all other planners.
         plan: the plan.
         planning_time: s, the frontier's trace included where the planner needs it.
-        straggler_time: s, when a straggler is finished; None without one.
+        ours: our plan of the same pipeline for the same time, which uses no more energy.
+        slowdown_percent, savings_percent: of the plan.
+        extrinsic_j: what ours for the same time, waiting included, uses above the best that we know
+            for the straggler (extrinsic bloat); 0 without one.
+        straggler_energy: J until the straggler is finished; None without one, as what follows.
+        straggler_savings_percent: against the baseline waiting for the same straggler.
+        straggler_gap: straggler_energy over the least that any plan in time for it uses, less 1.
     """
 
     planner: str
     point: Point | None
     plan: Plan
     planning_time: float
-    straggler_time: float | None
-    _frontier: Frontier = field(repr=False, compare=False)
-    _known: _OurPlans = field(repr=False, compare=False)
-
-    @property
-    def slowdown_percent(self) -> float:
-        """Against Comparison.baseline."""
-        before = self._known.baseline.iteration_time_s
-        return percent(self.plan.iteration_time - before, before)
-
-    @property
-    def savings_percent(self) -> float:
-        """Likewise."""
-        before = self._known.baseline.energy_j
-        return percent(before - self.plan.energy, before)
-
-    @property
-    def _sync_time(self) -> float | None:
-        # A plan that is slower than the straggler is one itself.
-        straggler = self.straggler_time
-        return None if straggler is None else max(straggler, self.plan.iteration_time)
-
-    @property
-    def straggler_energy(self) -> float | None:
-        """J until the straggler is finished; None without one."""
-        return None if self._sync_time is None else until(self.plan, self._sync_time)
-
-    @property
-    def straggler_savings_percent(self) -> float | None:
-        """Against the baseline waiting for the same straggler; None without one."""
-        if self.straggler_time is None or self.straggler_energy is None:
-            return None
-        before = self._known.baseline
-        waiting = self.plan.waiting_energy(self.straggler_time, since=before.iteration_time_s)
-        without = before.energy_j + waiting
-        return percent(without - self.straggler_energy, without)
-
-    @property
-    def straggler_gap(self) -> float | None:
-        """straggler_energy over the least that any plan in time for it uses, less 1; None without
-        one."""
-        if self._sync_time is None or self.straggler_energy is None:
-            return None
-        bound_fj = max(0, self._frontier.waiting_bound_fj(ns_from_s(self._sync_time)))
-        return gap_over(self.straggler_energy, j_from_fj(bound_fj * self._frontier.num_gpus))
-
-    @cached_property
-    def ours(self) -> Plan:
-        """Our plan of the same pipeline for the same time, which uses no more energy. It is made
-        when it is asked for."""
-        if self.point:
-            return self.plan
-        return self._known.plan(self._frontier, ns_from_s(self.plan.iteration_time))
+    ours: Plan
+    slowdown_percent: float
+    savings_percent: float
+    extrinsic_j: float = 0.0
+    straggler_energy: float | None = None
+    straggler_savings_percent: float | None = None
+    straggler_gap: float | None = None
 
     @property
     def intrinsic_j(self) -> float:
         """What the plan uses above ours for the same time (intrinsic bloat)."""
         return self.plan.energy - self.ours.energy
-
-    @cached_property
-    def extrinsic_j(self) -> float:
-        """What ours for the same time, waiting included, uses above the best that we know for the
-        straggler (extrinsic bloat); 0 without one."""
-        if self._sync_time is None:
-            return 0.0
-        best = self._known.least_until(self._frontier, self._sync_time)
-        return until(self.ours, self._sync_time) - best
 
 
 @dataclass(frozen=True)
@@ -201,39 +153,60 @@ def compare(
         InputError: an argument is out of range, or the sidecar's `published` is malformed.
     """
     published = _published(frontier.profile)
-    envpipe = EnvPipe(reconfigure)
-    rescheduled = _rescheduled(frontier, activation_slots)
-    begin = time.perf_counter()
-    baseline = frontier.max_frequency_plan()
-    seconds = time.perf_counter() - begin
-    sync = _sync_time(baseline, straggler_time, straggler_slowdown)
-    ours, entries = _OurPlans(baseline.predicted.baseline), list[Entry]()
+    envpipe, rescheduled = EnvPipe(reconfigure), _rescheduled(frontier, activation_slots)
+    made: list[_Made] = []
 
-    def add(plan: Plan, seconds: float, own: Frontier, point: Point | None = None) -> None:
-        entries.append(Entry(plan.planner, point, plan, seconds, sync, own, ours))
+    def add(own: Frontier, point: Point | None, make: Callable[[], Plan], spent: float = 0) -> Plan:
+        begin = perf_counter()
+        plan = make()
+        made.append(_Made(own, point, plan, perf_counter() - begin + spent))
+        return plan
 
-    add(baseline, seconds, frontier)
+    fastest = add(frontier, None, frontier.max_frequency_plan)
+    sync = _sync_time(fastest, straggler_time, straggler_slowdown)
     zeus = (ZeusGlobal(), ZeusPerStage())
     for planner in zeus:
-        begin = time.perf_counter()
-        plan = planner.plan(frontier)
-        add(plan, time.perf_counter() - begin, frontier)
-    begin = time.perf_counter()
+        add(frontier, None, partial(planner.plan, frontier))
+    begin = perf_counter()
     run = envpipe.run(rescheduled)
-    seconds = time.perf_counter() - begin
-    add(run.plan(rescheduled), seconds, rescheduled)
-    ours.rivals = [(entry._frontier, entry.plan) for entry in entries]
+    add(rescheduled, None, partial(run.plan, rescheduled), perf_counter() - begin)
+    ours = _OurPlans([(one.frontier, one.plan) for one in made])
     points = [(frontier, *point) for point in _points(frontier, sync)]
     if rescheduled is not frontier:
         points.append((rescheduled, rescheduled.min_time_ns, "T_min"))
     for own, at_ns, point in points:
-        begin = time.perf_counter()
-        plan = ours.plan(own, at_ns, waits=point == "straggler")
-        add(plan, time.perf_counter() - begin + own.trace_seconds, own, point)
+        add(own, point, partial(ours.by, own, at_ns, point == "straggler"), own.trace_seconds)
+    baseline = fastest.predicted.baseline
+    entries = []
+    for one in made:
+        time, energy = one.plan.iteration_time, one.plan.energy
+        mine = one.plan if one.point else ours.by(one.frontier, ns_from_s(time))
+        entry = Entry(
+            planner=one.plan.planner,
+            point=one.point,
+            plan=one.plan,
+            planning_time=one.seconds,
+            ours=mine,
+            slowdown_percent=percent(time - baseline.iteration_time_s, baseline.iteration_time_s),
+            savings_percent=percent(baseline.energy_j - energy, baseline.energy_j),
+        )
+        if sync is not None:
+            # A plan that is slower than the straggler is one itself.
+            end, without = max(sync, time), _until(fastest, sync)
+            bound_fj = max(0, one.frontier.waiting_bound_fj(ns_from_s(end)))
+            waited = until_straggler(one.plan, end, j_from_fj(bound_fj * frontier.num_gpus))
+            entry = replace(
+                entry,
+                extrinsic_j=_until(mine, end) - ours.least_until(one.frontier, end),
+                straggler_energy=waited.energy_j,
+                straggler_savings_percent=percent(without - waited.energy_j, without),
+                straggler_gap=waited.gap,
+            )
+        entries.append(entry)
     return Comparison(
         frontier=frontier,
         envpipe_frontier=rescheduled,
-        baseline=ours.baseline,
+        baseline=baseline,
         entries=tuple(entries),
         curves={
             planner.name: [
@@ -248,6 +221,15 @@ def compare(
     )
 
 
+class _Made(NamedTuple):
+    """A plan, its pipeline's frontier, and how long it took to make, s."""
+
+    frontier: Frontier
+    point: Point | None
+    plan: Plan
+    seconds: float
+
+
 def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | None) -> Frontier:
     """The frontier of EnvPipe's schedule for a 1F1B pipeline; any other frontier as it is."""
     pipeline = frontier.pipeline
@@ -260,13 +242,14 @@ def _rescheduled(frontier: Frontier, activation_slots: int | Sequence[int] | Non
         return frontier
     if pipeline.in_turn:  # known of this order alone
         return frontier
-    ahead = forwards_ahead(frontier.profile, pipeline.num_microbatches, activation_slots)
     rescheduled = Pipeline(
         "envpipe",
         pipeline.num_stages,
         pipeline.num_microbatches,
         p2p_latency=pipeline.p2p_latency,
-        forwards_ahead=ahead,
+        forwards_ahead=forwards_ahead(
+            frontier.profile, pipeline.num_microbatches, activation_slots
+        ),
         extras=pipeline.extras,
     )
     return frontier.retraced(rescheduled, frontier.profile)
@@ -284,15 +267,14 @@ def _sync_time(
         raise InputError("give straggler_time or straggler_slowdown, not both")
     if straggler_slowdown is not None:
         straggler_time = baseline.iteration_time * (1 + straggler_slowdown)
-    if straggler_time is not None and not 0 <= straggler_time <= _MAX_STRAGGLER_S:
+    if straggler_time is not None and not 0 <= straggler_time <= MAX_SECONDS:
         raise InputError(
-            f"a straggler's time must lie between 0 and {_MAX_STRAGGLER_S:.0e} s, not "
-            f"{straggler_time:g}"
+            f"a straggler's time must lie between 0 and {MAX_SECONDS:.0e} s, not {straggler_time:g}"
         )
     return straggler_time
 
 
-def until(plan: Plan, sync_time: float) -> float:
+def _until(plan: Plan, sync_time: float) -> float:
     """J until everyone is finished: the plan, and its waiting for a straggler."""
     return plan.energy + plan.waiting_energy(sync_time)
 
@@ -300,50 +282,46 @@ def until(plan: Plan, sync_time: float) -> float:
 class _OurPlans:
     """Our plans for any time, each made once and beside all other planners' plans.
 
-    Attributes:
-        baseline: maximum frequency on the pipeline as given.
+    Args:
         rivals: the plans of other planners, with the frontier that they are on.
     """
 
-    def __init__(self, baseline: Baseline) -> None:
-        self.baseline = baseline
-        self.rivals: list[tuple[Frontier, Plan]] = []
-        self._known: dict[tuple[int, int, bool], Plan] = {}
+    def __init__(self, rivals: Sequence[tuple[Frontier, Plan]]) -> None:
+        self._rivals = rivals
+        self._known: dict[tuple[Frontier, int, bool], Plan] = {}
 
-    def plan(self, frontier: Frontier, time_ns: int, *, waits: bool = False) -> Plan:
+    def by(self, frontier: Frontier, time_ns: int, waits: bool = False) -> Plan:
         """Our plan that ends by a time; one that `waits` saves most until that time."""
-        key = (id(frontier), time_ns, waits)
+        key = (frontier, time_ns, waits)
         if key not in self._known:
-            rivals = self._rivals(frontier)
+            rivals = [plan for own, plan in self._rivals if own is frontier]
             self._known[key] = best_plan_beside(frontier, time_ns, rivals, waits=waits)
         return self._known[key]
 
     def least_until(self, frontier: Frontier, sync_time: float) -> float:
         """J until then of the best plan that we know to be in time."""
-        for plan in self._rivals(frontier):
-            self.plan(frontier, ns_from_s(plan.iteration_time))
+        for own, plan in self._rivals:
+            if own is frontier:
+                self.by(own, ns_from_s(plan.iteration_time))
         latest = ns_from_s_floor(sync_time)
         if latest >= frontier.min_time_ns:
-            self.plan(frontier, latest, waits=True)
+            self.by(frontier, latest, waits=True)
         return min(
-            until(plan, sync_time)
-            for (owner, *_), plan in self._known.items()
-            if owner == id(frontier) and plan.iteration_time <= sync_time
+            _until(plan, sync_time)
+            for (own, *_), plan in self._known.items()
+            if own is frontier and plan.iteration_time <= sync_time
         )
-
-    def _rivals(self, frontier: Frontier) -> list[Plan]:
-        return [plan for own, plan in self.rivals if own is frontier]
 
 
 def _points(frontier: Frontier, sync_time: float | None) -> list[tuple[int, Point]]:
     """Times of our plans, ns, ascending: T_min, T_star, and that of a straggler that leaves more
     time than T_min."""
-    least, star = frontier.min_time_ns, frontier.min_energy_time_ns
-    points: list[tuple[int, Point]] = [(least, "T_min")]
-    points += [(star, "T_star")] if star > least else []
-    if sync_time is not None and ns_from_s_floor(sync_time) > least:
-        points.append((ns_from_s_floor(sync_time), "straggler"))
-    return sorted(points, key=lambda entry: entry[0])
+    least, latest = frontier.min_time_ns, ns_from_s_floor(sync_time or 0.0)
+    later: list[tuple[int, Point]] = [
+        (frontier.min_energy_time_ns, "T_star"),
+        (latest, "straggler"),
+    ]
+    return [(least, "T_min"), *sorted(point for point in later if point[0] > least)]
 
 
 def _published(profile: Profile) -> Published | None:
@@ -352,12 +330,7 @@ def _published(profile: Profile) -> Published | None:
     Raises:
         InputError: it has a wrong form.
     """
-    said = profile.metadata.extra.get("published")
-    if said is None:
-        return None
     try:
-        return Published.model_validate(said)
-    except ValidationError as error:
-        raise InputError(
-            f"metadata of {profile.name}: published: {first_problem(error, 'published figure')}"
-        ) from None
+        return _Sidecar.of(**profile.metadata.extra).published
+    except InputError as error:
+        raise InputError(f"metadata of {profile.name}: {error}") from None

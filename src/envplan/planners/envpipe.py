@@ -139,22 +139,23 @@ class EnvPipeRun(Planner):
     def to_dict(self, pipeline: Pipeline) -> dict[str, Any]:
         """Its iterations in JSON types; pipeline is the one that was planned."""
 
-        def raised(i: int, before: int, after: int) -> dict[str, Any]:
-            op = asdict(pipeline.operations[i])
+        operations = [asdict(op) for op in pipeline.operations]
+        for op in operations:
             del op["profile_stage"]
-            return {**op, "from_mhz": before, "to_mhz": after}
-
         return {
             "forwards_ahead": list(pipeline.forwards_ahead),
             "stopped": self.stopped,
             "iterations": [
                 {
-                    "iteration_time_s": iteration.iteration_time,
-                    "energy_j": iteration.energy,
-                    "critical_path": len(iteration.critical_path),
-                    "raised": [raised(*step) for step in iteration.raised],
+                    "iteration_time_s": one.iteration_time,
+                    "energy_j": one.energy,
+                    "critical_path": len(one.critical_path),
+                    "raised": [
+                        {**operations[i], "from_mhz": before, "to_mhz": after}
+                        for i, before, after in one.raised
+                    ],
                 }
-                for iteration in self.iterations
+                for one in self.iterations
             ],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,12 +73,12 @@ def beside_one_clock(
     rows: list[PartsRow] = []
     plans: list[Plan] = []
     for latency in reversed(latencies_s):
-        single = _plan(alone, deadline, latency)
-        plans += [single] if single is not None else []
-        one = _least(plans, alone, latency, deadline)
-        by_parts = _plan(frontier, deadline, latency)
-        found = [one, None if by_parts is None else by_parts.energy]
-        parts = min((energy for energy in found if energy is not None), default=None)
+        with suppress(NoAnswerError):
+            plans.append(alone.plan(deadline, switch_latency=latency))
+        one = parts = _least(plans, alone, latency, deadline)
+        with suppress(NoAnswerError):
+            found = frontier.plan(deadline, switch_latency=latency).energy
+            parts = found if one is None else min(found, one)
         rows.insert(0, PartsRow(latency, deadline, fastest.energy, one, parts))
     return rows
 
@@ -91,10 +92,3 @@ def _least(
     by_ns, gpus = ns_from_s_floor(deadline_s), frontier.num_gpus
     kept = [one.energy_fj * gpus for one in replays if one.makespan_ns <= by_ns]
     return j_from_fj(min(kept)) if kept else None
-
-
-def _plan(frontier: Frontier, deadline_s: float, latency_s: float) -> Plan | None:
-    try:
-        return frontier.plan(deadline_s, switch_latency=latency_s)
-    except NoAnswerError:
-        return None

@@ -18,17 +18,15 @@ One clock for each stage is a candidate, too: no planner that chooses such is ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation
 from envplan.limits import Limit
-from envplan.replay import Machine, Replay
+from envplan.replay import Machine, Replay, Rows
 from envplan.solve.local_search import LocalSearch, NoPlanInTimeError
 from envplan.solve.rounding import HEATS, Rounding
 from envplan.solve.single_clocks import StageClocks
@@ -47,7 +45,7 @@ _FEW_MICROBATCHES: Final = 8
 #: Where plans can end at no more times than this, all of them are on the grid.
 _FEW_TIMES: Final = 1000
 #: Annealing of choices for the grid: in turn hot, for other arrangements, and cool.
-_MEMBER_HEATS: Final = ((0.3,), (1.0, 0.3))
+_MEMBER_HEATS: Final[tuple[tuple[float, ...], ...]] = ((0.3,), (1.0, 0.3))
 _MEMBER_MOVES: Final = 0.4
 #: Latencies, ns, whose choices the search for a lower one starts from as well.
 _LATENCIES: Final = (10**6, 2 * 10**7)
@@ -57,26 +55,17 @@ _FIXED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 _LATER: Final = (0.25, 0.5, 1.0)
 
 
-class Candidate(NamedTuple):
-    """A choice of rows, replayed.
-
-    Attributes:
-        replay: of the choice.
-        flows: the relaxed optimum's flow at its deadline, uW, where it was rounded from one.
-        rounding: that rounding; both only where clocks follow at once and no limit is local.
-    """
-
-    replay: Replay
-    rounding: Rounding | None = None
-    flows: NDArray[np.int64] | None = None
-
-
 class Known(NamedTuple):
     """A choice that is tried wherever it is in time, and what its replay takes."""
 
-    rows: NDArray[np.int32]
+    rows: Rows
     makespan_ns: int
     energy_fj: int
+
+    @classmethod
+    def of(cls, replay: Replay) -> Known:
+        """What is kept of a replay."""
+        return cls(replay.rows, replay.makespan_ns, replay.energy_fj)
 
 
 class Candidates:
@@ -93,9 +82,7 @@ class Candidates:
         self._machine = machine
         self._limits = tuple(limits)
         self._moves = moves
-        self._known: dict[int, Candidate] = {}
-        self._refused: dict[int, NoPlanInTimeError] = {}
-        self._found: dict[tuple[Limit, ...], list[Known]] = {}
+        self._known: dict[int, Replay | NoPlanInTimeError] = {}
 
     @classmethod
     def of(
@@ -104,15 +91,11 @@ class Candidates:
         """The candidates of these, shared by all who ask for them.
 
         Plain choices do not depend on what was asked before, so all frontiers of one trace share
-        them; what was found under conditions each keeps for itself.
+        them.
         """
-        own, key = frontier.asked_once, (machine, tuple(limits), moves)
-        if key not in own:
-            own[key] = cls(frontier, machine, limits, moves)
-            if own[key].is_plain:
-                own[key] = copy(frontier.traced_once.setdefault(key, own[key]))
-                own[key]._found = {}
-        found: Candidates = own[key]
+        new, key = cls(frontier, machine, limits, moves), (machine, tuple(limits), moves)
+        store = frontier.traced_once if new.is_plain else frontier.asked_once
+        found: Candidates = store.setdefault(key, new)
         return found
 
     @property
@@ -120,7 +103,7 @@ class Candidates:
         """Whether clocks follow at once and no limit is local."""
         return self._machine.latency_ns == 0 and not self._limits
 
-    def best_by(self, deadline_ns: int, *, waits: bool = False) -> Candidate:
+    def best_by(self, deadline_ns: int, *, waits: bool = False) -> Replay:
         """The best known choice that ends by a deadline and keeps the local limits.
 
         Args:
@@ -130,12 +113,12 @@ class Candidates:
         Raises:
             NoPlanInTimeError: none was found.
         """
-        frontier, found = self._frontier, list[Candidate]()
+        frontier, found = self._frontier, list[Replay]()
         bound = frontier.effective_bound_fj if waits else frontier.lower_bound_fj
         refusal: NoPlanInTimeError | None = None
 
-        def value(one: Candidate) -> int:
-            return one.replay.effective_fj if waits else one.replay.energy_fj
+        def value(one: Replay) -> int:
+            return one.effective_fj if waits else one.energy_fj
 
         for time_ns in self._worth_a_look(deadline_ns, waits):
             if found and bound(time_ns) >= min(map(value, found)):
@@ -147,38 +130,24 @@ class Candidates:
         if not self.is_plain:
             if not found and deadline_ns > frontier.min_energy_time_ns:
                 found.append(self.at(min(deadline_ns, frontier.slowest_time_ns)))
-            in_time = (one for one in self._known.values() if one.replay.makespan_ns <= deadline_ns)
-            found += in_time
+            known = (one for one in self._known.values() if isinstance(one, Replay))
+            found += (one for one in known if one.makespan_ns <= deadline_ns)
         if not found:
             assert refusal is not None
             raise refusal
         return min(found, key=value)
 
-    def known(self, conditions: Sequence[Limit]) -> list[Known]:
-        """One clock for all stages, or a balanced one for each; under conditions on the whole plan,
-        also what was found before under the same."""
-        return [
-            *self._single_clocks,
-            *(self._found.get(tuple(conditions), ()) if conditions else ()),
-        ]
-
-    def remember(self, conditions: Sequence[Limit], found: Replay) -> None:
-        """Keep what was found under conditions for later deadlines."""
-        if conditions:
-            known = Known(found.rows, found.makespan_ns, found.energy_fj)
-            self._found.setdefault(tuple(conditions), []).append(known)
-
     @cached_property
-    def _single_clocks(self) -> list[Known]:
+    def single_clocks(self) -> list[Known]:
+        """One clock for all stages, or a balanced one for each."""
         problem = self._frontier.problem
         clocks = StageClocks(problem)
-        found = []
-        for rows in chain(clocks.one_for_all(), clocks.balanced()):
-            replay = problem.replay(rows, self._machine)
-            found.append(Known(rows, replay.makespan_ns, replay.energy_fj))
-        return found
+        return [
+            Known.of(problem.replay(rows, self._machine))
+            for rows in chain(clocks.one_for_all(), clocks.balanced())
+        ]
 
-    def near(self, deadline_ns: int) -> Candidate:
+    def near(self, deadline_ns: int) -> Replay:
         """A choice that ends by a deadline, for pictures and tables of many.
 
         Raises:
@@ -187,23 +156,24 @@ class Candidates:
         deadline_ns = min(deadline_ns, self._frontier.slowest_time_ns)
         return self.at(next(self._grid_below(deadline_ns)) if self.is_plain else deadline_ns)
 
-    def at(self, time_ns: int) -> Candidate:
+    def at(self, time_ns: int) -> Replay:
         """The choice made for a deadline from T_min to T_max, ns.
 
         Raises:
             NoPlanInTimeError: none was found.
         """
-        if time_ns in self._refused:
-            raise self._refused[time_ns]
-        if time_ns not in self._known:
+        found = self._known.get(time_ns)
+        if found is None:
             try:
-                self._known[time_ns] = self._make(time_ns)
+                found = self._make(time_ns)
             except NoPlanInTimeError as error:
-                self._refused[time_ns] = error
-                raise
-        return self._known[time_ns]
+                found = error
+            self._known[time_ns] = found
+        if isinstance(found, NoPlanInTimeError):
+            raise found
+        return found
 
-    def fastest(self) -> Candidate:
+    def fastest(self) -> Replay:
         """The fastest choice found that keeps the local limits; T_min's where there are none.
 
         Raises:
@@ -211,22 +181,20 @@ class Candidates:
         """
         if self.is_plain:
             return self.at(self._frontier.min_time_ns)
-        return Candidate(self._search.fastest())
+        return self._search.fastest
 
     @cached_property
-    def fastest_rows(self) -> NDArray[np.int32]:
+    def fastest_rows(self) -> Rows:
         """The fastest rows known, (N,), whatever they use."""
         if self.is_plain:
             return np.zeros(len(self._frontier.pipeline.operations), np.int32)
-        return self._search.fastest().rows
+        return self._search.fastest.rows
 
-    def polished(self, rows: NDArray[np.int32], deadline_ns: int, rounds: int) -> NDArray[np.int32]:
+    def polished(self, rows: Rows, deadline_ns: int, rounds: int) -> Rows:
         """Rows after further rounds of the search from them, where local limits are searched."""
         return self._search.polished(rows, deadline_ns, rounds)
 
-    def rounded(
-        self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0
-    ) -> Candidate:
+    def rounded(self, time_ns: int, heats: Sequence[float] = HEATS, moves: float = 1.0) -> Rounding:
         """The rounded relaxed optimum of a deadline from T_min to T_max, clocks at once.
 
         Args:
@@ -234,10 +202,10 @@ class Candidates:
             moves: share of the usual moves at each.
         """
         frontier = self._frontier
-        events, flows = frontier.state_at(time_ns)
+        events, _ = frontier.state_at(time_ns)
         rounding = Rounding(frontier.pipeline, frontier.network, events, time_ns)
         rounding.anneal(heats, moves * self._moves)
-        return Candidate(frontier.problem.replay(rounding.rows), rounding, flows)
+        return rounding
 
     @cached_property
     def _search(self) -> LocalSearch:
@@ -246,29 +214,29 @@ class Candidates:
             self._machine,
             self._limits,
             self._moves,
-            lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns).replay,
-            self._later,
+            lambda time_ns: Candidates.of(self._frontier, Machine(), ()).near(time_ns),
+            self._slower,
         )
 
-    def _later(self, time_ns: int) -> NDArray[np.int32] | None:
+    def _slower(self, time_ns: int) -> Rows | None:
         """Rows for a deadline at the next of the fixed latencies above this one, ns."""
         latency_ns = next((own for own in _LATENCIES if own > self._machine.latency_ns), 0)
         if not 0 < self._machine.latency_ns < latency_ns:
             return None
         slower = Candidates.of(self._frontier, Machine(latency_ns), self._limits, self._moves)
         try:
-            return slower.at(time_ns).replay.rows
+            return slower.at(time_ns).rows
         except NoPlanInTimeError:
             return None
 
-    def _make(self, time_ns: int) -> Candidate:
+    def _make(self, time_ns: int) -> Replay:
         if not self.is_plain:
-            return Candidate(self._search.by(time_ns))
-        frontier = self._frontier
-        if time_ns in (frontier.min_time_ns, frontier.min_energy_time_ns):
-            return self.rounded(time_ns)
-        heats = _MEMBER_HEATS[(time_ns // self._spacing_ns(frontier.slope_uw(time_ns))) % 2]
-        return self.rounded(time_ns, heats, _MEMBER_MOVES)
+            return self._search.by(time_ns)
+        frontier, heats, moves = self._frontier, HEATS, 1.0
+        if time_ns not in (frontier.min_time_ns, frontier.min_energy_time_ns):
+            spacing_ns, moves = self._spacing_ns(frontier.slope_uw(time_ns)), _MEMBER_MOVES
+            heats = _MEMBER_HEATS[time_ns // spacing_ns % 2]
+        return frontier.problem.replay(self.rounded(time_ns, heats, moves).rows)
 
     def _worth_a_look(self, deadline_ns: int, waits: bool) -> Iterable[int]:
         """Deadlines to make choices for, ns, the latest first."""
@@ -330,7 +298,7 @@ class Candidates:
         roundings = Candidates.of(sample, Machine(), ())
         lost = 0.0
         for time_ns in (least, (least + star) // 2, star):
-            energy_fj = roundings.rounded(time_ns, ()).replay.energy_fj
+            energy_fj = sample.problem.replay(roundings.rounded(time_ns, ()).rows).energy_fj
             lost += (energy_fj / max(1, sample.lower_bound_fj(time_ns)) - 1) / 3
         energy_fj = whole.lower_bound_fj(whole.min_energy_time_ns)
         return max(1, int(max(_LEAST_STEP, _PART_OF_GAP * lost) * energy_fj))

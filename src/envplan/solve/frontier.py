@@ -19,7 +19,7 @@ from envplan.plan import Job, Plan, build_plan
 from envplan.plan.model import Target
 from envplan.profile import Profile
 from envplan.replay import Problem
-from envplan.request import Effort, Request
+from envplan.request import Request
 from envplan.solve import search
 from envplan.solve.doubts import doubt_job, doubt_request
 from envplan.units import s_from_ns
@@ -92,10 +92,7 @@ class Frontier(Relaxation):
             InputError: a number is out of range.
             NoAnswerError: waiting alone draws more than a cap on the peak.
         """
-        request = Request.asking(**asked)
-        effort = Effort.of(**{**request.effort.model_dump(), "ladder": count})
-        asked_for = request.model_copy(update={"effort": effort})
-        return search.ladder(self, asked_for, progress)
+        return search.ladder(self, Request.asking(ladder=count, **asked), progress)
 
     def plan_for_straggler(self, time: float) -> Plan:
         """The plan to follow while a straggler makes everyone finish at `time` s.
@@ -196,16 +193,9 @@ def trace_frontier(
         InputError: the profile does not fit the pipeline, an argument is out of range, or numbers
             outgrow exact 64-bit arithmetic.
     """
-    frontier = Frontier.trace(
-        pipeline,
-        profile,
-        blocking_power=blocking_power,
-        gpus_per_stage=gpus_per_stage,
-        replicas=replicas,
-        full=full,
-        whole=whole,
-        progress=progress,
-    )
+    setup = {"blocking_power": blocking_power, "gpus_per_stage": gpus_per_stage}
+    setup |= {"replicas": replicas, "full": full}
+    frontier = Frontier.trace(pipeline, profile, whole=whole, progress=progress, **setup)
     doubt_job(frontier)
     return frontier
 
@@ -279,7 +269,7 @@ def _rows_at_clocks(
     problem: Problem, profile: Profile, clocks: Sequence[Sequence[int | tuple[int, str]]]
 ) -> NDArray[np.int32]:
     """For each operation the fastest row of its table at a clock, (N,)."""
-    operations, rows = problem.pipeline.operations, []
+    operations, rows = problem.pipeline.operations, list[int]()
     bounds = list(pairwise(problem.pipeline.stage_begin.tolist()))
     if len(clocks) != len(bounds):
         raise InputError(f"the clocks are of {len(clocks)} stages; the pipeline has {len(bounds)}")

@@ -18,14 +18,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from envplan.cores import side_by_side
 from envplan.errors import NoAnswerError
 from envplan.frontier import Relaxation
 from envplan.limits import Limit
-from envplan.replay import Machine, Replay, Search
+from envplan.replay import Machine, Replay, Rows, Search
 from envplan.solve.power_limits import PowerLimited
 from envplan.units import s_from_ns
 
@@ -39,9 +36,7 @@ _FURTHER_MOVES_PER_OPERATION: Final = 2_000
 _MOST_WORK: Final = 6 * 10**8  # moves x operations: a move may replay them all
 _MOST_WORK_UNDER_PEAK: Final = 10**7  # there, a move looks at the power over all time
 _LATE_PRICE: Final = 1.1  # of what a ns saves at the deadline
-_HURRY: Final = 20  # the same where nothing but time counts, or little time is to be had
-
-Rows = NDArray[np.int32]
+_HURRY: Final = 20.0  # the same where nothing but time counts, or little time is to be had
 
 
 class NoPlanInTimeError(NoAnswerError):
@@ -122,23 +117,29 @@ class LocalSearch:
             rows = search.improve(rows, self._moves, (0.6, _LAST_HEAT)[seed % 2], 100 + seed)
         return rows
 
+    @cached_property
     def fastest(self) -> Replay:
         """The replay of the fastest rows found that keep the limits.
 
         Raises:
             NoAnswerError: none keep them; says by how much.
         """
-        return self._replay(self._fastest_rows)
-
-    @cached_property
-    def _fastest_rows(self) -> Rows:
-        return self._hurried(self._rounded(self._frontier.min_time_ns).rows)
+        return self._replay(self._hurried(self._rounded(self._frontier.min_time_ns).rows))
 
     def _found(self, search: Search, rounded: Replay, deadline_ns: int) -> list[Rows]:
         starts = [(rounded.rows, heat) for heat in _ROUNDED_HEATS]
         starts.append((search.constant(), _CONSTANT_HEAT))
-        starts += [(rows, _LAST_HEAT) for rows in self._prepared(rounded, deadline_ns)]
-        found = self._improved(search, starts)
+        # Starts that are nearly there; one that is there twice is annealed by two seeds.
+        later = self._later(deadline_ns)
+        prepared = [] if later is None else [later, later]
+        late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
+        if late_ns > 0:
+            prepared.append(rounded.rows)
+            if deadline_ns - late_ns >= self._frontier.min_time_ns:
+                prepared.append(self._rounded(deadline_ns - late_ns).rows)
+        if self._power_limited is not None and rounded.peak_uw > self._prices["peak_uw"]:
+            prepared += self._power_limited.by(deadline_ns)
+        found = self._improved(search, [*starts, *((rows, _LAST_HEAT) for rows in prepared)])
         if not any(search.score(rows).holds for rows in found[: len(_ROUNDED_HEATS)]):
             hurried = self._search(rounded, deadline_ns, _HURRY)
             found.append(hurried.improve(rounded.rows, self._moves, _ROUNDED_HEATS[0], 0))
@@ -153,30 +154,9 @@ class LocalSearch:
 
         return side_by_side(one, range(len(starts)))
 
-    def _prepared(self, rounded: Replay, deadline_ns: int) -> list[Rows]:
-        """Starts that are nearly there; one that is there twice is annealed by two seeds."""
-        later = self._later(deadline_ns)
-        prepared = [] if later is None else [later, later]
-        late_ns = self._replay(rounded.rows).makespan_ns - deadline_ns
-        if late_ns > 0:
-            prepared.append(rounded.rows)
-            if deadline_ns - late_ns >= self._frontier.min_time_ns:
-                prepared.append(self._rounded(deadline_ns - late_ns).rows)
-        if self._power_limited is not None:
-            prepared += self._power_limited.by(deadline_ns)
-        return prepared
-
     def _hurried(self, rows: Rows) -> Rows:
         """The fastest rows found that keep the limits: one clock a stage is one choice."""
-        start = self._replay(rows)
-        hurry = Search(
-            self._frontier.problem,
-            start.starts_ns,
-            0,
-            price_uw=_HURRY * self._frontier.slope_uw(0),
-            machine=self._machine,
-            **self._prices,
-        )
+        hurry = self._search(self._replay(rows), 0, _HURRY)
         starts = [rows, hurry.constant()]
         if self._power_limited is not None:
             starts += [*self._power_limited.by(None), self._power_limited.thriftiest]
@@ -188,22 +168,18 @@ class LocalSearch:
 
         best = min([*found, *starts[1:]], key=rank)
         if rank(best)[0]:
-            raise NoAnswerError(self._refusal(best))
+            if self._power_limited is not None:
+                raise NoAnswerError(self._power_limited.refusal(self._replay(best)))
+            raise NoAnswerError(f"no plan was found {self._why}")
         return best
 
-    def _refusal(self, rows: Rows) -> str:
-        replay = self._replay(rows)
-        if self._power_limited is not None:
-            return self._power_limited.refusal(replay)
-        return f"no plan was found {self._why}"
-
-    def _search(self, start: Replay, deadline_ns: int, hurry: int = 1) -> Search:
+    def _search(self, start: Replay, deadline_ns: int, price: float = _LATE_PRICE) -> Search:
         frontier = self._frontier
         return Search(
             frontier.problem,
             start.starts_ns,
             deadline_ns,
-            price_uw=max(1, int(hurry * _LATE_PRICE * frontier.slope_uw(deadline_ns))),
+            price_uw=max(1, int(price * frontier.slope_uw(deadline_ns))),
             machine=self._machine,
             waits=deadline_ns > frontier.min_energy_time_ns,
             **self._prices,

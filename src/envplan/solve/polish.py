@@ -28,7 +28,6 @@ from envplan.frontier import Relaxation
 from envplan.pipeline import Pipeline
 from envplan.profile import CostCurve
 from envplan.replay import Replay
-from envplan.solve.candidates import Candidate
 from envplan.solve.rounding import HEATS, Rounding
 
 __all__ = ["ROUND_OPTIONS", "SteadyRounds", "polished"]
@@ -55,23 +54,22 @@ Choice = NDArray[np.int32]
 
 
 def polished(
-    frontier: Relaxation, best: Replay, start: Candidate, waits: bool, seconds: float
+    frontier: Relaxation, best: Replay, rounding: Rounding, waits: bool, seconds: float
 ) -> tuple[Replay, int | None]:
     """What about so many seconds make of a choice, and a lower bound on energy, fJ, where CP-SAT
     proved more than the relaxation does.
 
     Args:
         best: what was found so far.
-        start: the rounded optimum of the deadline.
+        rounding: of the deadline's relaxed optimum.
         waits: everybody waits until the deadline, so what is used above waiting counts.
     """
-    rounding, begin = start.rounding, time.monotonic()
-    assert rounding is not None
-    assert start.flows is not None
+    begin = time.monotonic()
     curves = [frontier.network.cost_curves[k] for k in rounding.table.tolist()]
     # What an option costs above the best when each ns is paid at the relaxed optimum's price, fJ:
     # its flow, which is what a ns more costs the operation.
-    prices = start.flows[rounding.order].tolist()
+    _, flows = frontier.state_at(rounding.deadline_ns)
+    prices = flows[rounding.order].tolist()
     excess = [c.cost_fj + price * c.time_ns for c, price in zip(curves, prices, strict=True)]
     excess = [one - one.min() for one in excess]
 

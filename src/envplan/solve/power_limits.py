@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from envplan.frontier import Relaxation, build_network
 from envplan.frontier.start import Start
-from envplan.replay import Machine, Replay
+from envplan.replay import Machine, Replay, Rows
 from envplan.solve.rounding import Rounding
 from envplan.units import w_from_uw
 
@@ -31,7 +31,6 @@ _FEW_OPERATIONS: Final = 512
 _BEST: Final = 2  # of the levels' plans, to go on from
 _HEATS: Final = (0.5, 0.1)
 
-Rows = NDArray[np.int32]
 Limits = NDArray[np.int64]
 
 
@@ -56,11 +55,10 @@ class PowerLimited:
         self._cap_uw = cap_uw
         problem = frontier.problem
         self._powers = [table.peak_uw for table in problem.tables]
-        least = np.array([int(powers.min()) for powers in self._powers], np.int64)
-        floor = np.array([int(t.slices.power_uw.min()) for t in problem.tables], np.int64)
-        self._floor = floor[problem.table]
-        most = np.array([int(powers.max()) for powers in self._powers], np.int64)
-        self._least, self._most = least[problem.table], most[problem.table]
+        ends = np.array([(one.min(), one.max(), one.argmin()) for one in self._powers], np.int64)
+        self._least, self._most, row = ends[problem.table].T
+        #: For each operation its row of least power, (N,).
+        self.thriftiest: Rows = row.astype(np.int32)
         self._waiting = problem.blocking_power_uw[problem.stage]
         self._levels = _LEVELS[:: 1 + len(problem.table) // _FEW_OPERATIONS]
 
@@ -69,11 +67,10 @@ class PowerLimited:
         found: list[tuple[int, int, Rows]] = []
         for level in self._levels:
             rows = self._repaired(level, deadline_ns)
-            if rows is None:
-                continue
-            replay = self._frontier.problem.replay(rows, self._machine)
-            key = (replay.makespan_ns, replay.energy_fj)
-            found.append((*(key if deadline_ns is None else key[::-1]), rows))
+            if rows is not None:
+                replay = self._frontier.problem.replay(rows, self._machine)
+                key = (replay.makespan_ns, replay.energy_fj)
+                found.append((*(key if deadline_ns is None else key[::-1]), rows))
         found.sort(key=lambda one: one[:2])
         return [rows for _, _, rows in found[:_BEST]] or [self.thriftiest]
 
@@ -97,23 +94,15 @@ class PowerLimited:
         its options.
         """
         problem = self._frontier.problem
-        highest = np.zeros(problem.pipeline.num_stages, np.int64)
+        floors = np.array([table.slices.power_uw.min() for table in problem.tables], np.int64)
+        highest, floor = np.zeros_like(problem.blocking_power_uw), problem.blocking_power_uw.copy()
         np.maximum.at(highest, problem.stage, self._least)
-        floor = problem.blocking_power_uw.copy()
-        np.minimum.at(floor, problem.stage, self._floor)
+        np.minimum.at(floor, problem.stage, floors[problem.table])
         return int((floor.sum() - floor + highest).max())
-
-    @property
-    def thriftiest(self) -> Rows:
-        """For each operation its row of least power, (N,)."""
-        problem = self._frontier.problem
-        rows = np.array([int(powers.argmin()) for powers in self._powers], np.int32)
-        return rows[problem.table]
 
     def _repaired(self, level: float, deadline_ns: int | None) -> Rows | None:
         """The rows of a level once its limits are repaired; None where there are none in time."""
-        span = (self._most - self._least).astype(np.float64)
-        limits = self._least + (level * span).astype(np.int64)
+        limits = self._least + (level * (self._most - self._least)).astype(np.int64)
         for _ in range(_ROUNDS):
             limited = self._planned(limits, deadline_ns)
             if limited is None:

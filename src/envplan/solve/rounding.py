@@ -12,7 +12,7 @@ from envplan.frontier import Network
 from envplan.pipeline import Pipeline
 
 #: Annealing after diffusion and exchange: from hot, which finds other arrangements, to cool.
-HEATS = (1.0, 0.5, 0.2, 0.1)
+HEATS: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1)
 _MOVES = 400  # per operation and heat
 
 

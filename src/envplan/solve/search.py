@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,14 @@ from envplan.limits import (
 from envplan.noise import NoisyRun
 from envplan.plan import Plan, build_plan, note_straggler, target_of
 from envplan.replay import Machine, Replay, Rows
-from envplan.request import Deadline, Request
+from envplan.request import Request
 from envplan.solve.average_power import least_average_rows, least_average_uw
-from envplan.solve.candidates import Candidates
+from envplan.solve.candidates import Candidates, Known
 from envplan.solve.local_search import NoPlanInTimeError
 from envplan.units import (
     J_PER_KWH,
     duration_text,
+    j_from_fj,
     ns_from_s,
     ns_from_s_floor,
     s_from_ns,
@@ -43,7 +44,7 @@ from envplan.units import (
 
 _RESOLUTION: Final = 1000  # of the search over the time, as a part of T_star - T_min
 _FEW_STEPS: Final = 6  # of it, where each takes long
-_PLACES: Final = 12  # bisections between the slowest and the fastest choice under noise
+_PLACES: Final = 499  # between the slowest choice and T_min's under noise, and as many beyond
 _ATTEMPTS: Final = 4  # at a proof that a probability holds
 #: Local minima of the relaxed cost that are made to plans, at most.
 _MAX_MINIMA: Final = 8
@@ -121,7 +122,8 @@ def ladder(frontier: Relaxation, request: Request, progress: Progress | None = N
     first, *later = spread_times(frontier, frontier.min_time_ns, max(1, request.effort.ladder))
     star = frontier.min_energy_time_ns
     if later:  # T_star's plan stands in for the one next to it
-        later[min(range(len(later)), key=lambda k: abs(later[k] - star))] = star
+        later.remove(min(later, key=lambda time_ns: abs(time_ns - star)))
+        later.append(star)
     return plans_by(frontier, request, sorted({first, *later}), progress)
 
 
@@ -167,15 +169,14 @@ class _Found(NamedTuple):
 
     Attributes:
         deadline_ns: that it was made for, ns; what plan.json states.
-        until: "straggler" where it uses the time that a straggler leaves, "sync" where everybody
-            waits until the deadline anyway, else "".
+        target: what it answers, where that is not the request but using a straggler's time.
         robustness: how sure it is, where that was asked for.
         bound_fj: a lower bound that CP-SAT proved, one GPU a stage, fJ.
     """
 
     replay: Replay
     deadline_ns: int
-    until: Literal["", "straggler", "sync"] = ""
+    target: Request | None = None
     robustness: Robustness | None = None
     bound_fj: int | None = None
 
@@ -199,6 +200,9 @@ class _Search:
         self._global = [one for one in request.limits if not one.is_local]
         machine, moves = Machine(request.latency_ns), request.effort.moves
         self._candidates = Candidates.of(frontier, machine, self._local, moves)
+        # What was found under the same conditions before, for later deadlines.
+        key = (machine, tuple(request.limits), moves)
+        self._remembered: list[Known] = frontier.asked_once.setdefault(("found", *key), [])
 
     def least_energy(self) -> _Found:
         """The choice of least energy by the request's deadline."""
@@ -210,7 +214,10 @@ class _Search:
         if until_ns > asked_ns or kind == "sync-time":
             try:
                 found = self.by(until_ns, waits=until_ns > star)
-                return found._replace(until="sync" if until_ns > star else "straggler")
+                time_s, waits = self.request.straggler_time_s, until_ns > star
+                if kind == "sync-time" or time_s is None:
+                    return found
+                return found._replace(target=self.request.by(time_s, waits=waits))
             except NoAnswerError:
                 if kind == "sync-time":
                     raise
@@ -267,31 +274,33 @@ class _Search:
         earliest = max((one.earliest_ns(frontier) for one in limits), default=frontier.min_time_ns)
         middle, steps = star, _RESOLUTION.bit_length()
         if not self._candidates.is_plain:
-            middle, steps = max(star, self._candidates.fastest().replay.makespan_ns), _FEW_STEPS
+            middle, steps = max(star, self._candidates.fastest().makespan_ns), _FEW_STEPS
         for low, high in ((min(earliest, slowest) - 1, middle), (middle, slowest)):
             found = first_between(low, high, self._tried, steps, self._progress)
             if found is not None:
                 return found
-        return self._thriftiest()
+        # Rows that draw less on average than waiting does take more energy than any others.
+        capped = self.request.limit(AveragePower) is not None
+        return self._thriftiest() if capped else self.by(star)
 
     def cheapest(self) -> _Found:
         """The choice whose run costs least of those that meet the run's deadline."""
         run, spec = self._whole_run, self._run
         gpus = self.frontier.num_gpus * self.frontier.pipeline.num_stages
-        found: list[tuple[float, _Found]] = []
+        found: list[_Found] = []
         refusal: NoAnswerError | None = None
 
-        def add(choice: _Found) -> None:
-            time_s = s_from_ns(choice.replay.makespan_ns)
-            energy_j = choice.replay.energy_fj * self.frontier.num_gpus / 1e15
-            cost = spent(time_s, energy_j, spec, gpus).amount(spec.minimized)
-            found.append((cost, choice))
+        def cost(one: _Found) -> float:
+            energy_j = j_from_fj(one.replay.energy_fj * self.frontier.num_gpus)
+            return spent(s_from_ns(one.replay.makespan_ns), energy_j, spec, gpus).amount(
+                spec.minimized
+            )
 
-        for cost, time_ns in cheapest_times(self.frontier, spec, gpus):
-            if found and cost >= min(spends for spends, _ in found):
+        for least, time_ns in cheapest_times(self.frontier, spec, gpus):
+            if found and least >= min(map(cost, found)):
                 break
             try:
-                add(self.by(time_ns))
+                found.append(self.by(time_ns))
             except NoAnswerError as error:
                 refusal = refusal or error
         if refusal is not None:
@@ -299,10 +308,10 @@ class _Search:
             with suppress(NoAnswerError):
                 soonest = self.fastest()
                 if soonest.replay.makespan_ns * run.iterations <= run.deadline_ns:
-                    add(soonest)
-        if not found:
-            raise refusal or NoAnswerError("no plan is in time")
-        return min(found, key=lambda each: each[0])[1]
+                    found.append(soonest)
+            if not found:
+                raise refusal
+        return min(found, key=cost)
 
     def by(self, deadline_ns: int, *, waits: bool = False) -> _Found:
         """The choice of least energy found that ends by a deadline and keeps all limits.
@@ -319,12 +328,11 @@ class _Search:
         least, refusal = math.inf, None
         try:
             best = self._searched(setting, waits)
-            if broken := self._broken(best.replay, setting, self._exact):
-                raise NoAnswerError(self._refusal(broken, best.replay, setting))
+            self._keep(best.replay, setting, self._exact)
             least = best.replay.energy_fj - power_uw * best.replay.makespan_ns
         except NoAnswerError as error:
             best, refusal = None, error
-        for known in self._candidates.known(self._global):
+        for known in (*self._candidates.single_clocks, *self._remembered):
             value = known.energy_fj - power_uw * known.makespan_ns
             if known.makespan_ns > deadline_ns or value >= least:
                 continue
@@ -339,19 +347,18 @@ class _Search:
         if best is None:
             assert refusal is not None
             raise refusal
-        self._candidates.remember(self._global, best.replay)
+        if self._global:
+            self._remembered.append(Known.of(best.replay))
         return best
 
     def one_of_many(self, time_ns: int) -> Plan:
         """A plan by a time, until which everybody waits if it is beyond T_star."""
         waits = time_ns > self.frontier.min_energy_time_ns
         if self._is_plain:
-            found = _Found(self._candidates.near(time_ns).replay, time_ns)
+            found = _Found(self._candidates.near(time_ns), time_ns)
         else:
             found = self.by(time_ns, waits=waits)
-        deadline = Deadline(kind="sync-time" if waits else "time", time_s=s_from_ns(time_ns))
-        asked = {"objective": "energy", "deadline": deadline, "straggler_time_s": None}
-        return self._built(found, self.request.model_copy(update=asked))
+        return self._built(found, self.request.by(s_from_ns(time_ns), waits=waits))
 
     def plan(self, found: _Found) -> Plan:
         """What was found, as a plan."""
@@ -362,15 +369,11 @@ class _Search:
         return note_straggler(plan, self.frontier, found.replay, straggler_s, time_ns)
 
     def _built(self, found: _Found, request: Request) -> Plan:
-        target = target_of(request, found.deadline_ns, least_ns=self.frontier.min_time_ns)
-        if found.until and request.deadline.kind != "sync-time":
-            kind = "sync-time" if found.until == "sync" else "time"
-            update = {"kind": kind, "time_s": request.straggler_time_s, "slowdown": None}
-            target = target.model_copy(update=update)
+        least_ns = self.frontier.min_time_ns
         plan = build_plan(
             self.frontier,
             found.replay,
-            target=target,
+            target=target_of(found.target or request, found.deadline_ns, least_ns=least_ns),
             request=request,
             bound_fj=found.bound_fj,
             bound="relaxation" if found.bound_fj is None else "cp-sat",
@@ -455,33 +458,31 @@ class _Search:
             return None if broken else _Found(replay, replay.makespan_ns)
 
         found = first_between(0, count, tried, count.bit_length())
-        if found is not None:
-            return found
-        replay = self._replayed(thrifty)
-        setting = self._setting(replay.makespan_ns)
-        broken = self._broken(replay, setting, self.request.limits)
-        assert broken is not None
-        star = self._tried(self.frontier.min_energy_time_ns)
-        raise NoAnswerError(self._refusal(broken, star.replay if star else replay, setting))
+        if found is None:
+            replay = self._replayed(thrifty)
+            self._keep(replay, self._setting(replay.makespan_ns), self.request.limits)
+        assert found is not None
+        return found
 
-    def _refusal(self, limit: Limit, replay: Replay, setting: Setting) -> str:
-        words = limit.broken(replay, setting)
-        if limit.kind == "average-power":
+    def _keep(self, replay: Replay, setting: Setting, limits: Iterable[Limit]) -> None:
+        """Raises: NoAnswerError: a replay breaks one of some limits; says by how much."""
+        broken = self._broken(replay, setting, limits)
+        if broken is None:
+            return
+        words = broken.broken(replay, setting)
+        if broken.kind == "average-power":
             proven = w_from_uw(least_average_uw(self.frontier) * self.frontier.num_gpus)
             words += f"; no plan draws less than {proven:.10g} W on average"
-        elif limit.kind == "energy-budget":
-            words = (
-                f"no plan was found within the budget: {words}, the least found, at "
-                f"{s_from_ns(replay.makespan_ns):.9f} s"
-            )
-        return words
+        elif broken.kind == "energy-budget":
+            words += "; that is the least found"
+        raise NoAnswerError(words)
 
     def _searched(self, setting: Setting, waits: bool) -> _Found:
         """What the search finds by a deadline; conditions on the whole plan may be broken."""
         deadline_ns, seconds = setting.deadline_ns, self.request.effort.polish_s
         if self._probability is not None:
             return self._sure(self._probability, setting, waits)
-        replay = self._candidates.best_by(deadline_ns, waits=waits).replay
+        replay = self._candidates.best_by(deadline_ns, waits=waits)
         if not seconds:
             return _Found(replay, deadline_ns)
         frontier = self.frontier
@@ -516,23 +517,19 @@ class _Search:
         def holds(replay: Replay, attempt: int) -> bool:
             return keeps_local(replay) and not limit.excess(replay, setting, attempt=attempt)
 
+        fastest = self._at_place(2.0, setting, waits)
         for attempt in range(_ATTEMPTS):
-            low, high, best = 0.0, 2.0, self._at_place(0.0, setting, waits)
-            if not holds(best, attempt):
-                best = self._at_place(2.0, setting, waits)
-                for step in range(_PLACES):
-                    if self._progress is not None:
-                        self._progress(_PLACES - step, 0)
-                    middle = (low + high) / 2
-                    replay = self._at_place(middle, setting, waits)
-                    if holds(replay, attempt):
-                        high, best = middle, replay
-                    else:
-                        low = middle
+
+            def holding(place: int, attempt: int = attempt) -> Replay | None:
+                replay = self._at_place(place / _PLACES, setting, waits)
+                return replay if holds(replay, attempt) else None
+
+            steps = _RESOLUTION.bit_length()
+            best = first_between(-1, 2 * _PLACES, holding, steps, self._progress) or fastest
             evidence = limit.evidence(best, setting, attempt)
             if evidence is not None and keeps_local(best):
                 return _Found(best, setting.deadline_ns, robustness=evidence)
-        raise NoAnswerError(limit.broken(self._at_place(2.0, setting, waits), setting))
+        raise NoAnswerError(limit.broken(fastest, setting))
 
     def _evidence(self, replay: Replay, setting: Setting) -> Robustness | None:
         """The proof that a choice is in time as surely as asked; None where there is none."""
@@ -549,9 +546,9 @@ class _Search:
         latest = min(setting.deadline_ns, slowest)
         time_ns = latest - round((latest - frontier.min_time_ns) * min(place, 1.0))
         try:
-            replay = candidates.at(time_ns).replay
+            replay = candidates.at(time_ns)
         except NoPlanInTimeError:
-            replay = candidates.fastest().replay
+            replay = candidates.fastest()
         if place <= 1:
             return replay
         # Rows of a table stand by time, the fastest first.
