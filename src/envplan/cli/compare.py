@@ -14,7 +14,7 @@ from envplan.cli.advise import advice_document, better_schedule
 from envplan.cli.command import PLOT_TYPES, file_of, refuse_both, takes, typed
 from envplan.cli.costs import cost_columns, costs_document
 from envplan.cli.frontier import draw_frontier
-from envplan.cli.options import CostOptions, JobOptions, OutputOptions
+from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import why_stopped
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ _PARTS: Final = """
 def compare(
     job: JobOptions,
     costs: CostOptions,
-    show: OutputOptions,
     straggler_time: float | None = None,
     straggler_slowdown: float | None = None,
     reconfigure: str | None = None,
@@ -77,9 +76,9 @@ def compare(
     from envplan.costs import priced
 
     how = planners.EnvPipe(reconfigure or "balanced").reconfigure
-    frontier = job.trace(plot, quiet=show.quiet, inputs=costs.files)
+    frontier = job.trace()
     run = costs.run(frontier)
-    with ui.spinner("Comparing planners", quiet=show.quiet):
+    with ui.Working("Comparing planners"):
         comparison = planners.compare(
             frontier,
             reconfigure=how,
@@ -87,7 +86,7 @@ def compare(
             straggler_time=straggler_time,
             straggler_slowdown=None if straggler_slowdown is None else straggler_slowdown / 100,
         )
-    with ui.spinner("Comparing clocks by part with one clock", quiet=show.quiet):
+    with ui.Working("Comparing clocks by part with one clock"):
         parts = planners.beside_one_clock(frontier)
     if plot is not None:
         from envplan.plotting.frontier import plans_along
@@ -97,11 +96,9 @@ def compare(
     with_costs = (
         [] if run is None else [priced(plan, run, comparison.straggler_time) for plan in plans]
     )
-    ui.answer(
-        show,
+    ui.respond(
         lambda: _document(comparison, with_costs, parts),
         lambda: _print(comparison, with_costs, parts),
-        written=[plot],
         then=["envplan", "advise", *typed(job)],
     )
 
@@ -153,7 +150,7 @@ def _columns(comparison: Comparison) -> dict[str, Any]:
         "intrinsic (%)": [_share(entry.intrinsic_j, entry.plan.energy) for entry in entries],
         "planned in (s)": [f"{entry.planning_time:.2f}" for entry in entries],
         **{
-            f"config {config}": [one[config] for one in counts]
+            f"config {config}": [one.get(config, 0) for one in counts]
             for config in sorted({config for one in counts for config in one})
         },
     }
@@ -250,5 +247,5 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
     if entry.straggler_energy is None:
         document["extrinsic_bloat_j"] = None
     if configs := ui.config_counts(entry.plan):
-        document["configs"] = dict(sorted(configs.items()))
+        document["configs"] = configs
     return document

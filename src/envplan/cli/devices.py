@@ -7,7 +7,6 @@ from typing import Any
 
 from envplan.cli import output as ui
 from envplan.cli.command import one_of, takes
-from envplan.cli.options import OutputOptions
 from envplan.devices import BACKENDS, DEFAULT_BACKEND
 from envplan.errors import InputError
 
@@ -21,7 +20,6 @@ from envplan.errors import InputError
     backend=one_of(*BACKENDS),
 )
 def devices(
-    show: OutputOptions,
     backend: str = DEFAULT_BACKEND,
     gpu: str | None = None,
 ) -> None:
@@ -43,8 +41,7 @@ def devices(
     options = [{"gpu": model} for model in ([gpu] if gpu else models)]
     found = [entry for option in options or [{}] for entry in describe_gpus(backend, **option)]
     modelled = ["--backend", "modelled", "--gpu", str(found[0]["gpu"])] if models else []
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {"gpus": found},
         lambda: _print(found),
         then=["envplan", "profile", *modelled],
@@ -56,7 +53,7 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
         "GPU": [one["gpu"] or one["index"] for one in found],
         "name": [one["name"] for one in found],
         "driver": [one["driver"] for one in found],
-        "clocks (MHz)": [_span(one["supported_clocks_mhz"] or []) for one in found],
+        "clocks (MHz)": [ui.span(one["supported_clocks_mhz"] or []) or "-" for one in found],
         "limit (W)": [_whole(one["power_limit_w"] or None) for one in found],
         "now (MHz)": [_now(one["clock_mhz"], one["throttle_reasons"] or ()) for one in found],
         "now (W)": [_whole(one["power_w"]) for one in found],
@@ -65,10 +62,6 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
     }
     ui.print_columns("", columns, words=3)
     ui.say(*(one["refusal"] for one in found if one["refusal"] is not None))
-
-
-def _span(clocks: list[int]) -> str:
-    return "-".join(map(str, clocks[:1] + clocks[1:][-1:])) or "-"
 
 
 def _whole(watts: float | None) -> str:

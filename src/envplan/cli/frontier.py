@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import PLOT_TYPES, file_of, takes, typed
-from envplan.cli.options import JobOptions, OutputOptions
+from envplan.cli.options import JobOptions
 from envplan.cli.sketch import sketch
 from envplan.errors import InputError
 from envplan.quantities import COUNT
@@ -37,7 +38,6 @@ _TABLE_PLANS = 9
 )
 def frontier(
     job: JobOptions,
-    show: OutputOptions,
     plot: Path | None = None,
     compare: bool = False,
     animate: Path | None = None,
@@ -55,11 +55,11 @@ def frontier(
     """
     if compare and plot is None:
         raise InputError("--compare goes with --plot; `envplan compare` prints the planners")
-    traced = job.trace(output, plot, animate, quiet=show.quiet)
+    traced = job.trace()
     from envplan.frontier_file import distinct
 
-    with ui.progress_bar("choosing frequencies", quiet=show.quiet) as progress:
-        along = distinct(traced.sample_plans(plans, progress=progress))
+    with ui.Working("choosing frequencies") as work:
+        along = distinct(traced.sample_plans(plans, progress=work.walked))
     document = envplan.FrontierFile.from_plans(traced, along)
     if output is not None:
         document.save(output)
@@ -70,16 +70,14 @@ def frontier(
     if animate is not None:
         from envplan.plotting.animation import animate_frontier
 
-        with ui.progress_bar("drawing frames", quiet=show.quiet) as progress:
-            animate_frontier(traced, along, animate, progress=progress)
-    if show.json:
+        with ui.Working("drawing frames") as work:
+            animate_frontier(traced, along, animate, progress=work.walked)
+    if state.json:
         ui.say(document.to_json().rstrip())
         return
-    ui.answer(
-        show,
+    ui.respond(
         dict,
         lambda: _print(traced, along, drawn=plot is not None),
-        written=[output, plot, animate],
         then=["envplan", "solve", *typed(job)],
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import takes
-from envplan.cli.options import OutputOptions
 
 #: Seconds between looks, and how long one last look may take.
 _EVERY_S = 1.0
@@ -21,7 +21,7 @@ _INSTALL = "systemctl enable --now envplan-guard"
       --unit  Print a systemd unit and a Slurm epilog, and end.
     """
 )
-def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
+def guard(once: bool = False, unit: bool = False) -> None:
     """Give back the clocks that killed trainings left set, until it is stopped.
 
     A training gives its clocks back by itself, however it ends. Only where the guard process that
@@ -39,13 +39,13 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
     from envplan.runtime.service import Service, unit_file
 
     def tell(line: str) -> None:
-        if not show.quiet:
-            typer.echo(line, err=show.json)
+        if not state.quiet:
+            typer.echo(line, err=state.json)
 
     if unit:
         text = unit_file().rstrip()
-        ui.answer(show, lambda: {"unit": text}, lambda: ui.say(text))
-        if not show.json:  # the unit is for a file
+        ui.respond(lambda: {"unit": text}, lambda: ui.say(text))
+        if not state.json:  # the unit is for a file
             typer.echo(f"next: {_INSTALL}", err=True)
         return
     service = Service(tell)
@@ -58,4 +58,4 @@ def guard(show: OutputOptions, once: bool = False, unit: bool = False) -> None:
         service.look()
     if not service.finish(_LAST_S):
         raise DeviceError("some clocks could not be given back; see the lines above")
-    ui.answer(show, lambda: {"left_set": 0}, then="envplan devices")
+    ui.respond(lambda: {"left_set": 0}, then="envplan devices")

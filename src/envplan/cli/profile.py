@@ -21,8 +21,7 @@ from envplan.cli.command import (
     refuse_both,
     takes,
 )
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import DEFAULT_PROFILE, OutputOptions
+from envplan.cli.options import DEFAULT_PROFILE
 from envplan.errors import InputError, unknown
 from envplan.profiling.sizes import Sizes
 from envplan.quantities import PERCENT, TIME, WHOLE
@@ -198,7 +197,6 @@ class WorkOptions(Sizes):
 )
 def profile(
     work: WorkOptions,
-    show: OutputOptions,
     plot: Path | None = None,
     output: Path = Path(DEFAULT_PROFILE),
 ) -> None:
@@ -219,21 +217,19 @@ def profile(
     from envplan.plotting.profile import profile_figure
     from envplan.profiling.remarks import remarks, summarize_profile
 
-    check_outputs(output, plot)
     backend = work.backend or ("modelled" if work.model else DEFAULT_BACKEND)
     if backend_class(backend).real:
         why = f"goes with --backend modelled, not {backend}"
         refuse(given(work, "gpu"), why)
         refuse(given(work, "model"), f"{why}; measure your model's stages with --entry")
-        made = _measure(backend, work, output, quiet=show.quiet)
+        made = _measure(backend, work, output)
     else:
         unfit = given(work, f"entry {_MEASURING}")
         refuse(unfit, f"goes with --backend {DEFAULT_BACKEND}, not {backend}")
         made = _model(work, output)
     ui.draw(plot, lambda: profile_figure(made))
     named = [] if output == Path(DEFAULT_PROFILE) else [str(output)]
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {
             "profile": str(made.path),
             **ui.picked(made.metadata, "source gpu workload"),
@@ -241,7 +237,6 @@ def profile(
             "notes": remarks(made),
         },
         lambda: _print(made),
-        written=[output, plot],
         then=["envplan", "frontier", *named, "--plot"],
     )
 
@@ -281,7 +276,7 @@ def _model(work: WorkOptions, output: Path) -> envplan.Profile:
     return envplan.Profile.read_csv(output)
 
 
-def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> envplan.Profile:
+def _measure(backend: str, work: WorkOptions, output: Path) -> envplan.Profile:
     from envplan.profiling.measuring import measure
     from envplan.profiling.sweep import Settings
 
@@ -308,7 +303,7 @@ def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> e
         target_error=(work.error or 1.0) / 100,
         time_limit=work.time_limit or Settings.time_limit,
     )
-    with ui.bar("Measuring", quiet=quiet) as bar:
+    with ui.Working("Measuring") as running:
         return measure(
             lambda device: _workload(work, device),
             output,
@@ -317,7 +312,7 @@ def _measure(backend: str, work: WorkOptions, output: Path, *, quiet: bool) -> e
             device=work.device,
             metadata=_metadata(work),
             smooth=work.smooth,
-            progress=lambda so_far: bar(so_far.done / so_far.total, str(so_far)),
+            progress=lambda so_far: running.at(so_far.done / so_far.total, str(so_far)),
         )
 
 

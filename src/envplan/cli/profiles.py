@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.options import OutputOptions
 
 #: The columns of the table, and what they show of the document.
 _COLUMNS: Final = {
@@ -15,7 +14,7 @@ _COLUMNS: Final = {
 }  # fmt: skip
 
 
-def profiles(show: OutputOptions) -> None:
+def profiles() -> None:
     """List the built-in profiles, those from measurements first.
 
     Their names stand in for a profile's path in every command.
@@ -38,7 +37,7 @@ def profiles(show: OutputOptions) -> None:
         )
 
     first = known[0]["name"]
-    ui.answer(show, lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
+    ui.respond(lambda: {"profiles": known}, tell, then=["envplan", "savings", first])
 
 
 def _describe(profile: envplan.Profile) -> dict[str, Any]:

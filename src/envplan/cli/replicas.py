@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import envplan
 from envplan.cli import output as ui
+from envplan.cli.costs import cost_rows
 from envplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,14 +56,8 @@ def print_replicas(planned: ReplicaPlans) -> None:
         ui.say(f"certified gap of all together {100 * planned.gap:.3f}%")
     if planned.costs is not None and planned.run is not None:
         what = "the run" if planned.run.iterations else "an iteration"
-        before, after = planned.costs.max_frequency, planned.costs.plan
-        for name, old, new in (
-            ("energy (kWh)", before.energy_kwh, after.energy_kwh),
-            ("cost", before.money, after.money),
-            ("carbon (g CO2)", before.carbon_g, after.carbon_g),
-        ):
-            if old is not None and new is not None:
-                ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
+        for name, old, new in cost_rows(planned.costs, planned.run.currency, "g"):
+            ui.say(f"{name} of {what}: {ui.significant(new)}, before {ui.significant(old)}")
 
 
 def load_replicas(

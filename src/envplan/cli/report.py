@@ -7,8 +7,7 @@ from pathlib import Path
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import file_of, takes
-from envplan.cli.inputs import load_plan
-from envplan.cli.options import CostOptions, OutputOptions, PlanOptions
+from envplan.cli.options import CostOptions, PlanOptions
 
 _ALONG = 33
 #: Larger jobs are compared only on demand.
@@ -26,7 +25,6 @@ _MOST_COMPARED = 8000
 def report(
     source: PlanOptions,
     costs: CostOptions,
-    show: OutputOptions,
     output: Path = Path("report.html"),
     compare: bool | None = None,
 ) -> None:
@@ -48,18 +46,18 @@ def report(
     from envplan.plotting.report import report_page
     from envplan.solve import trace_job
 
-    loaded, profile = load_plan(source, output, inputs=costs.files)
+    loaded, profile = source.load()
     after = envplan.simulate(loaded, profile, force=source.force)
-    with ui.progress_bar("Tracing the frontier", quiet=show.quiet) as progress:
-        frontier = trace_job(loaded.job, profile, progress)
+    with ui.Working("Tracing the frontier") as work:
+        frontier = trace_job(loaded.job, profile, work.walked)
     if (run := costs.run(frontier)) is not None:
         loaded = priced(loaded, run)
-    with ui.progress_bar("Choosing frequencies", quiet=show.quiet) as progress:
-        along = distinct(plans_along(frontier, _ALONG, progress=progress))
+    with ui.Working("Choosing frequencies") as work:
+        along = distinct(plans_along(frontier, _ALONG, progress=work.walked))
     comparison = None
     operations = len(frontier.pipeline.operations)
     if operations <= _MOST_COMPARED if compare is None else compare:
-        with ui.spinner("Comparing planners", quiet=show.quiet):
+        with ui.Working("Comparing planners"):
             comparison = run_planners(frontier)
     save_page(report_page(loaded, source.plan, frontier, along, after, comparison), output)
     modelled = " (modelled)" if loaded.profile.source == "modelled" else ""
@@ -73,10 +71,8 @@ def report(
         "savings_percent=predicted.savings_percent slowdown_percent=predicted.slowdown_percent "
         "energy_j=energy gap source=profile.source"
     )
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {"written": str(output), **ui.picked(loaded, names)},
         lambda: ui.say(words),
-        written=[output],
         then=["envplan", "apply", str(source.plan)],
     )

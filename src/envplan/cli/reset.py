@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from envplan.cli import output as ui
-from envplan.cli.options import OutputOptions
+from envplan.cli import state
 
 if TYPE_CHECKING:
     from envplan.runtime.locks import GivenBack
 
 
-def reset(show: OutputOptions) -> None:
+def reset() -> None:
     """Give every GPU's clock back to the driver.
 
     Clocks go back by themselves when training ends or dies. This is for a node where everything was
@@ -35,9 +35,9 @@ def reset(show: OutputOptions) -> None:
             if outcome.problem is None:
                 ui.say(f"GPU {outcome.index} ({outcome.name}): {_said(outcome)}")
 
-    if not (show.json and failed):  # there is one JSON document, and it is the error
+    if not (state.json and failed):  # there is one JSON document, and it is the error
         document = {"gpus": [asdict(outcome) for outcome in outcomes]}
-        ui.answer(show, lambda: document, tell, then="envplan devices")
+        ui.respond(lambda: document, tell, then="envplan devices")
     if failed:
         others = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
         raise DeviceError(f"{failed[0].problem}{others}")

@@ -20,8 +20,8 @@ from envplan.cli.command import (
     takes,
 )
 from envplan.cli.costs import cost_columns, replay_cost_notes
-from envplan.cli.inputs import load_plan, naming
-from envplan.cli.options import CostOptions, OutputOptions, ParallelOptions, PlanOptions
+from envplan.cli.inputs import naming
+from envplan.cli.options import CostOptions, ParallelOptions, PlanOptions
 from envplan.cli.replicas import load_replicas, print_replicas
 from envplan.cli.timeline import draw_timeline
 from envplan.errors import InputError
@@ -60,13 +60,7 @@ class ClusterOptions(ParallelOptions):
         refuse_both(given(self, "straggler straggler_trace"))
 
     def reports(
-        self,
-        plan: envplan.Plan,
-        profile: envplan.Profile,
-        conditions: Conditions,
-        *,
-        force: bool,
-        quiet: bool,
+        self, plan: envplan.Plan, profile: envplan.Profile, conditions: Conditions, *, force: bool
     ) -> list[envplan.ClusterReport]:
         """The cluster, and then its further shapes; none where no option asks for it."""
         if not given(self):
@@ -80,10 +74,9 @@ class ClusterOptions(ParallelOptions):
         }
         if self.straggler_trace is not None:
             how["slowdowns"] = envplan.read_slowdowns(self.straggler_trace, replicas)
-        with ui.progress_bar("Tracing the frontier", quiet=quiet) as progress:
-            reports = [
-                envplan.simulate_cluster(plan, profile, replicas=replicas, progress=progress, **how)
-            ]
+        with ui.Working("Tracing the frontier") as work:
+            how["progress"] = work.walked
+            reports = [envplan.simulate_cluster(plan, profile, replicas=replicas, **how)]
         if self.strong_scaling:
             how["global_batch"] = plan.job.microbatches * replicas
             reports += envplan.strong_scaling(plan, profile, self.strong_scaling, **how)
@@ -114,7 +107,6 @@ def simulate(
     source: PlanOptions,
     cluster: ClusterOptions,
     costs: CostOptions,
-    show: OutputOptions,
     noise: float | None = None,
     seed: int = 0,
     runs: int = 1,
@@ -139,8 +131,7 @@ def simulate(
     """
     from envplan.simulation import Conditions
 
-    read = [("the trace of stragglers", cluster.straggler_trace), *costs.files]
-    loaded, profile = load_plan(source, trace, plot, inputs=read)
+    loaded, profile = source.load()
     conditions = Conditions.of(
         noise=(noise or 0.0) / 100,
         seed=seed,
@@ -155,7 +146,7 @@ def simulate(
         how: Any = {"conditions": conditions, "run": run, "force": source.force}
         others = (replica or [], replica_profile or [])
         together = load_replicas((loaded, profile), *others, **how)
-    reports = cluster.reports(loaded, profile, conditions, force=source.force, quiet=show.quiet)
+    reports = cluster.reports(loaded, profile, conditions, force=source.force)
     if trace is not None:
         from envplan.chrome_trace import save_chrome_trace
 
@@ -176,14 +167,12 @@ def simulate(
         if together is not None:
             print_replicas(together)
 
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {
             **_document(timeline, reports, together, run, spent, notes),
             "written": [str(output) for output in (trace, plot) if output is not None],
         },
         tell,
-        written=[trace, plot],
         then=["envplan", "apply", str(source.plan)],
     )
 

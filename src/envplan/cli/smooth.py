@@ -7,8 +7,7 @@ from pathlib import Path
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import PICTURES, argument, file_of, takes
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profiles
+from envplan.cli.options import DEFAULT_PROFILE, complete_profiles
 
 
 @takes(
@@ -22,11 +21,11 @@ from envplan.cli.options import DEFAULT_PROFILE, OutputOptions, complete_profile
     output=file_of((".csv",), "a profile is a CSV file"),
 )
 def smooth(
-    show: OutputOptions,
     profile: str = argument(
         "PROFILE",
         "Profile CSV, or the name of a built-in profile.",
         DEFAULT_PROFILE,
+        in_place=True,
         autocompletion=complete_profiles,
     ),
     plot: Path | None = None,
@@ -46,18 +45,15 @@ def smooth(
     from envplan.profiling.remarks import describe_smoothing
     from envplan.profiling.smoothing import smooth_profile
 
-    check_outputs(output, plot)
     source = envplan.Profile.open(profile)
     assert source.path is not None  # it was read from a file
-    with ui.counting_bar("operations", quiet=show.quiet) as progress:
-        smoothed = smooth_profile(source.path, progress)
+    with ui.Working("operations") as work:
+        smoothed = smooth_profile(source.path, work.counted)
     smoothed.save_csv(output)
     ui.draw(plot, lambda: profile_figure(smoothed))
     said = smoothed.metadata.extra["smoothed"]
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {"profile": str(output), **said},
         lambda: ui.say(f"{ui.describe_profile(source)}: {describe_smoothing(said)}"),
-        written=[output, plot],
         then=["envplan", "frontier", str(output)],
     )

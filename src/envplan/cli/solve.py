@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import envplan
 from envplan.cli import output as ui
-from envplan.cli.command import given, one_of, options, refuse, refuse_both, takes
+from envplan.cli.command import given, needs, one_of, options, refuse, refuse_both, takes
 from envplan.cli.costs import cost_rows, costs_document, print_costs, year_of
-from envplan.cli.inputs import check_outputs, naming, refuse_overwriting
-from envplan.cli.options import CostOptions, JobOptions, OutputOptions, needs
+from envplan.cli.inputs import naming, will_write
+from envplan.cli.options import CostOptions, JobOptions
 from envplan.cli.plan_notes import plan_notes, print_run
 from envplan.cli.replicas import parse_replica, print_replicas
 from envplan.quantities import LONG_TIME, WHOLE
@@ -154,7 +154,6 @@ class AskedOptions(CostOptions):
 def solve(
     job: JobOptions,
     asked: AskedOptions,
-    show: OutputOptions,
     replica_profile: list[str] | None = None,
     output: Path = Path("plan.json"),
 ) -> None:
@@ -175,7 +174,6 @@ def solve(
     if asked.planner == "envpipe" and not job.dag and job.vp in (None, 1):
         job = replace(job, schedule=job.schedule or "envpipe")
     planner = asked.other_planner()
-    inputs = [("the file of clocks", asked.clocks), *asked.files]
     if replica_profile:
         refuse(
             given(asked, "clocks"),
@@ -184,17 +182,17 @@ def solve(
         )
         numbers = range(1, len(replica_profile) + 1)
         files = [output.with_suffix(f".replica{k}{output.suffix}") for k in numbers]
-        check_outputs(output, *files, inputs=[("the DAG file", job.dag), *inputs])
-        _solve_replicas(job, replica_profile, asked, [output, *files], show, planner)
+        will_write(*files)
+        _solve_replicas(job, replica_profile, asked, [output, *files], planner)
         return
-    frontier = job.trace(output, quiet=show.quiet, whole=False, inputs=inputs)
+    frontier = job.trace(whole=False)
     request = asked.request(frontier)
     run: EnvPipeRun | None = None
-    with ui.progress_bar("Planning", quiet=show.quiet) as progress:
+    with ui.Working("Planning") as work:
         if asked.clocks is not None:
             plan = _plan_of_clocks(frontier, asked.clocks)
         elif planner is None:
-            plan = frontier.solve(request, progress=progress)
+            plan = frontier.solve(request, progress=work.walked)
         else:
             from envplan.planners import EnvPipe
             from envplan.planners.base import answer as planned
@@ -209,11 +207,9 @@ def solve(
             print_run(explained, frontier.pipeline)
         _print(frontier, plan)
 
-    ui.answer(
-        show,
+    ui.respond(
         lambda: _document(frontier, plan, output, explained),
         tell,
-        written=[output],
         last=year_of(plan, asked),
         then=["envplan", "report", str(output)],
     )
@@ -242,7 +238,9 @@ def _print(frontier: envplan.Frontier, plan: envplan.Plan) -> None:
         rows.append(("energy with waiting (J)", until.baseline_energy_j, until.energy_j))
         gap = ("certified gap with waiting (%)", until.gap)
     rows.append(("average power (W)", before.average_power_w, after.average_power_w))
-    table = [*ui.changes([*rows, *cost_rows(plan)]), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
+    if plan.costs is not None:  # without the energy, which stands there in J
+        rows += cost_rows(plan.costs.iteration, plan.costs.currency, "g")[1:]
+    table = [*ui.changes(rows), [gap[0], "", f"{100 * gap[1]:.3f}", ""]]
     headers = ("", "max frequency", "plan", "change (%)")
     ui.print_table(ui.titled(ui.ITERATION, plan.profile.source), headers, table)
     print_costs(plan)
@@ -273,7 +271,6 @@ def _solve_replicas(
     others: Sequence[str],
     asked: AskedOptions,
     files: Sequence[Path],
-    show: OutputOptions,
     planner: Planner | None,
 ) -> None:
     """Plan every kind of replica for a common time, write the plans and say what they do.
@@ -293,12 +290,8 @@ def _solve_replicas(
         other = envplan.Profile.open(name)
         fitting = job if other.has_parts else replace(job, parts_within=None)
         kinds.append((fitting.fitted(other, pipeline), count))
-    frontiers = [
-        job.trace_with(kind, pipeline, count, quiet=show.quiet, full=True) for kind, count in kinds
-    ]
-    for frontier in frontiers:
-        refuse_overwriting(frontier.profile, *files)
-    with ui.spinner("planning every kind of replica", quiet=show.quiet):
+    frontiers = [job.trace_with(kind, pipeline, count, full=True) for kind, count in kinds]
+    with ui.Working("planning every kind of replica"):
         planned = envplan.plan_replicas(frontiers, asked.request(frontiers[0]), planner)
     for plan, file in zip(planned.plans, files, strict=True):
         plan.save(file)
@@ -309,10 +302,8 @@ def _solve_replicas(
         least = max(frontier.min_time for frontier in frontiers)
         ui.say(f"T_min of all together {ui.significant(least)} s, that of the slowest")
 
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {"plans": [str(file) for file in files], **planned.to_dict()},
         tell,
-        written=files,
         then=["envplan", "apply", str(files[0])],
     )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from envplan.cli import output as ui
+from envplan.cli import state
 from envplan.cli.command import PICTURES, argument, file_of, refuse_both, takes
-from envplan.cli.inputs import check_outputs
-from envplan.cli.options import OutputOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +34,6 @@ _FAILURES = 5
     plot=file_of(PICTURES, "the sweep's file goes before --plot", "sweep.png"),
 )
 def sweep(
-    show: OutputOptions,
     config: Path = argument("CONFIG", "The sweep's file, in TOML."),
     output: Path = Path("sweep.csv"),
     plot: Path | None = None,
@@ -62,24 +60,25 @@ def sweep(
     from envplan.sweep.table import check_table
 
     check_table(output)
-    check_outputs(output, plot, inputs=[("the sweep's file", config)])
     read = read_config(config)
     journal = journal_of(output)
     try:
-        with ui.counting_bar("points", quiet=show.quiet) as progress:
-            result = run_sweep(read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=progress)
+        with ui.Working("points") as work:
+            result = run_sweep(
+                read, journal, jobs=jobs, ray=ray, fresh=fresh, progress=work.counted
+            )
     except KeyboardInterrupt:
         print(f"what is done is kept in {journal}; the same command does the rest", file=sys.stderr)
         raise
     write_table(result.rows, output)
     all_failed = len(result.failures) == len(result.rows)
-    drawn = None if all_failed else plot
-    ui.draw(drawn, lambda: sweep_figure(result.rows))
-    ui.answer(
-        show,
-        lambda: _document(result, output, journal, drawn),
+    if plot is not None and all_failed:
+        state.outputs.remove(plot)
+        plot = None
+    ui.draw(plot, lambda: sweep_figure(result.rows))
+    ui.respond(
+        lambda: _document(result, output, journal, plot),
         lambda: _print(result, output),
-        written=[output, drawn],
         then=_then(config, result),
     )
     if all_failed:

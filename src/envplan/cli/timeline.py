@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import envplan
 from envplan.cli import output as ui
 from envplan.cli.command import PLOT_TYPES, file_of, one_of, takes
-from envplan.cli.inputs import load_plan
-from envplan.cli.options import OutputOptions, PlanOptions
+from envplan.cli.options import PlanOptions
 
 if TYPE_CHECKING:
     from envplan.plotting.timeline import Colour
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 )
 def timeline(
     source: PlanOptions,
-    show: OutputOptions,
     output: Path = Path("timeline.png"),
     colour: Literal["frequency", "power"] = "frequency",
     alone: bool = False,
@@ -40,14 +38,12 @@ def timeline(
       envplan timeline plan.json -o timeline.png
       envplan timeline plan.json --colour power -o timeline.html
     """
-
-    loaded, profile = load_plan(source, output)
-    with ui.spinner("Drawing", quiet=show.quiet):
+    loaded, profile = source.load()
+    with ui.Working("Drawing"):
         after = envplan.simulate(loaded, profile, force=source.force)
         before = None if alone else after.at_max_frequency()
         draw_timeline(output, after, before, colour)
-    ui.answer(
-        show,
+    ui.respond(
         lambda: {
             "written": str(output),
             "iteration_time_s": after.iteration_time,
@@ -55,7 +51,6 @@ def timeline(
             "max_frequency_iteration_time_s": before and before.iteration_time,
             "max_frequency_energy_j": before and before.energy,
         },
-        written=[output],
         then=["envplan", "report", str(source.plan)],
     )
 
